@@ -196,6 +196,7 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
                     sys.stdout.flush()
                 os._exit(EXIT_AGAIN)
 
+    display.stage("starting the run's controller")
     try:
         with _in_background("raytf-progress", watch):
             yield

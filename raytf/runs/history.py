@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytf.errors import ConfigError
-from raytf.runs import ledger, run_log, timeline
+from raytf.runs import inventory, ledger, run_log, standing, timeline
 from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
+from raytf.runs.standing import Standing
 from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
@@ -90,9 +91,7 @@ class History:
     Attributes:
         name: of the run.
         place: its folder, as a person would look for it.
-        state: finished, running, failed or stopped.
-        why: what ended it, where it failed or was stopped.
-        step, total: global steps reached and wanted; total is None where nobody said it.
+        state, why, step, total, metrics: see `Standing`; a step that nobody knows is 0.
         seconds: of each category.
         events: of the ledger, in order.
         samples_per_second: while steps were made, over the run; None where it is not known.
@@ -164,33 +163,40 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
     heard_at = events[-1]["time"] if events else 0.0
     is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, heard_at, now or time.time(), sleep))
     problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
-    return replace(build(run.locate(""), events, result, bool(is_alive)), problems=tuple(problems))
+    found_run = inventory.look_at(run, events, bool(is_alive))
+    stands = Standing(found_run.state, found_run.why, found_run.step, found_run.total, found_run.metrics)
+    problems += [problem for problem in found_run.problems if problem not in problems]
+    return replace(build(run.locate(""), events, result, bool(is_alive), stands), problems=tuple(problems))
 
 
-def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
+def build(
+    place: str,
+    events: Sequence[Event],
+    result: dict[str, Any] | None,
+    is_alive: bool,
+    stands: Standing | None = None,
+) -> History:
     """A history out of what storage holds.
 
     Args:
         is_alive: whether a process owns the run.
+        stands: where the run stands; by default, by what events and result say.
     """
     spans = timeline.timeline(events)
-    state, why = _state(events, result, is_alive)
-    totals = [int(e["total"]) for e in events if e.get("total")]
-    steps = [int(e["step"]) for e in events if e.get("step")]
-    done = result["steps"] if result and state == "finished" else None
+    stands = stands or standing.of(events, result, is_alive)
     return History(
         name=place.rstrip("/").rpartition("/")[2],
         place=place,
-        state=state,
-        why=why,
-        step=done if done is not None else steps[-1] if steps else 0,
-        total=totals[-1] if totals else done,
+        state=stands.state.value,
+        why=stands.why,
+        step=stands.step or 0,
+        total=stands.total,
         seconds=timeline.account(spans),
         spans=spans,
         events=list(events),
         happenings=list(_happenings(events)),
         restarts=list(_restarts(events)),
-        metrics=(result or {}).get("metrics", {}),
+        metrics=stands.metrics,
         samples_per_second=_rate(events, result),
     )
 
@@ -212,22 +218,6 @@ def _no_run(run: Storage) -> str:
     inner = (run_log.ATTEMPTS, ledger.FOLDER)
     runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]
     return f"{text}; below it there are {', '.join(runs[:8])}." if runs else f"{text}."
-
-
-def _state(events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> tuple[str, str]:
-    last = next((e for e in reversed(events) if e["kind"] == "driver"), None)
-    if is_alive:
-        return "running", ""
-    if last is None:
-        return ("finished", "") if result is not None else ("stopped", "")
-    if last.get("state") != "ended":
-        return "stopped", "the driver is gone without a word"
-    if last.get("outcome") == "finished":
-        return "finished", ""
-    why = str(last.get("text", ""))
-    if last.get("outcome") == "stopped":
-        return "stopped", why
-    return ("stopped", "interrupted") if why == "KeyboardInterrupt" else ("failed", why)
 
 
 def _rate(events: Sequence[Event], result: dict[str, Any] | None) -> float | None:

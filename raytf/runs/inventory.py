@@ -1,25 +1,28 @@
 """Which runs lie in a storage, and how far each is. Only reads, also beside live runs.
 
-A run is a folder with a lease, a result, checkpoints or attempts in it. Everything comes from one list of the storage
-and, for each run, its lease, its result and its newest manifests. A run with a damaged file hides no other one.
+A run is a folder with a lease, a result, checkpoints or attempts in it; those of a program lie in a folder of its name.
+Everything comes from one list of the storage and, for each run, its lease, its result, its newest manifests and the end
+of its ledger. A run with a damaged file hides no other one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
-from raytf.runs import ledger, run_log
+from raytf.runs import ledger, run_log, standing
 from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
+from raytf.runs.ledger import Event
+from raytf.runs.standing import RunState
+from raytf.storage import untrusted_json
 from raytf.storage.listing import StoredFile
 from raytf.storage.local_names import is_plain
 from raytf.storage.storage import Storage
@@ -30,31 +33,30 @@ WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
 #: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
-
-
-class RunState(enum.Enum):
-    """What has become of a run so far."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"  # its owner left: it was interrupted, or ended with an error that it has shown
-    FAILED = "failed"  # its owner died without a word, or no longer reaches the storage
-    DAMAGED = "damaged"  # nobody trains it, and a file of it cannot be read
+#: What makes a folder one of a search, and what its command writes when it has found the best trial; see
+#: `raytf.tune.search_record`.
+_SEARCH, _BEST = "search/search.json", "best/parameters.json"
+_TRIAL = "trial-"
+_FOUND = untrusted_json.record(
+    {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a storage.
+    """A run in a storage, or a search with its trials.
 
     Attributes:
-        name: its folder.
-        step: of the newest checkpoint, or of the result; None where there is neither.
+        name: its folder, relative to the storage.
+        state, why, step, total, metrics: see `Standing`; of a search the step is None.
+        saved: step of the newest checkpoint; None for none.
         checkpoints: folders with a manifest.
         metric, best, epoch, last: the best value of a metric so far, the epoch that had it (from 0), and the value of
             the last epoch; None where no epoch has ended.
         bytes: of all its files.
         modified: seconds of the epoch when a file of it last changed, by the storage's clock.
         problems: what is wrong with its files, a line each; `raytf verify` reads all of them.
+        trials: of a search, how many have begun; None for a run.
     """
 
     name: str
@@ -68,25 +70,11 @@ class Run:
     bytes: int
     modified: float
     problems: tuple[str, ...] = ()
-
-
-def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None, is_damaged: bool = False) -> RunState:
-    """What a run does.
-
-    Args:
-        lives: whether the lease's owner does; None where there is no lease.
-        result: of the run.
-        step: of the newest checkpoint.
-        is_damaged: whether a file of it is.
-    """
-    if lives:
-        return RunState.RUNNING
-    if is_damaged:
-        return RunState.DAMAGED
-    # A result with fewer steps than a checkpoint is of a run that went on since.
-    if result is not None and (step is None or result["steps"] >= step):
-        return RunState.FINISHED
-    return RunState.STOPPED if lives is None else RunState.FAILED
+    why: str = ""
+    total: int | None = None
+    saved: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    trials: int | None = None
 
 
 def survey(
@@ -110,12 +98,33 @@ def survey(
         # A name that no URI can hold is none of a run: --run takes none such.
         if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(StoredFile(inner, file.bytes, file.modified))
-    names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
-    problems = {name: _places(folders[name], name, unread) for name in names}
-    leases = [n for n in names if any(_is_in(f.name, LEASE_FILE) for f in folders[n])]
-    lives = _living(storage, leases, problems, say, sleep)
+    found = {path: files for name in sorted(folders) for path, files in _runs_in(name, folders[name])}
+    problems = {path: _places(files, path, unread) for path, files in found.items()}
+    leases = {path: _lease_of(files) for path, files in found.items()}
+    lives = _living(storage, {p: f"{p}/{lease}" for p, lease in leases.items() if lease}, problems, say, sleep)
+
+    def read(path: str) -> Run:
+        if _is_search(found[path]):
+            return _read_search(storage.child(path), path, found[path], lives.get(path), problems[path])
+        return _read(storage.child(path), path, found[path], lives.get(path), problems[path])
+
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda n: _read(storage.child(n), n, folders[n], lives.get(n), problems[n]), names))
+        return list(pool.map(read, found))
+
+
+def look_at(run: Storage, events: Sequence[Event], lives: bool) -> Run:
+    """One run, of whose ledger and owner the caller knows.
+
+    Args:
+        run: its folder.
+        events: of its ledger.
+        lives: whether a process owns it.
+    """
+    unread: list[str] = []
+    files = list(run.files(skipped=unread))
+    name = run.locate("").rstrip("/").rpartition("/")[2]
+    owner = lives if lives or _lease_of(files) else None
+    return _read(run, name, files, owner, _places(files, "", unread), events)
 
 
 def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
@@ -133,6 +142,31 @@ def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
     return ranked[0] if ranked else None
 
 
+def _runs_in(name: str, files: list[StoredFile]) -> Iterator[tuple[str, list[StoredFile]]]:
+    """The run or the search in a folder of a storage, or the runs that a program has there, each with its files."""
+    if _is_search(files) or any(_is_of_a_run(file.name) for file in files):
+        yield name, files
+        return
+    inner: dict[str, list[StoredFile]] = {}
+    for file in files:
+        own, _, rest = file.name.partition("/")
+        if rest:
+            inner.setdefault(own, []).append(StoredFile(rest, file.bytes, file.modified))
+    for own in sorted(inner):
+        if any(_is_of_a_run(file.name) for file in inner[own]):
+            yield f"{name}/{own}", inner[own]
+
+
+def _is_search(files: list[StoredFile]) -> bool:
+    return any(file.name == _SEARCH for file in files)
+
+
+def _lease_of(files: list[StoredFile]) -> str | None:
+    """The lease of a run, or of a search, in its folder."""
+    wanted = f"{_SEARCH.partition('/')[0]}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
+    return wanted if any(_is_in(file.name, wanted) for file in files) else None
+
+
 def _is_of_a_run(name: str) -> bool:
     return any(_is_in(name, part) for part in (LEASE_FILE, run_log.RESULT, run_log.ATTEMPTS, manifest.FOLDER))
 
@@ -141,16 +175,23 @@ def _is_in(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}/")
 
 
-def _places(files: list[StoredFile], name: str, unread: list[str]) -> list[str]:
+def _places(files: Sequence[StoredFile], name: str, unread: list[str]) -> list[str]:
     """What lies where something else is expected, and folders of a run that cannot be read."""
     there = {file.name for file in files}
     folders = (run_log.ATTEMPTS, manifest.FOLDER, run_log.STEPS, ledger.FOLDER)
     wrong = [f"{folder}: there is a file where a folder is expected" for folder in folders if folder in there]
-    mine = [folder.partition("/")[2] for folder in unread if _is_in(folder, name)]
+    mine = [folder.removeprefix(name).strip("/") for folder in unread if not name or _is_in(folder, name)]
     return wrong + [f"{folder or 'its folder'}: access is denied" for folder in mine]
 
 
-def _read(run: Storage, name: str, files: list[StoredFile], lives: bool | None, problems: list[str]) -> Run:
+def _read(
+    run: Storage,
+    name: str,
+    files: Sequence[StoredFile],
+    lives: bool | None,
+    problems: list[str],
+    events: Sequence[Event] | None = None,
+) -> Run:
     mark = f"/{manifest.FILE}"
     complete = [f.name.removesuffix(mark).removeprefix(f"{manifest.FOLDER}/") for f in files if f.name.endswith(mark)]
     complete = naming.restore_order([n for n in complete if "/" not in n and naming.split_name(n)[0] >= 0])
@@ -160,30 +201,61 @@ def _read(run: Storage, name: str, files: list[StoredFile], lives: bool | None, 
     history: list[dict[str, Any]] = [] if result is None else result.get("history", [])
     if newest is not None and (result is None or newest > result["steps"]):
         history = document.history or history
+    if events is None:
+        inside = f"{ledger.FOLDER}/"
+        names = [f.name.removeprefix(inside) for f in files if f.name.startswith(inside)]
+        events = ledger.newest(run, names, standing.has_enough)
+    stands = standing.of(events, result, lives, newest, history, bool(problems))
     goal = main_goal(history)
     values = [] if goal is None else [(int(e.get("epoch", i)), goal.value(e)) for i, e in enumerate(history)]
     best: tuple[int | None, float | None] = (None, None)
     for epoch, value in values:
         if goal is not None and goal.is_better(value, best[1]):
             best = (epoch, value)
-    steps = [s for s in (newest, None if result is None else result["steps"]) if s is not None]
     return Run(
         name=name,
-        state=state_of(lives, result, newest, bool(problems)),
-        step=max(steps, default=None),
+        state=stands.state,
+        step=stands.step,
         checkpoints=len(complete),
         metric=None if goal is None else goal.metric,
         best=best[1],
         epoch=best[0],
         last=values[-1][1] if values else None,
         bytes=sum(file.bytes for file in files),
+        modified=max((file.modified for file in files), default=0.0),
+        problems=tuple(problems),
+        why=stands.why,
+        total=stands.total,
+        saved=newest,
+        metrics=stands.metrics,
+    )
+
+
+def _read_search(
+    search: Storage, name: str, files: Sequence[StoredFile], lives: bool | None, problems: list[str]
+) -> Run:
+    found, damaged = attempt(lambda: untrusted_json.read(search, _BEST, _FOUND, untrusted_json.LARGE))
+    problems += [] if damaged is None else [f"{_BEST}: {damaged.reason}"]
+    is_over = found is not None and lives is None
+    state = RunState.RUNNING if lives else RunState.FINISHED if is_over else RunState.STOPPED
+    return Run(
+        name=name,
+        state=RunState.FAILED if lives is False else RunState.DAMAGED if problems and not lives else state,
+        step=None,
+        checkpoints=sum(file.name.endswith(f"/{manifest.FILE}") for file in files),
+        metric=None if found is None else found["metric"],
+        best=None if found is None else found["value"],
+        epoch=None,
+        last=None,
+        bytes=sum(file.bytes for file in files),
         modified=max(file.modified for file in files),
         problems=tuple(problems),
+        trials=len({file.name.partition("/")[0] for file in files if file.name.startswith(_TRIAL)}),
     )
 
 
 def _newest(
-    run: Storage, files: list[StoredFile], complete: list[str], problems: list[str]
+    run: Storage, files: Sequence[StoredFile], complete: list[str], problems: list[str]
 ) -> tuple[int | None, CheckpointDocument]:
     """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
     wrong is added to the problems."""
@@ -214,18 +286,18 @@ def _newest(
 
 def _living(
     storage: Storage,
-    names: list[str],
+    leases: Mapping[str, str],
     problems: dict[str, list[str]],
     say: Callable[[str], None],
     sleep: Callable[[float], None],
 ) -> dict[str, bool]:
-    """Whether the owners of leases live: by their processes on this machine, by renewals on others."""
+    """Whether the owners of leases, by run, live: by their processes on this machine, by renewals on others."""
     boot = Lease(storage).owner["boot"]
     lives: dict[str, bool] = {}
     watched: dict[str, bytes | None] = {}
-    for name in names:
+    for name, lease in leases.items():
         try:
-            text = storage.get_or_none(f"{name}/{LEASE_FILE}", SMALL)
+            text = storage.get_or_none(lease, SMALL)
             holder = {} if text is None else parse(text, LEASE_FILE)
         except DamagedFileError as error:
             problems[name].append(f"{LEASE_FILE}: {error.reason}")
@@ -239,7 +311,7 @@ def _living(
         say(f"watching for {WATCH_SECONDS:.0f} s whether the owners of {runs} on other machines live")
         sleep(WATCH_SECONDS)
     for name, text in watched.items():
-        now, _ = attempt(lambda name=name: storage.get_or_none(f"{name}/{LEASE_FILE}", SMALL))  # type: ignore[misc]
+        now, _ = attempt(lambda name=name: storage.get_or_none(leases[name], SMALL))  # type: ignore[misc]
         if now is not None:
             lives[name] = now != text
     return lives

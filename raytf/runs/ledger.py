@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from raytf.errors import DamagedFileError, StorageError
@@ -131,17 +131,42 @@ def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str
     for name in run.list(FOLDER):
         if not name.endswith(".jsonl") or (before is not None and name >= before):
             continue
-        where = f"{FOLDER}/{name}"
-        try:
-            data = run.get(where, min(untrusted_json.LARGE, _ALL_BYTES - size))
-        except DamagedFileError as error:
-            problems.append(f"{where}: {error.reason}")
-            continue
-        size += len(data)
-        found, wrong = _events(data)
+        found, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
+        size += read_bytes
         events += found
-        problems += [f"{where}: {wrong}"] if wrong else []
+        problems += wrong
     return events, problems
+
+
+def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Event]], bool]) -> list[Event]:
+    """The last events of a run, in order: of as many files as it takes until they are enough; what is damaged is left
+    out.
+
+    Args:
+        run: the run's folder.
+        names: of the files in its folder of the ledger.
+        is_enough: whether no earlier event is wanted.
+    """
+    events: list[Event] = []
+    size = 0
+    for name in sorted(names, reverse=True):
+        if name.endswith(".jsonl"):
+            found, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
+            size += read_bytes
+            events = found + events
+            if is_enough(events):
+                break
+    return events
+
+
+def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:
+    """Events of a file, what is wrong with it, and its bytes."""
+    try:
+        data = run.get(where, min(untrusted_json.LARGE, most))
+    except DamagedFileError as error:
+        return [], [f"{where}: {error.reason}"], 0
+    found, wrong = _events(data)
+    return found, [f"{where}: {wrong}"] if wrong else [], len(data)
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:

@@ -30,6 +30,9 @@ from raytf.training.executor import CompiledStep, Executor
 from raytf.training.job import Sources, TrainingJob
 from raytf.training.upload import Upload
 
+#: Share of a node's memory from which what the state needs is worth a line.
+_LARGE_SHARE = 0.02
+
 
 @dataclass(frozen=True)
 class Program:
@@ -146,7 +149,8 @@ def _identity(job: TrainingJob, sources: Sources, model: keras.Model) -> dict[st
 
 
 def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
-    """Refuse a node that does not have the memory that the state needs; in the first attempt, print what it needs."""
+    """Refuse a node that does not have the memory that the state needs; in the first attempt, print what it needs if
+    that is much, or if the user wants to know everything."""
     checkpoints = attempt.config.checkpoints
     own = {name: variables.size_of({name: v}) for name, v in named.items()}
     total, largest = sum(own.values()), max(own.values(), default=0)
@@ -164,5 +168,6 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
     refused = memory_needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
     if refused is not None:
         raise ConfigError(refused)
-    if not attempt.earlier:
+    is_large = found.total >= _LARGE_SHARE * raylets.all_bytes()
+    if not attempt.earlier and (is_large or attempt.config.run.verbose):
         attempt.reporter.say(found.text())

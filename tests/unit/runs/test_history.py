@@ -98,7 +98,7 @@ STARTED = {"time": BEGIN, "kind": "driver", "state": "started"}
     ("last", "is_alive", "state"),
     [
         (STARTED, True, "running"),
-        (STARTED, False, "stopped"),
+        (STARTED, False, "failed"),
         ({"outcome": "failed", "text": "no disk"}, False, "failed"),
         ({"outcome": "failed", "text": "KeyboardInterrupt"}, False, "stopped"),
         ({"outcome": "finished"}, False, "finished"),
@@ -231,4 +231,4 @@ def test_a_run_that_lives_is_shown_as_running(tmp_path):
     run = Script().at(0, "driver", state="started", pid=os.getpid(), host=socket.gethostname()).write(str(tmp_path))
     with Lease(run):
         assert history.load(run.uri).state == "running"
-    assert history.load(run.uri).state == "stopped"
+    assert history.load(run.uri).state == "failed"

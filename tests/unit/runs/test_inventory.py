@@ -8,8 +8,9 @@ import pytest
 
 from raytf.checkpoint import manifest
 from raytf.runs import inventory
-from raytf.runs.inventory import RunState, main_goal, state_of
+from raytf.runs.inventory import main_goal
 from raytf.runs.lease import LEASE_FILE, Lease
+from raytf.runs.standing import RunState
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
 
@@ -42,25 +43,6 @@ def result(steps):
 def one(storage, **more):
     (run,) = inventory.survey(storage, **more)
     return run
-
-
-@pytest.mark.parametrize(
-    ("lives", "steps", "step", "state"),
-    [
-        (True, None, None, RunState.RUNNING),
-        (True, 10, 10, RunState.RUNNING),  # with more epochs than before
-        (None, 10, 10, RunState.FINISHED),
-        (None, 10, None, RunState.FINISHED),
-        (False, 10, 10, RunState.FINISHED),
-        (None, 10, 12, RunState.STOPPED),
-        (None, None, 5, RunState.STOPPED),
-        (None, None, None, RunState.STOPPED),
-        (False, None, 5, RunState.FAILED),
-        (False, 10, 12, RunState.FAILED),
-    ],
-)
-def test_states(lives, steps, step, state):
-    assert state_of(lives, None if steps is None else {"steps": steps}, step) is state
 
 
 def test_runs_and_what_is_none(storage):
@@ -152,3 +134,22 @@ def test_files_that_are_damaged_do_not_hide_a_run(folder, text):
     result, newest = found.problems
     assert result.startswith("result.json: ")
     assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is not JSON")
+
+
+def test_the_runs_of_a_program_and_a_search_as_one(storage):
+    for name in ("train/1", "train/2"):
+        storage.put(f"{name}/result.json", result(20))
+    storage.put("train/notes.txt", b"x")
+    storage.put("hpo/search/search.json", b"{}")
+    for number in range(3):
+        storage.put(f"hpo/trial-{number:03d}/result.json", result(20 + number))
+    assert [(r.name, r.state, r.step, r.trials) for r in inventory.survey(storage)] == [
+        ("hpo", RunState.STOPPED, None, 3),
+        ("train/1", RunState.FINISHED, 20, None),
+        ("train/2", RunState.FINISHED, 20, None),
+    ]
+    storage.put("hpo/best/parameters.json", json.dumps({"metric": "val_accuracy", "value": 0.9}).encode())
+    found = inventory.survey(storage)[0]
+    assert (found.state, found.metric, found.best) == (RunState.FINISHED, "val_accuracy", 0.9)
+    with Lease(storage.child("hpo/search")):
+        assert inventory.survey(storage)[0].state is RunState.RUNNING
