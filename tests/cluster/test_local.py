@@ -19,6 +19,8 @@ from raytf.testing.processes import WORKER, titled, wait_until
 from tests.cluster.hosts import Host, Hosts
 from tests.cluster.onprem import PATIENCE, OnPrem, command_lines, curl
 
+#: Seven minutes; test_hosts.py has the hosts, test_aws.py `ray up`, a loss and a replacement.
+pytestmark = pytest.mark.slow
 STEPS = 1000
 JOB = f"python jobs/mnist.py --data digits --exact --no-warm-workers --steps {STEPS}"
 DASHBOARD = "http://127.0.0.1:8265"

@@ -81,6 +81,7 @@ def test_gpus_that_are_not_there(start_there, tmp_path: Path):
     assert "no node of this cluster has a GPU" in refused(run)
 
 
+@pytest.mark.slow  # test_finished.py refuses another rate, tests/unit/driver/test_preflight.py all that differs
 def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(start_there, tmp_path: Path):
     flags = ("--storage", tmp_path, "--workers", 1, "--global-batch-size", 64)
     start_there(EVERYTHING, *flags, "--epochs", 1).wait()

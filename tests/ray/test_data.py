@@ -50,6 +50,7 @@ def same_run(one: Path, other: Path) -> None:
     assert a["metrics"] == b["metrics"]
 
 
+@pytest.mark.slow  # tests/tf and tests/unit/data read each kind of file, bit for bit
 @pytest.mark.timeout(1000)
 def test_tfrecords_on_s3_train_as_the_idx_files_they_were_made_of(
     start, start_there, bucket, tmp_path: Path, mnist_dir: Path

@@ -60,6 +60,19 @@ def tracked(folder: Path) -> dict[str, list[int]]:
         return {r.info.run_name: [m.step for m in client.get_metric_history(r.info.run_id, "loss")] for r in runs}
 
 
+def test_a_program_that_is_killed_goes_on_in_the_fit_that_it_was_in(run: Callable[..., Job], tmp_path: Path):
+    flags = "--workers", 2, "--checkpoint-every-steps", 30
+    killed = run("killed", *flags)
+    killed.until(lambda: manifests(tmp_path / "killed" / "2"))
+    killed.kill()
+    output = run("killed", *flags).wait()
+    again = told(output)
+    assert "run 1 has finished (6 steps); nothing to do" in output
+    assert [attempt["from_step"] > 0 for attempt in attempts(tmp_path / "killed" / "2")] == [False, True]
+    assert again["unequal"] == [0.0, 0.0], "a record was missed or seen twice in an epoch"
+
+
+@pytest.mark.slow  # the same with more kills, a tracker, and what plain Keras says
 def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run: Callable[..., Job], tmp_path: Path):
     env = environment(KERAS_BACKEND="tensorflow")
     command = [sys.executable, str(PROGRAM), str(EPOCHS)]

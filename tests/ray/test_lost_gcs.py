@@ -70,6 +70,7 @@ def head() -> Iterator[Head]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow  # tests/unit/cluster/test_ray_watch.py has the signs; test_each_process.py kills a GCS
 def test_a_gcs_that_comes_back(start, head: Head, tmp_path: Path):
     flags = ("--global-batch-size", 16, "--epochs", 400, "--patience", 500, "--checkpoint-every-steps", 100)
     run = start(EVERYTHING, *flags, "--no-warm-workers", "--storage", tmp_path, "--run", "a", **head.env)

@@ -86,6 +86,7 @@ def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(cluster: 
     }
 
 
+@pytest.mark.slow  # test_aws.py has a notice and a replacement; tests/unit/cluster/preemption has each cloud's words
 def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_path: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
     command = [sys.executable, str(law.JOB), "--data", "digits", "--model", "batchnorm", "--global-batch-size", "64"]

@@ -19,15 +19,15 @@ from tests.stress.law.schedules import redone
 from tests.stress.repair import workers_of
 
 LAW = Path(__file__).parents[1] / "stress" / "law" / "job.py"
-#: Long enough for all that happens, also where workers take half a minute to come.
-EPOCHS = 160
+#: Long enough, with the pauses, for all that happens, also where workers take half a minute to come.
+EPOCHS, PAUSE = 50, 0.2
 
 
 def trained(tmp_path: Path, name: str, workers: int, disturb: Callable[[Job], None] | None = None) -> dict:
     pause = tmp_path / f"{name}.pause"
     command = [sys.executable, str(LAW), "--epochs", str(EPOCHS), "--global-batch-size", "96", "--logical-shards", "12"]
     command += ["--workers", str(workers), "--exact", "--model", "batchnorm", "--max-failures", "100"]
-    command += ["--pause", "0.05", "--pause-while", str(pause)]
+    command += ["--pause", str(PAUSE), "--pause-while", str(pause)]
     command += ["--storage", str(tmp_path), "--run", name, "--status-file", str(tmp_path / f"{name}.json")]
     with Job(command, tmp_path / f"{name}.log", environment(), status_file=tmp_path / f"{name}.json") as job:
         if disturb is not None:

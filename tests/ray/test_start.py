@@ -20,6 +20,7 @@ def phases(run: Path) -> dict[str, float]:
     return attempt["phases"]
 
 
+@pytest.mark.slow  # test_notebook.py has several runs of a process
 def test_two_runs_of_one_process(start, tmp_path: Path):
     output = start(TWICE, tmp_path).wait()
     (told,) = [line.removeprefix("TOLD ") for line in output.splitlines() if line.startswith("TOLD ")]

@@ -71,7 +71,7 @@ def ends(world_size: int, overlap: Overlap | None, **options) -> set[str]:
 def test_buckets_have_the_bits_of_one_sum(compress: bool, words: WireWords):
     ordinary = ends(1, None, compress=compress)
     assert len(ordinary) == 1
-    for world_size, bucket in [(2, 100), (3, 40)] if compress else [(1, 100), (2, 100), (3, 40), (4, 1), (2, 10**6)]:
+    for world_size, bucket in [(2, 100), (3, 40)] if compress else [(1, 100), (3, 40), (4, 1)]:
         overlap = Overlap(bucket, -(-SHARDS // world_size))
         assert ends(world_size, overlap, compress=compress, words=words) == ordinary
 

@@ -24,25 +24,29 @@ pytestmark = pytest.mark.gate  # minutes, which .ci/run has
 #: How workers communicate, the host of each, the form of whole numbers, and bytes in a bucket.
 ORDINARY = ("auto", ["a"], "host", None)
 GROUPS = [
-    ("auto", ["a", "a"], "device", None),  # through the memory of a host
-    ("auto", ["a", "b", "a"], "device", None),  # through it and over the network
-    ("ring", ["a", "b", "c", "d"], "device", None),  # over the network alone
-    ("auto", ["a", "a"], "host", 100),  # in buckets, beside the backward pass
+    ("auto", ["a", "b", "a"], "device", None),  # through the memory of a host, and over the network
+    ("ring", ["a", "b"], "host", 100),  # over the network alone; in buckets, beside the backward pass
+]
+#: More of them, which take minutes.
+MORE = [
+    ("auto", ["a", "a"], "device", None),
+    ("ring", ["a", "b", "c", "d"], "device", None),
+    ("auto", ["a", "a"], "host", 100),
     ("auto", ["a", "b", "a"], "device", 100),
     ("ring", ["a", "b", "c"], "device", 100),
-    ("ring", ["a", "b"], "host", 100),
 ]
 
 
-def test_workers_with_the_words_of_gpus_end_with_the_weights_of_the_ordinary_path():
+@pytest.mark.parametrize("groups", [GROUPS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
+def test_workers_with_the_words_of_gpus_end_with_the_weights_of_the_ordinary_path(groups: list):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "tests.tf.wire_ranks", json.dumps([ORDINARY, *GROUPS])]
+    command = [sys.executable, "-m", "tests.tf.wire_ranks", json.dumps([ORDINARY, *groups])]
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     found = {(number, rank): told for number, rank, told in json.loads(ended.stdout)}
     assert sorted(found) == [
-        (n, rank) for n, (_, hosts, *_) in enumerate([ORDINARY, *GROUPS]) for rank in range(len(hosts))
+        (n, rank) for n, (_, hosts, *_) in enumerate([ORDINARY, *groups]) for rank in range(len(hosts))
     ]
     whole, compressed = ordinary = found[0, 0]
     assert whole != compressed
