@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from raytf.runs import ledger, timeline
 from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from raytf.runs import ledger
 from raytf.storage.storage import Storage
 
