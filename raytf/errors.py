@@ -207,10 +207,30 @@ class JobError(RaytfError):
     Attributes:
         traceback: the traceback, as text, where it was raised.
         step: global steps done when it was raised; None before training began.
+        is_bug: what was raised is a mistake in the code, which another attempt would meet again.
     """
 
     step: int | None = None
 
-    def __init__(self, message: str, traceback: str = ""):
+    def __init__(self, message: str, traceback: str = "", error: BaseException | None = None):
         super().__init__(message)
         self.traceback = traceback
+        self.is_bug = type(error) in _BUGS
+
+
+#: What Python raises for mistakes in code; their subclasses come from files and networks, too.
+_BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    IndexError,
+    KeyError,
+    ModuleNotFoundError,
+    NameError,
+    NotImplementedError,
+    TypeError,
+    UnboundLocalError,
+    ValueError,
+    ZeroDivisionError,
+)

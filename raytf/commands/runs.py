@@ -22,7 +22,7 @@ from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 @dataclass(frozen=True)
 class Runs:
-    """List runs with their state, steps, metric, checkpoints, size and age."""
+    """List runs with their state, steps, metric, checkpoints, size and age; the trials of a search are one row."""
 
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
@@ -65,13 +65,27 @@ def _look(storage: Storage) -> None:
     storage.list()
 
 
+def _step(run: Run) -> str:
+    if run.trials is not None:
+        return f"{run.trials} trial{'' if run.trials == 1 else 's'}"
+    if run.step is None:
+        return "-"
+    return f"{run.step}" if run.total in (None, run.step) else f"{run.step} of {run.total}"
+
+
+def _best(run: Run) -> str:
+    if run.best is None:
+        return "-"
+    return f"{run.best:.4g}" + ("" if run.epoch is None else f" (epoch {run.epoch + 1})")
+
+
 def _row(run: Run, now: float) -> tuple[str, ...]:
     return (
         run.name,
         run.state.value,
-        "-" if run.step is None else str(run.step),
+        _step(run),
         run.metric or "-",
-        "-" if run.best is None or run.epoch is None else f"{run.best:.4g} (epoch {run.epoch + 1})",
+        _best(run),
         "-" if run.last is None else f"{run.last:.4g}",
         str(run.checkpoints),
         size_text(run.bytes),

@@ -45,7 +45,9 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None]
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise JobError(
-            f"{what} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).", traceback.format_exc()
+            f"{what} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).",
+            traceback.format_exc(),
+            error,
         ) from error
     finally:
         if say is not None:

@@ -51,6 +51,13 @@ FIX = {
     "full": "Free some space or choose another --storage.",
     "unsupported": "The store does not know this request; another version of it, or another store, may.",
 }
+#: The same for what the operating system says of a folder.
+_LOCAL_FIX = {
+    "missing": "Choose a folder that can be made.",
+    "denied": "Choose a folder in which this user may write.",
+    "damaged": "Choose a folder.",
+    "full": FIX["full"],
+}
 #: What is there is of another kind than what raytf has written there.
 _REASONS = {
     errno.EISDIR: "there is a folder where a file is expected",
@@ -70,7 +77,10 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
     if kind == "damaged" and what in ("read", "look up", "list"):
         return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
-    if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
+    if error.errno is not None and error.strerror:  # of the operating system
+        text = error.strerror
+        fix = _LOCAL_FIX.get(kind, "") if what == "write" else ""
+    elif kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
         fix = ""
     else:
         fix = FIX.get(kind, "")

@@ -361,7 +361,10 @@ class Storage:
             self.list("")  # after the put, which tells a missing bucket from one that is empty
             self.delete(probe)
 
-        within(seconds, check, self.locate(""))
+        try:
+            within(seconds, check, self.locate(""))
+        except StorageError as error:  # of which the file's name is nobody's business
+            raise StorageError(str(error).replace(f"/{probe}", ""), error.kind) from error
 
     def _path(self, name: str) -> str:
         name = name.rstrip("/")

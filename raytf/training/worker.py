@@ -203,4 +203,4 @@ def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
 
 
 def _as_job_error(error: Exception) -> JobError:
-    return JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", traceback.format_exc())
+    return JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", traceback.format_exc(), error)

@@ -200,7 +200,8 @@ def _of_process(error: BaseException) -> Failure:
 def _of_job(error: RaytfError) -> Failure:
     text, name = one_line(error, 200).rstrip("."), type(error).__name__
     step = getattr(error, "step", None)
-    return Failure(Cause.ERROR, text, f"{name}: {error}", step, is_final=not isinstance(error, JobError))
+    is_final = not isinstance(error, JobError) or error.is_bug
+    return Failure(Cause.ERROR, text, f"{name}: {error}", step, is_final)
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -91,6 +92,24 @@ def test_who_was_seen_to_compute_wrongly_is_avoided_at_once(is_seen: bool):
     supervisor = Supervisor()
     supervisor.decide(failure, Scene(nodes={0: "a", 1: "b"}))
     assert supervisor.exclusion.excluded(["a", "b", "c"], 0.0) == (["b"] if is_seen else [])
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_final"),
+    [
+        (TypeError("'NoneType' is not subscriptable"), True),
+        (ZeroDivisionError("division by zero"), True),
+        (ModuleNotFoundError("No module named 'pandsa'"), True),
+        (json.JSONDecodeError("expecting a value", "", 0), False),  # of a file that was cut off, say
+        (ConnectionError("reset by peer"), False),
+        (RuntimeError("the callback broke"), False),
+        (None, False),
+    ],
+)
+def test_a_mistake_in_the_code_is_not_tried_again(raised, is_final):
+    error = pickle.loads(pickle.dumps(JobError("a callback raised it.", "a traceback", raised)))
+    error.step = 40
+    assert diagnose(WorkerGroupError("Training failed", {0: error})).is_final is is_final
 
 
 def test_an_error_of_the_job_carries_its_type_text_and_step():
