@@ -219,13 +219,15 @@ class JobError(RaytfError):
 
 
 #: What Python raises for mistakes in code; their subclasses come from files and networks, too.
-_BUGS = (
+_BUGS: tuple[type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
     AttributeError,
     ImportError,
     IndexError,
     KeyError,
+)
+_BUGS += (
     ModuleNotFoundError,
     NameError,
     NotImplementedError,

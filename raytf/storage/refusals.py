@@ -66,6 +66,10 @@ _REASONS = {
 }
 
 
+#: How a file begins that is written only to see whether it can be.
+PROBE = ".raytf-probe-"
+
+
 def explain(what: str, where: str, error: OSError) -> StorageError:
     """The error for people.
 
@@ -73,7 +77,7 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
         what: could not be done, a verb.
         where: the place as a person would look for it.
     """
-    kind = classify(error)
+    kind, where = classify(error), where.partition(f"/{PROBE}")[0]  # whose name is nobody's business
     if kind == "damaged" and what in ("read", "look up", "list"):
         return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)

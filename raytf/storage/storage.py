@@ -28,7 +28,7 @@ from raytf.storage import arrow_objects, conditional_writes, listing, local_file
 from raytf.storage.gcs import Gcs
 from raytf.storage.listing import StoredFile
 from raytf.storage.object_store import ObjectStore, VersionedObjects
-from raytf.storage.refusals import classify, explain, is_unsupported
+from raytf.storage.refusals import PROBE, classify, explain, is_unsupported
 from raytf.storage.s3 import S3
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
@@ -194,7 +194,7 @@ class Storage:
         if not self._has_versions:
             return self.is_local
         if {"create", "swap"} - self._one_wins.keys():
-            probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+            probe = f"{PROBE}{uuid.uuid4().hex[:8]}"
             try:
                 path = self._path(probe)
                 found = self._do(
@@ -354,17 +354,14 @@ class Storage:
         Raises:
             StorageError: within `seconds` when storage does not answer.
         """
-        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+        probe = f"{PROBE}{uuid.uuid4().hex[:8]}"
 
         def check() -> None:
             self.put(probe, b"raytf")
             self.list("")  # after the put, which tells a missing bucket from one that is empty
             self.delete(probe)
 
-        try:
-            within(seconds, check, self.locate(""))
-        except StorageError as error:  # of which the file's name is nobody's business
-            raise StorageError(str(error).replace(f"/{probe}", ""), error.kind) from error
+        within(seconds, check, self.locate(""))
 
     def _path(self, name: str) -> str:
         name = name.rstrip("/")
