@@ -219,15 +219,13 @@ class JobError(RaytfError):
 
 
 #: What Python raises for mistakes in code; their subclasses come from files and networks, too.
-_BUGS: tuple[type[Exception], ...] = (
+_BUGS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
     ImportError,
     IndexError,
     KeyError,
-)
-_BUGS += (
     ModuleNotFoundError,
     NameError,
     NotImplementedError,
