@@ -15,13 +15,12 @@ import ray
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import precision
-from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, replaying, sending
+from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, sending
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import check_room, staying_connected
@@ -29,11 +28,11 @@ from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.ray_train.start_ahead import start_ahead
+from raytf.driver.rehearsal import Rehearsal, rehearsing
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
-from raytf.driver.tracking import tracker as trackers
 from raytf.driver.tracking.callback_tracker import CallbackTracker
-from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, WholeBatchError, one_line
+from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import notebook, run_log, start_command
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
@@ -41,7 +40,7 @@ from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, run_identity
-from raytf.training.job import Sources, TrainingJob, UserCode, is_function
+from raytf.training.job import Sources, TrainingJob, UserCode
 from raytf.training.monitor_client import MonitorClient
 from raytf.training.parcel import Parcel
 
@@ -56,6 +55,7 @@ class _Session:
         status_file: shows the progress to programs.
         lease: of the run.
         book: the ledger.
+        rehearsal: of its model, if the run is a new one.
     """
 
     run: Storage
@@ -63,6 +63,7 @@ class _Session:
     status_file: StatusFile
     lease: Lease
     book: RunLedger
+    rehearsal: Rehearsal
 
 
 def fit(
@@ -149,7 +150,7 @@ def fit(
         validation = held_out if validation is None else validation
     keras_arguments.check_epochs(initial_epoch, config)
     own = precision.of_process()
-    _refuse(config, own, model, x, validation, validation_freq)
+    refusals.refuse(config, own, model, x, validation, validation_freq)
     replay = replaying.asked(config)
     config = config if replay is None else replaying.settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
@@ -213,42 +214,6 @@ def fit(
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
 
-def _refuse(
-    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: int
-) -> None:
-    """Refuse wrong settings and arguments before anything is touched.
-
-    Raises:
-        RaytfError: a setting or an argument is wrong.
-    """
-    config.check()
-    trackers.check(config.run.track)
-    chosen = precision.choose(config.compute.mixed_precision, own)
-    if config.strategy.has_servers:
-        precision.check_for_servers(chosen.policy)
-    if train is None:
-        raise DataError("there is no training data: fit(model, x) got None.")
-    if validation_freq < 1:
-        raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
-    best = config.checkpoints.keep_best
-    if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
-        raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
-    if is_function(model):
-        return
-    if not hasattr(model, "compile"):
-        raise ModelError(
-            f"fit(model, ...) got a {type(model).__name__}. Expected a compiled keras.Model, or a function without "
-            "arguments that returns one."
-        )
-    if not getattr(model, "compiled", False):
-        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before fit.")
-    if config.strategy.has_servers:
-        raise ModelError(
-            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Give fit "
-            "a function that returns the model, or leave the strategy out."
-        )
-
-
 def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
     """The settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
@@ -303,8 +268,13 @@ def _finish(
             run_log.abort_uploads(run)
             start_command.write(run, start_command.of_process())
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
-            with follow.tracked(job.config, run, display.say, tracker), booked(run) as book:
-                session = _Session(run, display, status_file, lease, book)
+            is_new = not stored and stream is None and job.stop_step is None
+            with (
+                follow.tracked(job.config, run, display.say, tracker),
+                booked(run) as book,
+                rehearsing(job, sources.train if is_new else None, job.config) as rehearsal,
+            ):
+                session = _Session(run, display, status_file, lease, book, rehearsal)
                 with staying_connected(job.config, display.stage) as local:
                     document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
@@ -351,6 +321,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
+            session.rehearsal.heeded("GPU" in resources, local),
         ):
             document = _run(job, run, resources, display.say)
     if document is None:

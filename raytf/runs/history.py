@@ -183,7 +183,7 @@ def build(
         stands: where the run stands; by default, by what events and result say.
     """
     spans = timeline.timeline(events)
-    stands = stands or standing.of(events, result, is_alive)
+    stands = stands or standing.of(events, result, is_alive or None)
     return History(
         name=place.rstrip("/").rpartition("/")[2],
         place=place,

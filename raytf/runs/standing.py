@@ -75,7 +75,7 @@ def of(
     done = None if result is None else int(result["steps"])
     reached = max(steps[-1] if steps else 0, newest or 0)
     is_over = done is not None and done >= max(newest or 0, 0 if last is None else min(reached, total or reached))
-    state, why = _state(events, last, is_over, lives, is_damaged)
+    state, why = _state(events, last, is_over, done is not None, lives, is_damaged)
     if state is RunState.FINISHED and done is not None:
         return Standing(state, why, done, total if total is not None else done, _numbers((result or {}).get("metrics")))
     at = max([*steps[-1:], *([] if newest is None else [newest])], default=done)
@@ -83,7 +83,12 @@ def of(
 
 
 def _state(
-    events: Sequence[Event], last: Event | None, is_over: bool, lives: bool | None, is_damaged: bool
+    events: Sequence[Event],
+    last: Event | None,
+    is_over: bool,
+    has_result: bool,
+    lives: bool | None,
+    is_damaged: bool,
 ) -> tuple[RunState, str]:
     if lives:
         doing = next((event["kind"] for event in reversed(events) if event["kind"] in _DOING), "")
@@ -96,8 +101,8 @@ def _state(
         return (RunState.STOPPED, "") if lives is None else (RunState.FAILED, _GONE)
     if last.get("state") != "ended":
         return (RunState.FINISHED, "") if is_over else (RunState.FAILED, _GONE)
-    if last.get("outcome") == "finished":
-        return RunState.FINISHED, ""
+    if last.get("outcome") == "finished":  # of which the result is the last sign
+        return (RunState.FAILED, _GONE) if lives is False and not has_result else (RunState.FINISHED, "")
     why = str(last.get("text", ""))
     if last.get("outcome") == "stopped":
         return RunState.STOPPED, why

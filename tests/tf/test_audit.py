@@ -32,9 +32,19 @@ def test_a_shard_that_is_larger_than_others_is_audited():
         assert all(outcome.finite.all() for outcome in group.step(start))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("times", ["once", "always"])
-@pytest.mark.parametrize("is_owner", [True, False], ids=["owner", "auditor"])
+#: All of them take minutes; `python -m tests.stress.audits` has a thousand.
+OTHERS = [(2, "always", True), (2, "once", False), (3, "once", True), (3, "always", True), (2, "always", False)]
+
+
+@pytest.mark.parametrize(
+    ("size", "times", "is_owner"),
+    [
+        (2, "once", True),
+        (3, "always", False),
+        pytest.param(3, "once", False, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
+    ],
+)
 def test_a_wrong_bit_stops_the_step_and_its_rank_is_named(size: int, times: str, is_owner: bool, alone):
     group = Group(size)
     for start in range(3):

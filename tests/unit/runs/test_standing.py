@@ -25,13 +25,14 @@ FAILED = {**ENDED, "outcome": "failed", "text": "the loss of step 121 is NaN"}
 TOLD = {**ENDED, "outcome": "stopped", "text": "told to stop (SIGTERM), saved step 120"}
 CTRL_C = {**ENDED, "outcome": "failed", "text": "KeyboardInterrupt"}
 FINISHED = {**ENDED, "outcome": "finished"}
+GONE = "the driver is gone without a word"
 RESULT = {"steps": 300, "metrics": {"loss": 0.1, "test_accuracy": 0.98}, "history": [{"epoch": 0, "loss": 0.1}]}
 
 #: Events; the result; whether the lease's owner lives; step of the newest checkpoint; what is told.
 CASES = {
     "finished": ([STARTED, TRAINS, FINISHED], RESULT, None, 300, (RunState.FINISHED, "", 300)),
     "failed": ([STARTED, TRAINS, FAILED], None, None, 100, (RunState.FAILED, FAILED["text"], 120)),
-    "killed": ([STARTED, TRAINS], None, False, 100, (RunState.FAILED, "the driver is gone without a word", 120)),
+    "killed": ([STARTED, TRAINS], None, False, 100, (RunState.FAILED, GONE, 120)),
     "interrupted": ([STARTED, TRAINS, CTRL_C], None, None, 120, (RunState.STOPPED, "interrupted", 120)),
     "told to stop": ([STARTED, TRAINS, TOLD], None, None, 120, (RunState.STOPPED, TOLD["text"], 120)),
     "running": ([STARTED, TRAINS], None, True, 100, (RunState.RUNNING, "", 120)),
@@ -40,9 +41,10 @@ CASES = {
     "going on": ([STARTED, TRAINS, FINISHED, STARTED], RESULT, True, 300, (RunState.RUNNING, "", 300)),
     "of an old version, finished": ([], RESULT, None, 300, (RunState.FINISHED, "", 300)),
     "of an old version, went on": ([], RESULT, None, 310, (RunState.STOPPED, "", 310)),
-    "of an old version, killed": ([], None, False, 5, (RunState.FAILED, "the driver is gone without a word", 5)),
+    "of an old version, killed": ([], None, False, 5, (RunState.FAILED, GONE, 5)),
     "of an old version, stopped": ([], None, None, 5, (RunState.STOPPED, "", 5)),
     "nothing yet": ([], None, None, None, (RunState.STOPPED, "", None)),
+    "killed before its result": ([STARTED, TRAINS, FINISHED], None, False, 300, (RunState.FAILED, GONE, 300)),
     "killed after its result": ([STARTED, {**TRAINS, "step": 300}], RESULT, False, 300, (RunState.FINISHED, "", 300)),
 }
 

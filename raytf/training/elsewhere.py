@@ -1,0 +1,219 @@
+"""The job's model in another process, on the CPU: described, or tried with a step.
+
+The driver must not import TensorFlow, and the state of Keras in a notebook must not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from raytf.data.sources import Source
+from raytf.errors import RaytfError, one_line
+from raytf.training import run_identity
+from raytf.training.job import TrainingJob
+
+#: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
+CONFIG, CANNOT = "config of the model", "cannot"
+#: Seconds between two looks whether the process has ended.
+_LOOK_SECONDS = 0.05
+#: Of the process beside those that train: it waits for the CPU rather than they.
+_NICE = 5
+#: The first process that goes where a machine has too little memory for the model.
+_OOM_SCORE = "1000"
+
+
+class Asked:
+    """A process that builds the model; begun by `asked`.
+
+    Args:
+        process: None where it could not be begun.
+        answer: the file that it writes.
+        why: it could not be begun.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, answer: Path, why: str = ""):
+        self._process, self._answer, self._why = process, answer, why
+
+    def answer(self, seconds: float) -> dict[str, str] | None:
+        """Wait for the answer.
+
+        Args:
+            seconds: to wait at most.
+
+        Returns:
+            What a run stores about its model, and its configuration under `CONFIG`; if no process here can build the
+            model, only `CANNOT`, with the reason. None where there is no answer yet.
+
+        Raises:
+            RaytfError: the function raised, or returned a model that cannot be trained.
+        """
+        if self._process is None:
+            return {CANNOT: self._why}
+        end = time.monotonic() + seconds
+        while self._process.poll() is None:
+            if time.monotonic() > end:
+                return None
+            time.sleep(_LOOK_SECONDS)
+        if not self._answer.exists():
+            return {CANNOT: "the process that builds it ended without a result"}
+        said: Any = ray.cloudpickle.loads(self._answer.read_bytes())
+        if isinstance(said, RaytfError):
+            raise said
+        return said
+
+
+@contextlib.contextmanager
+def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
+    """A process that builds the job's model; it ends with the `with` statement.
+
+    Args:
+        job: whose model.
+        train: the training data.
+        rows: records, the first ones, with which the model is built.
+        trains: compute a step with them, too.
+    """
+    leaves = train.take(np.arange(min(rows, train.records)))
+    config = job.config
+    question = {
+        "code": job.code,
+        "records": job.plan.micro_batch_size,
+        "sample": _FirstRecords(len(leaves[0]), train.spec, leaves, train.label_range(), train.name),
+        "compute": config.compute,
+        "batch_section": config.batch,
+        "class_weight": job.class_weight,
+        "precision": job.precision,
+        "trains": trains,
+    }
+    with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
+        given, answer = Path(folder) / "question", Path(folder) / "answer"
+        try:
+            given.write_bytes(ray.cloudpickle.dumps(question))
+        except Exception as error:
+            yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
+            return
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ.pop("TF_CONFIG", None)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "raytf.training.elsewhere", str(given), str(answer), *map(str, sys.path)],
+            env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield Asked(process, answer)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class _FirstRecords:
+    """The first records of a source, as a source of their own."""
+
+    records: int
+    spec: Any
+    leaves: list[np.ndarray]
+    labels: tuple[float, float] | None
+    name: str
+    block_sizes: None = None
+    window: int = 1
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self.leaves]
+
+    def label_range(self) -> tuple[float, float] | None:
+        return self.labels
+
+
+def _main(question: str, answer: str, *path: str) -> None:
+    """Build the model; runs in the separate process.
+
+    Args:
+        question: path of the pickled job.
+        answer: path to which the description is written, or the error.
+        path: the driver's `sys.path`, where the job's modules are found.
+    """
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    try:
+        said: Any = _described(ray.cloudpickle.loads(Path(question).read_bytes()))
+    except ImportError as error:
+        said = {CANNOT: one_line(error, 200)}
+    except RaytfError as error:
+        error.__cause__ = None  # its class may be unknown to the driver
+        said = error
+    Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
+    os.replace(f"{answer}.part", answer)
+
+
+def _described(asked: dict[str, Any]) -> dict[str, str]:
+    from raytf import _process
+
+    _process.load_tensorflow()
+    from raytf.data.pipeline import Pipeline
+    from raytf.data.plan import StepPlan
+    from raytf.training import model as models
+
+    source, code = asked["sample"], asked["code"].get()
+    # As a step of one shard.
+    plan = StepPlan(source.records, source.records if asked["trains"] else 1, 1)
+    seed, weights = asked["batch_section"].seed, asked["class_weight"]
+    pipeline = Pipeline(source, plan, range(1), seed, class_weight=weights, augment=code.augment)
+    try:
+        model = models.build(
+            code.make,
+            pipeline.sample(),
+            [source] if asked["trains"] else [],
+            asked["compute"],
+            seed,
+            lambda line: None,
+            asked["precision"],
+            (asked["records"], asked["records"]),
+        )
+        if asked["trains"]:
+            _train(model, pipeline)
+    finally:
+        pipeline.close()
+    described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
+    return described | {CONFIG: models.config_text(model)}
+
+
+def _train(model: Any, pipeline: Any) -> None:
+    """Compute a step as a worker does that is alone."""
+    import tensorflow as tf
+
+    from raytf.checkpoint.variables import seed_states
+    from raytf.errors import JobError
+    from raytf.training import model as models
+    from raytf.training.step import TrainStep
+    from raytf.training.step_options import StepOptions
+
+    pipeline.prepare(len(seed_states(model)), models.sparse_classes(model))
+    leaves = pipeline.template, pipeline.leaf_specs
+    try:
+        step = TrainStep(model, pipeline.plan, pipeline.shards, None, *leaves, StepOptions())
+        step(pipeline.submit(0, 1).result(), np.zeros(1, np.float32))
+    except RaytfError:
+        raise
+    except tf.errors.OpError as error:
+        raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}") from error
+    except Exception as error:
+        raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", error=error) from error
+
+
+if __name__ == "__main__":
+    from raytf.training import elsewhere  # so that pickled classes belong to this module and not to __main__
+
+    elsewhere._main(*sys.argv[1:])
