@@ -354,6 +354,7 @@ _ROOM_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 
 
-def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool) -> Any:
+def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, look: Callable[[], None]) -> Any:
     """As `raytf._ray.train.run_controller`, with a controller that replaces single workers, or Ray Train's own."""
-    return train.run_controller(env_vars, arguments, TrainController if is_partial else ray_train.TrainController)
+    kind = TrainController if is_partial else ray_train.TrainController
+    return train.run_controller(env_vars, arguments, kind, look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -48,6 +48,8 @@ _CLIENT = f"{_SCALING}.autoscaling_coordinator_client"
 _COORDINATOR = "ray.data._internal.cluster_autoscaler"
 _TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
 _CALLBACKS = "ray.train.v2._internal.callbacks"
+#: Seconds between two calls of what looks meanwhile.
+_LOOK_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 SEEN = {
@@ -92,7 +94,10 @@ SEEN = {
 
 
 def run_controller(
-    env_vars: Mapping[str, str], arguments: Mapping[str, Any], kind: type[TrainController] = TrainController
+    env_vars: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    kind: type[TrainController] = TrainController,
+    look: Callable[[], None] = lambda: None,
 ) -> Any:
     """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
     workers before they can save, and the driver with exit code 0.
@@ -101,6 +106,7 @@ def run_controller(
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
         kind: of controller.
+        look: called a few times a second meanwhile; what it raises ends the controller, and is raised.
 
     Returns:
         Its result.
@@ -111,7 +117,10 @@ def run_controller(
         num_cpus=0, label_selector=here, runtime_env={"env_vars": train_env.of_controller(env_vars)}
     )
     controller = actor(kind).remote(**arguments)
-    ray.get(controller.run.remote())
+    running = controller.run.remote()
+    while not ray.wait([running], timeout=_LOOK_SECONDS)[0]:
+        look()
+    ray.get(running)
     return ray.get(controller.get_result.remote())
 
 

@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -321,9 +322,9 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
-            session.rehearsal.heeded("GPU" in resources, local),
         ):
-            document = _run(job, run, resources, display.say)
+            look = partial(session.rehearsal.look, "GPU" in resources, local)
+            document = _run(job, run, resources, display.say, look)
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     check_owner(run, lease.owner["id"])
@@ -343,7 +344,11 @@ def _fed(job: TrainingJob, sources: Sources, stream: Stream | None) -> Iterator[
 
 
 def _run(
-    job: TrainingJob, run: Storage, resources: dict[str, float], say: Callable[[str], None]
+    job: TrainingJob,
+    run: Storage,
+    resources: dict[str, float],
+    say: Callable[[str], None],
+    look: Callable[[], None],
 ) -> dict[str, Any] | None:
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
@@ -353,7 +358,7 @@ def _run(
             return servers.run(job, "GPU" in resources, say)
         from raytf.driver.ray_train import run as controllers
 
-        return controllers.run(job, run, resources)
+        return controllers.run(job, run, resources, look)
     except ray.exceptions.RayError as error:
         text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
         raise ClusterError(text, passes=True) from None

@@ -7,22 +7,13 @@ run only where workers would find the same: on CPUs, and mistakes in code rather
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 from raytf.config.train_config import TrainConfig
 from raytf.data.sources import Source
 from raytf.errors import ExactnessError, JobError, RaytfError, WholeBatchError
 from raytf.training import elsewhere
 from raytf.training.job import TrainingJob
-
-#: Tells the main thread, which waits for Ray, that something was found. A late real-time signal, which nothing else
-#: uses.
-_FOUND = signal.SIGRTMAX - 3
-#: Seconds of one wait for the answer.
-_LOOK_SECONDS = 0.3
 
 
 def is_decisive(error: RaytfError, has_gpus: bool, is_here: bool) -> bool:
@@ -66,43 +57,19 @@ class Rehearsal:
 
     def __init__(self, asked: elsewhere.Asked | None):
         self._asked = asked
-        self._error: RaytfError | None = None
-        self._over = threading.Event()
 
-    @contextlib.contextmanager
-    def heeded(self, has_gpus: bool, is_here: bool) -> Iterator[None]:
-        """While the `with` statement lasts, raise what is found wrong, if workers would fail in the same way.
-
-        Outside the main thread nothing is raised: the workers will.
+    def look(self, has_gpus: bool, is_here: bool) -> None:
+        """Raise what was found wrong until now, if workers would fail in the same way; never waits.
 
         Args:
             has_gpus, is_here: see `is_decisive`.
         """
-        if self._asked is None or threading.current_thread() is not threading.main_thread():
-            yield
+        if self._asked is None:
             return
-        before = signal.signal(_FOUND, self._raise)
-        thread = threading.Thread(
-            target=self._watch, args=(self._asked, has_gpus, is_here), daemon=True, name="raytf-rehearsal"
-        )
-        thread.start()
         try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
-            signal.signal(_FOUND, before)
-
-    def _watch(self, asked: elsewhere.Asked, has_gpus: bool, is_here: bool) -> None:
-        try:
-            while not self._over.is_set():
-                if asked.answer(_LOOK_SECONDS) is not None:
-                    return
+            if self._asked.answer(0) is not None:
+                self._asked = None
         except RaytfError as error:
-            if is_decisive(error, has_gpus, is_here) and not self._over.is_set():
-                self._error = error
-                signal.pthread_kill(threading.main_thread().ident or 0, _FOUND)
-
-    def _raise(self, number: int, frame: Any) -> None:
-        if self._error is not None and not self._over.is_set():
-            raise self._error
+            self._asked = None
+            if is_decisive(error, has_gpus, is_here):
+                raise

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from raytf.training.job import TrainingJob
 
 #: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
 CONFIG, CANNOT = "config of the model", "cannot"
-#: Seconds between two looks whether the process has ended.
-_LOOK_SECONDS = 0.05
 #: Of the process beside those that train: it waits for the CPU rather than they.
 _NICE = 5
 #: The first process that goes where a machine has too little memory for the model.
@@ -61,11 +58,10 @@ class Asked:
         """
         if self._process is None:
             return {CANNOT: self._why}
-        end = time.monotonic() + seconds
-        while self._process.poll() is None:
-            if time.monotonic() > end:
-                return None
-            time.sleep(_LOOK_SECONDS)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
         if not self._answer.exists():
             return {CANNOT: "the process that builds it ended without a result"}
         said: Any = ray.cloudpickle.loads(self._answer.read_bytes())

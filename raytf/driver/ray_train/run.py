@@ -23,13 +23,14 @@ from raytf.training.job import TrainingJob
 from raytf.training.process_settings import ProcessSettings
 
 
-def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
+def run(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Any:
     """Train a job to its end.
 
     Args:
         job: to train.
         run: its folder.
         resources: of each worker.
+        look: called a few times a second meanwhile; what it raises ends the run.
 
     Returns:
         Its result.
@@ -40,7 +41,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
     """
 
     def attempt() -> Any:
-        return _fit(_trainer(job, run, resources)).return_value
+        return _fit(_trainer(job, run, resources, look)).return_value
 
     return until_done(attempt, (ControllerDiedError,), job.monitor, lambda: True, job.monitor.say)
 
@@ -66,7 +67,7 @@ def _fit(trainer: Trainer) -> Any:
         ) from None
 
 
-def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Trainer:
+def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Trainer:
     config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
     env = env_of_workers(config, resources)
@@ -78,6 +79,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Tra
         flags=config.cluster,
         keeps_kind=config.compute.exact,
         arbiter=job.arbiter,
+        look=look,
         backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),

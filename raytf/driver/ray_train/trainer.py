@@ -40,6 +40,7 @@ class Trainer(TensorflowTrainer):
         flags: of the cluster.
         keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
         arbiter: of workers that come and go while the others train; None where all start together.
+        look: called a few times a second while the controller runs; what it raises ends it.
         **kwargs: Ray Train's own arguments.
     """
 
@@ -52,10 +53,11 @@ class Trainer(TensorflowTrainer):
         flags: ClusterSection,
         keeps_kind: bool = False,
         arbiter: ArbiterAddress | None = None,
+        look: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ):
         self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
-        self._keeps_kind, self._arbiter = keeps_kind, arbiter
+        self._keeps_kind, self._arbiter, self._look = keeps_kind, arbiter, look
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
@@ -76,7 +78,7 @@ class Trainer(TensorflowTrainer):
             self._arbiter,
         )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        return partial_group.run(controller_process.variables(), kwargs, self._arbiter is not None)
+        return partial_group.run(controller_process.variables(), kwargs, self._arbiter is not None, self._look)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
