@@ -25,8 +25,6 @@ from raytf.training.job import TrainingJob
 
 #: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
 CONFIG, CANNOT = "config of the model", "cannot"
-#: Of the process beside those that train: it waits for the CPU rather than they.
-_NICE = 5
 #: The first process that goes where a machine has too little memory for the model.
 _OOM_SCORE = "1000"
 
@@ -140,7 +138,6 @@ def _main(question: str, answer: str, *path: str) -> None:
         path: the driver's `sys.path`, where the job's modules are found.
     """
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
-    os.nice(_NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     try:
