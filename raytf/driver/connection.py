@@ -68,6 +68,11 @@ def staying_connected(config: TrainConfig, stage: Callable[[str], None] = lambda
         yield _connection.own is not None
 
 
+def has_trained() -> bool:
+    """Whether workers of an earlier run of this process wait, so that a run starts within seconds."""
+    return _connection is not None
+
+
 @atexit.register
 def disconnect() -> None:
     """Give up the connection that stays, if there is one."""

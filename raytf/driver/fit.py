@@ -24,7 +24,7 @@ from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, sending
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
-from raytf.driver.connection import check_room, staying_connected
+from raytf.driver.connection import check_room, has_trained, staying_connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
@@ -269,7 +269,7 @@ def _finish(
             run_log.abort_uploads(run)
             start_command.write(run, start_command.of_process())
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
-            is_new = not stored and stream is None and job.stop_step is None
+            is_new = not (stored or has_trained() or job.stop_step is not None) and stream is None
             with (
                 follow.tracked(job.config, run, display.say, tracker),
                 booked(run) as book,
