@@ -68,8 +68,8 @@ X, Y = np.zeros((64, 4), np.float32), np.arange(64) % 3
     [
         (model, Y, None, ""),
         (broken, Y, JobError, "the model function raised TypeError: boom"),
-        (lambda: model("sparse_categorical_crosentropy"), Y, ModelError, "Could not interpret loss identifier"),
-        (lambda: model("mse"), np.zeros((64, 5), np.float32), ModelError, "do not take the labels"),
+        (lambda: model("sparse_categorical_crosentropy"), Y, DataError, "Could not interpret loss identifier"),
+        (lambda: model("mse"), np.zeros((64, 5), np.float32), DataError, "do not take the labels"),
         (model, np.where(np.arange(64) == 63, 5, Y), DataError, "labels go from 0 to 5, but the model has 3 outputs"),
         (lambda: model(width=7), Y, RaytfError, "7"),
     ],
