@@ -7,7 +7,7 @@ import re
 
 from raytf.config.sections import RunSection
 
-_NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*")
+_NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
 #: Where runs are kept where nobody says otherwise.
 USUAL = RunSection().storage
 

@@ -10,6 +10,7 @@ from typing import Literal
 import tyro
 
 from raytf import _process
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
@@ -25,7 +26,8 @@ class Export:
     """
 
     run: tyro.conf.Positional[str]
-    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default; it may be training."""
+    """Folder of the run: STORAGE/NAME, such as s3://bucket/runs/default, or the name of one in ~/raytf-runs; it may be
+    training."""
     step: str = "last"
     """Which weights: last (the end of a finished run, else the newest checkpoint), best (the checkpoint with the best
     value of --keep-best, or of the run's metric), or the step of a checkpoint."""
@@ -45,7 +47,8 @@ class Export:
 def main(flags: Export) -> None:
     """Run the command."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains may be taken
-    run = Storage(flags.run)
+    uri = run_uri(flags.run)
+    run = Storage(uri)
     within(PREFLIGHT_SECONDS, lambda: _check(run), run.locate(""))
     if flags.to is not None:
         Storage(flags.to).preflight()
@@ -55,7 +58,7 @@ def main(flags: Export) -> None:
     if flags.format == "onnx":
         model_files.check_onnx()
     said = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
-    done = export.export_run(flags.run, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
+    done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
     if flags.json:
         print(json.dumps(asdict(done), indent=1))
     elif done.is_new:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import bounds
@@ -22,7 +23,8 @@ class Predict:
     """
 
     model: tyro.conf.Positional[str]
-    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
+    """A run with an export (STORAGE/NAME, or its name in ~/raytf-runs), a folder of versions such as
+    s3://bucket/models/mnist, or one of those."""
     input: tyro.conf.Positional[str]
     """A file or folder, local, s3://, gs:// or az://: Parquet, CSV, JSONL, TFRecords, images, one .npz, MNIST's IDX
     files; or digits or mnist for their test images."""
@@ -73,7 +75,7 @@ def main(flags: Predict) -> None:
     from raytf.inference.batch.columns import Options
 
     plan = predict.PredictionPlan(
-        flags.model,
+        run_uri(flags.model),
         flags.input,
         flags.output,
         flags.version,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import Policy, replicas
@@ -29,7 +30,8 @@ class Serve:
     """
 
     model: tyro.conf.Positional[str]
-    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
+    """A run with an export (STORAGE/NAME, or its name in ~/raytf-runs), a folder of versions such as
+    s3://bucket/models/mnist, or one of those."""
     name: str | None = None
     """Name of the model in URLs; by default that of the run or folder."""
     host: str = "127.0.0.1"
@@ -96,9 +98,10 @@ def main(flags: Serve) -> None:
     flags.check()
     policy, bounds = Policy.of(flags.versions, flags.version), replicas(flags.replicas)
     digest = _token_digest(flags)
-    storage = Storage(flags.model)
+    place = run_uri(flags.model)
+    storage = Storage(place)
     found: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: found.append(_find(flags.model)), storage.locate(""))
+    within(PREFLIGHT_SECONDS, lambda: found.append(_find(place)), storage.locate(""))
     models, name, named = found[0]
     name = flags.name or name
     if named is not None:

@@ -22,6 +22,7 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
     known = flags.by_name(groups)
     places = [flag for group in groups for flag in group.flags if flag.is_positional]
     several, filled, at = any(flag.takes_several for flag in places), 0, 0
+    met: set[Flag] = set()
     while at < len(args):
         text, at = args[at], at + 1
         if not _is_name(text):
@@ -33,6 +34,7 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
         flag = known.get("--" + name[2:].replace("_", "-"))
         if flag is None:
             return _unknown(name, list(known))
+        met.add(flag)
         values = [given] if equals else []
         while not equals and at < len(args) and not _is_name(args[at]) and _takes(flag, len(values), args[at]):
             values.append(args[at])
@@ -41,7 +43,12 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
         if problem:
             return problem
     needed = [flag.value for flag in places if flag.is_needed][filled:]
+    needed += [f"{flag.names[0]} {flag.value}" for flag in _named(groups) if flag.is_needed and flag not in met]
     return f"expected {needed[0]}. --help says more." if needed else ""
+
+
+def _named(groups: Sequence[FlagGroup]) -> list[Flag]:
+    return [flag for group in groups for flag in group.flags if not flag.is_positional]
 
 
 def _is_name(text: str) -> bool:
@@ -62,8 +69,8 @@ def _takes(flag: Flag, count: int, text: str) -> bool:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "--help lists those that there are."
+    near = difflib.get_close_matches(name.lstrip("-"), [flag.lstrip("-") for flag in known], n=1)
+    hint = f"Did you mean --{near[0]}?" if near else "--help lists those that there are."
     return f"{name}: there is no such flag. {hint}"
 
 

@@ -49,7 +49,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     if config.run.run == TrainConfig().run.run:
         config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
         config.check()
-    with visibility.unseen(), notebook.display() as display:  # GPUs are the workers'
+    # What the program prints is its own, where nobody watches; and GPUs are the workers'.
+    with visibility.unseen(), notebook.display(verbose=int(sys.stdout.isatty())) as display:
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
