@@ -14,7 +14,8 @@ from raytf.config.terminal_text import printable, visible
 COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
     "show": ("show", "what became of a run, and where its time went"),
-    "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
+    "ui": ("ui", "show the runs of a storage in a browser, live"),
+    "report": ("report", "draw a run as a page: curves, timeline, restarts, ledger"),
     "run": ("run", "run a Keras program as it is, with its training on workers"),
     "tune": ("tune", "try values of a job's flags, each in a run of its own, and keep the best"),
     "replay": ("replay", "compute a step of a run again, and compare it bit for bit"),

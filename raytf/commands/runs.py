@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import tyro
 
@@ -45,7 +46,13 @@ def main(flags: Runs) -> None:
 
 def document(found: Sequence[Run]) -> str:
     """Runs as JSON."""
-    return strict([asdict(run) | {"state": run.state.value} for run in found])
+    return strict([row(run) for run in found])
+
+
+def row(run: Run) -> dict[str, Any]:
+    """A run of a list, as JSON."""
+    document = asdict(run) | {"state": run.state.value}
+    return {name: value for name, value in document.items() if name not in ("epochs", "settings", "saves")}
 
 
 def listing(found: Sequence[Run], now: float) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raytf.errors import ConfigError
-from raytf.runs import inventory, ledger, run_log, standing, timeline
+from raytf.runs import inventory, ledger, run_log, standing, start_command, timeline
 from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
@@ -96,6 +96,8 @@ class History:
         events: of the ledger, in order.
         samples_per_second: while steps were made, over the run; None where it is not known.
         problems: damaged files, a line each, with the reason.
+        epochs, settings, saves: see `Run`.
+        command: the words with which it was started last.
     """
 
     name: str
@@ -112,6 +114,10 @@ class History:
     metrics: dict[str, float]
     samples_per_second: float | None
     problems: tuple[str, ...] = ()
+    epochs: Sequence[dict[str, Any]] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    saves: Sequence[int] = ()
+    command: Sequence[str] = ()
 
     @property
     def goodput(self) -> float:
@@ -166,7 +172,15 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
     found_run = inventory.look_at(run, events, bool(is_alive))
     stands = Standing(found_run.state, found_run.why, found_run.step, found_run.total, found_run.metrics)
     problems += [problem for problem in found_run.problems if problem not in problems]
-    return replace(build(run.locate(""), events, result, bool(is_alive), stands), problems=tuple(problems))
+    command, _ = attempt(lambda: start_command.read(run))
+    return replace(
+        build(run.locate(""), events, result, bool(is_alive), stands),
+        problems=tuple(problems),
+        epochs=found_run.epochs,
+        settings=found_run.settings,
+        saves=found_run.saves,
+        command=() if command is None else command.words,
+    )
 
 
 def build(

@@ -57,6 +57,9 @@ class Run:
         modified: seconds of the epoch when a file of it last changed, by the storage's clock.
         problems: what is wrong with its files, a line each; `raytf verify` reads all of them.
         trials: of a search, how many have begun; None for a run.
+        epochs: logs of the epochs that have ended, with `epoch` (from 0) and `step`.
+        settings: what must be the same when the run is resumed, by name.
+        saves: steps of the checkpoints, in order.
     """
 
     name: str
@@ -75,6 +78,9 @@ class Run:
     saved: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     trials: int | None = None
+    epochs: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    settings: dict[str, str] = field(default_factory=dict, repr=False)
+    saves: tuple[int, ...] = field(default=(), repr=False)
 
 
 def survey(
@@ -228,7 +234,15 @@ def _read(
         total=stands.total,
         saved=newest,
         metrics=stands.metrics,
+        epochs=tuple(history),
+        settings=_settings(result, document),
+        saves=tuple(sorted({naming.split_name(name)[0] for name in complete})),
     )
+
+
+def _settings(result: dict[str, Any] | None, document: CheckpointDocument) -> dict[str, str]:
+    found = document.identity or (result or {}).get("identity")
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _read_search(

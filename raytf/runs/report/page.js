@@ -1,6 +1,11 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+// What a pointer tells at the timeline, and the curves' controls. `raytfPage(data)` may be called again.
+window.raytfPage = (data) => {
+  for (const id of ["by", "smooth", "log"]) {
+    const control = document.getElementById(id);
+    if (control) control.addEventListener("input", () => window.raytfCharts(data));
+  }
+  window.raytfCharts(data);
   const box = document.querySelector(".timeline");
   if (!box) return;
   const area = box.querySelector(".area");
@@ -45,4 +50,8 @@
   box.addEventListener("pointermove", show);
   box.addEventListener("pointerdown", show);
   box.addEventListener("pointerleave", hide);
-})();
+};
+{
+  const data = JSON.parse(document.getElementById("data").textContent);
+  if (data && data.curves) window.raytfPage(data);
+}

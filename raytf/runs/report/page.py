@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from typing import Any
 
 import numpy as np
 
 from raytf.runs import spikes, timeline
 from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent, RestartRecord
-from raytf.runs.report import charts, series
+from raytf.runs.report import charts, learning, series
 from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 
 #: What is no training, and interrupts a curve where it takes more than this share of the page's width.
 _BREAK_SHARE = 0.004
 _PHASE_COLORS = 10
+#: Characters of a setting's value that are shown.
+_SETTING = 400
 #: Rows of a table that are shown all at once.
 _LONG = 40
 _LANES = {
@@ -36,25 +40,50 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     """The page.
 
     Args:
+        run: of which it tells.
         steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
     """
-    parts = [_header(run), _problems(run), _tiles(run)]
-    found = [] if steps is None else spikes.find(steps)
-    timeline, data = _timeline(run, steps, found)
-    parts += [timeline, _spikes(run, found), _account(run), _restarts(run), _events(run)]
+    main, data = parts(run, steps)
+    return document(f"{run.name}: {run.state}", main, data)
+
+
+def document(title: str, main: str, data: Any, scripts: Sequence[str] = (), attributes: str = "") -> str:
+    """A page that needs nothing but itself.
+
+    Args:
+        title: of its window.
+        main: HTML.
+        data: for the scripts.
+        scripts: files beside those that draw a run.
+        attributes: of its body.
+    """
     file = resources.files("raytf.runs.report").joinpath
-    css, js = file("page.css").read_text(), file("page.js").read_text()
+    css = "\n".join(file(name).read_text() for name in ("vendor/uplot.css", "page.css"))
+    names = ("vendor/uplot.js", "charts.js", "page.js")
+    js = "\n".join([*(file(name).read_text() for name in names), *scripts])
     # In a script element nothing is escaped but what would end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(run.name)}: {escape(run.state)}</title>\n<style>\n{css}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in parts if part)
-        + f"\n<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style></head>\n<body{attributes}><main>\n{main}\n"
         f'</main>\n<script type="application/json" id="data">{embedded}</script>\n'
         f"<script>\n{js}</script></body></html>\n"
     )
+
+
+def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str, dict[str, Any]]:
+    """What is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
+    found = [] if steps is None else spikes.find(steps)
+    timeline, data = _timeline(run, steps, found)
+    data["curves"] = learning.document(run, steps)
+    data["metrics"] = learning.metrics_of(run.epochs)
+    told = [_header(run), _problems(run), _tiles(run), _learning(data["curves"]), timeline, _spikes(run, found)]
+    told += [_account(run), _restarts(run), _events(run), _settings(run)]
+    told.append(
+        f"<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>"
+    )
+    return "\n".join(part for part in told if part), data
 
 
 def _when(seconds: float) -> str:
@@ -78,6 +107,46 @@ def _header(run: History) -> str:
     return (
         f'<header><h1>{escape(run.name)}</h1><span class="state {escape(run.state)}">{escape(run.state)}</span>{why}'
         f'<div class="place">{escape(run.place)}{began}</div></header>'
+    )
+
+
+def _learning(curves: dict[str, Any]) -> str:
+    """Places for the curves of learning and speed, which a script draws, and how they are drawn."""
+    if not (curves["steps"]["step"] or curves["epochs"]):
+        return ""
+    return (
+        '<section id="learning"><h2>Learning</h2><div class="controls"><label>by <select id="by">'
+        "<option>step</option><option>epoch</option><option>time</option></select></label>"
+        '<label>smooth <input id="smooth" type="range" min="0" max="0.99" step="0.01" value="0.6"></label>'
+        '<label><input id="log" type="checkbox"> logarithmic</label></div>'
+        "<p>Thin lines are failures and resizes. Drag to look closer, click twice to see all.</p>"
+        '<div id="learning-charts" class="charts"></div></section>'
+        '<section id="speed"><h2>Speed</h2><div id="speed-charts" class="charts"></div></section>'
+    )
+
+
+def _settings(run: History) -> str:
+    """What the run is made of, and what a person types to use it."""
+    place = shlex.quote(run.place)
+    commands = [
+        ("what it learned, as a model", f"raytf export {place}"),
+        ("this page as a file", f"raytf report {place}"),
+    ]
+    commands += [("every byte of its checkpoints, checked", f"raytf verify {place}")]
+    commands += [(f"step {s:,}, computed again", f"raytf replay {place} --step {s}") for s in list(run.saves)[-3:]]
+    if run.command:
+        commands.insert(0, ("the command that started it", shlex.join(run.command)))
+    told = "".join(
+        f'<tr><td>{escape(what)}</td><td class="why"><code>{escape(text)}</code></td></tr>' for what, text in commands
+    )
+    cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in run.settings.items()}
+    rows = "".join(f'<tr><td>{escape(n)}</td><td class="why">{escape(value)}</td></tr>' for n, value in cut.items())
+    saves = ", ".join(f"{step:,}" for step in run.saves) or "none"
+    settings = f'<table class="stack"><tbody>{rows}</tbody></table>' if rows else "<p>Nothing is noted of them yet.</p>"
+    return (
+        f"<section><h2>To use it</h2><p>Checkpoints are of step {saves}.</p>"
+        f'<table class="stack"><tbody>{told}</tbody></table></section>'
+        f"<section><h2>Settings</h2><p>What must be the same when the run goes on.</p>{settings}</section>"
     )
 
 

@@ -1,0 +1,99 @@
+"""`raytf ui [STORAGE]`: the runs of a storage as live pages in a browser."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from dataclasses import dataclass
+
+import tyro
+
+from raytf.commands._places import USUAL
+from raytf.config.terminal_text import say
+from raytf.errors import ConfigError
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+
+PORT = 8787
+#: Ports that are tried where nobody asks for one.
+_TRIES = 20
+#: Seconds between two looks at the list of runs: of a folder, and of an object store, which wants to be paid for each.
+_LIST_SECONDS, _STORE_SECONDS = 1.0, 5.0
+#: Characters of a token, at least.
+_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Ui:
+    """Show the runs of a storage in a browser: curves, speed, what happened; live, and nothing can be changed there."""
+
+    storage: tyro.conf.Positional[str] = USUAL
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
+    host: str = "127.0.0.1"
+    """Address to listen at; any but this machine's own loopback wants a token."""
+    port: int | None = None
+    """Port to listen at; by default 8787, or the next that is free."""
+    token: str | None = None
+    """Text of 16 characters or more that a browser has to bring, once, as ?token=TEXT."""
+
+
+def main(flags: Ui) -> None:
+    """Run the command."""
+    if flags.token is not None and len(flags.token) < _TOKEN:
+        raise ConfigError(f"--token has {len(flags.token)} characters. Expected {_TOKEN} or more.")
+    if flags.token is None and not is_loopback(flags.host):
+        raise ConfigError(
+            f"--host {flags.host}: anybody who reaches this machine could read the runs. Give a --token of {_TOKEN} "
+            "characters or more, or leave --host out and forward the port with `ssh -L`."
+        )
+    storage = Storage(flags.storage)
+
+    def look() -> None:
+        storage.list()
+
+    within(PREFLIGHT_SECONDS, look, storage.locate(""))
+    from raytf.ui.server import serve  # starlette is not needed for --help
+
+    listener = listen(flags.host, flags.port)
+    port = listener.getsockname()[1]
+    shown = f"[{flags.host}]" if ":" in flags.host else flags.host
+    url = f"http://{shown}:{port}/" + ("" if flags.token is None else f"?token={flags.token}")
+    say(f"the runs in {storage.locate('')}: {url}    (Ctrl-C ends it)")
+    over = threading.Event()
+    try:
+        serve(storage, listener, flags.token, _LIST_SECONDS if storage.is_local else _STORE_SECONDS, over)
+    finally:
+        over.set()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: the port is taken, or there is no such address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    wanted = [port] if port is not None else [*range(PORT, PORT + _TRIES), 0]
+    for each in wanted:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, each))
+            made.listen(64)
+        except (OSError, OverflowError) as error:
+            made.close()
+            if each is wanted[-1]:
+                why = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot listen at {host}:{each}: {why}. Choose another --port or --host.") from error
+            continue
+        return made
+    raise AssertionError(wanted)

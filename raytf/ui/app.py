@@ -1,0 +1,184 @@
+"""The server of `raytf ui`: pages, JSON and server-sent events; it answers GET alone and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from raytf.errors import ConfigError, RaytfError
+from raytf.runs.report.page import document
+from raytf.ui.gallery import Gallery
+
+#: Seconds between two looks for what has changed, and between two signs of life of a stream.
+_LOOK_SECONDS, _LIFE_SECONDS = 0.5, 15.0
+_COOKIE = "raytf-ui"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def make(gallery: Gallery, token: str | None = None) -> Starlette:
+    """The application.
+
+    Args:
+        gallery: what it shows.
+        token: that a browser has to bring, in `?token=` once; without one, only names of the loopback are answered, so
+            that no page of another site can read through a name of its own.
+    """
+    script = resources.files("raytf.ui").joinpath
+
+    async def index(request: Request) -> Response:
+        data = {"place": gallery.place, "runs": gallery.rows()}
+        js = [script("index.js").read_text()]
+        return HTMLResponse(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
+
+    async def run(request: Request) -> Response:
+        found = await run_in_threadpool(gallery.page, request.path_params["name"])
+        main = f'<nav><a href="/">← all runs</a></nav>\n{found.main}'
+        js = [script("run.js").read_text()]
+        return HTMLResponse(document(found.title, main, {**found.data, "mark": found.mark}, js))
+
+    async def parts(request: Request) -> Response:
+        found = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
+
+    async def curves(request: Request) -> Response:
+        found = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json(found.data["curves"])
+
+    async def search(request: Request) -> Response:
+        return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
+
+    async def runs(request: Request) -> Response:
+        return _json(gallery.rows())
+
+    async def changes(request: Request) -> Response:
+        async def version() -> str:
+            return str(gallery.version)
+
+        return _stream(version)
+
+    async def changes_of(request: Request) -> Response:
+        name = request.path_params["name"]
+        await run_in_threadpool(gallery.mark, name)  # a name that is none is an error now
+
+        async def mark() -> str:
+            return await run_in_threadpool(gallery.mark, name)
+
+        return _stream(mark)
+
+    routes = [
+        Route("/", index),
+        Route("/run/{name:path}", run),
+        Route("/api/runs", runs),
+        Route("/api/page/{name:path}", parts),
+        Route("/api/curves/{name:path}", curves),
+        Route("/api/search/{name:path}", search),
+        Route("/events", changes),
+        Route("/events/{name:path}", changes_of),
+    ]
+    handlers = {ConfigError: _missing, RaytfError: _refused}
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(_Guard, token=token)])
+
+
+class _Guard:
+    """Lets in who brings the token, or who is on this machine, and says to browsers what pages may do."""
+
+    def __init__(self, app: ASGIApp, token: str | None):
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        given = request.query_params.get("token")
+        refusal = self._refusal(request, given)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                if self._token is not None and _is_equal(given, self._token):
+                    cookie = Response()
+                    cookie.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
+                    headers.append("set-cookie", cookie.headers["set-cookie"])
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+    def _refusal(self, request: Request, given: str | None) -> Response | None:
+        if self._token is None:
+            host = request.headers.get("host", "")
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if name in _LOOPBACK:
+                return None
+            return PlainTextResponse("raytf ui answers at localhost alone; see --token", 403)
+        if any(_is_equal(text, self._token) for text in (given, request.cookies.get(_COOKIE), _bearer(request))):
+            return None
+        return PlainTextResponse("raytf ui wants its token: open the address that it printed", 401)
+
+
+def _bearer(request: Request) -> str | None:
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    return text if kind.lower() == "bearer" else None
+
+
+def _is_equal(given: str | None, token: str) -> bool:
+    return given is not None and hmac.compare_digest(given.encode(), token.encode())
+
+
+def _json(value: Any) -> JSONResponse:
+    return JSONResponse(value)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(str(error), 404)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(str(error), 503)
+
+
+def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
+    """Events that say that something has changed, each with what it has changed to."""
+
+    async def events() -> AsyncIterator[str]:
+        last, quiet = "", 0.0
+        while True:
+            try:
+                now = await look()
+            except RaytfError:  # storage does not answer, or the run is gone
+                now = last
+            if now != last:
+                last, quiet = now, 0.0
+                yield f"data: {json.dumps(now)}\n\n"
+            elif quiet >= _LIFE_SECONDS:
+                quiet = 0.0
+                yield ": here\n\n"
+            await asyncio.sleep(_LOOK_SECONDS)
+            quiet += _LOOK_SECONDS
+
+    return StreamingResponse(events(), media_type="text/event-stream")
