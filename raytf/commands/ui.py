@@ -12,6 +12,7 @@ import tyro
 from raytf.commands._places import USUAL
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
+from raytf.runs import ui_address
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
@@ -58,11 +59,13 @@ def main(flags: Ui) -> None:
     listener = listen(flags.host, flags.port)
     port = listener.getsockname()[1]
     shown = f"[{flags.host}]" if ":" in flags.host else flags.host
-    url = f"http://{shown}:{port}/" + ("" if flags.token is None else f"?token={flags.token}")
-    say(f"the runs in {storage.locate('')}: {url}    (Ctrl-C ends it)")
+    url = f"http://{shown}:{port}/"
+    say(f"the runs in {storage.locate('')}: {url}{'' if flags.token is None else f'?token={flags.token}'}")
+    say("Ctrl-C ends it")
     over = threading.Event()
     try:
-        serve(storage, listener, flags.token, _LIST_SECONDS if storage.is_local else _STORE_SECONDS, over)
+        with ui_address.announced(url, storage.uri):
+            serve(storage, listener, flags.token, _LIST_SECONDS if storage.is_local else _STORE_SECONDS, over)
     finally:
         over.set()
 

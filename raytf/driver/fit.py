@@ -16,6 +16,7 @@ import ray
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import precision
+from raytf.config.sections import RunSection
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
@@ -34,7 +35,7 @@ from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
-from raytf.runs import notebook, run_log, start_command
+from raytf.runs import notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -211,6 +212,12 @@ def fit(
     return result_of(run, document, model, callbacks)
 
 
+def _parent(run: Storage) -> str:
+    """The storage of a run, as a word of a command; nothing for the usual one."""
+    place = run.locate("").rstrip("/").rpartition("/")[0] or "/"
+    return "" if place == Storage(RunSection().storage).locate("").rstrip("/") else shlex.quote(place)
+
+
 #: Settings with which nothing is divided.
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
@@ -255,7 +262,8 @@ def _finish(
     with notebook.display(job.verbose, job.config.run.verbose) as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
-        display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
+        page = ui_address.page_of(run.uri)
+        display.say(f"its page: {page}" if page else f"its page, at any time: raytf ui {_parent(run)}".rstrip())
         with Lease(run, display.say) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)

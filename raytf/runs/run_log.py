@@ -11,6 +11,8 @@ import os
 import tempfile
 import time
 import uuid
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -193,7 +195,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         DamagedFileError: a segment is none that raytf has written.
     """
     run = Storage(uri)
-    rows: dict[int, list[float]] = {}
+    tables: list[np.ndarray] = []
     # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by time.
     segments = sorted(
         (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
@@ -201,16 +203,15 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
     for name in segments:
         found = _segment(run, f"{STEPS}/{name}")
         start = int(name.partition("-")[0])
-        while rows and (last := next(reversed(rows))) >= start:  # rows are in the order of their steps
-            del rows[last]
-        rows.update((int(row[0]), row) for row in found)
-    table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(COLUMNS))
+        tables = [table[: np.searchsorted(table[:, 0], start)] for table in tables]
+        tables.append(found)
+    table = np.concatenate([np.zeros((0, len(COLUMNS))), *tables])
     columns = dict(zip(COLUMNS, table.T, strict=True))
     return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
 
 
-def _segment(run: Storage, name: str) -> list[list[float]]:
-    """Rows of a segment, in the order of their steps, none of which is before that of its name.
+def _segment(run: Storage, name: str) -> np.ndarray:
+    """Rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name.
 
     Raises:
         DamagedFileError: says what is wrong.
@@ -221,12 +222,16 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
         raise DamagedFileError(where, f"its name begins with {first[:20]!r}, expected a step")
     found = []
     try:
-        lines = csv.reader(io.StringIO(run.get(name, untrusted_json.LARGE).decode()), strict=True)
+        text = run.get(name, untrusted_json.LARGE).decode()
+        lines = csv.reader(io.StringIO(text), strict=True)
         columns = next(lines, [])
         if not set(_NEEDED) <= set(columns):
             raise ValueError(f"it has no line with the columns {', '.join(_NEEDED)}")
         places = [columns.index(column) for column in _NEEDED]
         norm = columns.index(_NORM) if _NORM in columns else None
+        whole = None if norm is None else _as_table(text, [*places, norm], int(first))
+        if whole is not None:
+            return whole
         for line in filter(None, lines):
             row = [float(line[place]) for place in places]
             step, epoch, *_ = row
@@ -242,7 +247,27 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
         raise DamagedFileError(where, f"the row after step {last} is cut off") from None
     except (ValueError, OverflowError, csv.Error) as error:
         raise DamagedFileError(where, one_line(error, 120)) from None
-    return found
+    return np.array(found, np.float64).reshape(-1, len(COLUMNS))
+
+
+def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None:
+    """The rows of a segment in which nothing is wrong, ten times as fast as one by one; None for any other.
+
+    Args:
+        text: with a line of names before them.
+        places: of the columns.
+        first: step before which none may be.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no rows
+            found = np.loadtxt(io.StringIO(text), delimiter=",", skiprows=1, usecols=places, ndmin=2, comments=None)
+    except (ValueError, UserWarning):
+        return None
+    steps, epochs = found[:, 0], found[:, 1]
+    in_order = steps[0] >= first and bool(np.all(np.diff(steps) > 0)) and steps[-1] <= untrusted_json.MOST
+    whole = np.all(steps == np.floor(steps)) and np.all(epochs == np.floor(epochs))
+    return found if in_order and whole and np.all((epochs >= 0) & (epochs <= untrusted_json.MOST)) else None
 
 
 def write_attempt(run: Storage, attempt: str, world_size: int, origin: tuple[int, str], now: float) -> None:

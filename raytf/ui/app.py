@@ -51,7 +51,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         return HTMLResponse(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
 
     async def run(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.page, request.path_params["name"])
+        found = await run_in_threadpool(gallery.first_page, request.path_params["name"])
         main = f'<nav><a href="/">← all runs</a></nav>\n{found.main}'
         js = [script("run.js").read_text()]
         return HTMLResponse(document(found.title, main, {**found.data, "mark": found.mark}, js))

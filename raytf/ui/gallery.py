@@ -21,6 +21,8 @@ from raytf.storage.storage import Storage
 _SPARK_POINTS = 60
 #: Folders of a run that tell that something has happened, and its files that do.
 _FOLDERS = (ledger.FOLDER, run_log.STEPS)
+#: Bytes of the log of steps from which a page is shown before they are read.
+_MANY_BYTES = 2 << 20
 #: Pages that are kept.
 _PAGES = 8
 _TRIAL = untrusted_json.record(
@@ -119,6 +121,21 @@ class Gallery:
         told = [run.exists(file) for file in (run_log.RESULT, "lease.json")]
         return repr((files, told))
 
+    def first_page(self, name: str) -> RunPage:
+        """A run's page, at once: where there are many steps, without them, as long as `page` has not read them.
+
+        Raises:
+            ConfigError, StorageError: there is no such run, or storage refuses.
+        """
+        known = self._pages.get(name)
+        if known is not None and known.mark == self.mark(name):
+            return known
+        run = self.find(name)
+        if sum(file.bytes for file in run.files(run_log.STEPS)) < _MANY_BYTES:
+            return self.page(name)
+        found = history.load(run.uri)
+        return RunPage("", f"{name}: {found.state}", *page.parts(found))
+
     def page(self, name: str) -> RunPage:
         """A run's page, drawn again where something has changed.
 
@@ -126,7 +143,7 @@ class Gallery:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
         mark = self.mark(name)
-        with self._drawing:
+        with self._drawing:  # of two that ask at once the second gets what the first has drawn
             known = self._pages.get(name)
             if known is not None and known.mark == mark:
                 return known

@@ -2,8 +2,10 @@
 
     python -m tests.cluster.browser STEPS.json
 
-STEPS.json is a list of steps: ["open", URL], ["see", TEXT], ["type", SELECTOR, TEXT], ["click", LABEL], ["shoot", PNG].
-Prints the text of the page at each "see" as a list in JSON; a text that does not come is an error that shows the page.
+STEPS.json is a list of steps: ["open", URL], ["see", TEXT], ["type", SELECTOR, TEXT], ["click", LABEL], ["shoot", PNG],
+["do", SCRIPT], ["is", SCRIPT] (wait until it is true), ["tell", SCRIPT], ["phone"], ["dark"], ["key", NAME].
+Prints the text of the page at each "see", and the value at each "tell" in JSON, as a list in JSON; a text that does not
+come is an error that shows the page.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ import aiohttp
 PATIENCE = 120.0
 _FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
 _WINDOW = "--window-size=1400,1400"
+_KEYS = {
+    "Tab": {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9},
+    "Space": {"key": " ", "code": "Space", "windowsVirtualKeyCode": 32, "text": " "},
+    "Enter": {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"},
+}
 #: React's inputs take a new value only from the setter that they replace.
 _TYPE = """(() => {
   const field = document.querySelector(%s);
@@ -113,6 +120,21 @@ async def play(steps: list[list[str]], address: str) -> list[str]:
                     await page.until(_TYPE % tuple(map(json.dumps, values)), f"type into {values[0]}")
                 elif name == "click":
                     await page.until(_CLICK % json.dumps(values[0].lower()), f"click {values[0]}")
+                elif name == "do":
+                    await page.evaluate(values[0])
+                elif name == "is":
+                    await page.until(values[0], f"is {values[0]}")
+                elif name == "tell":
+                    seen.append(json.dumps(await page.evaluate(values[0])))
+                elif name == "phone":
+                    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+                    await page.call("Emulation.setDeviceMetricsOverride", **size)
+                elif name == "dark":
+                    wanted = [{"name": "prefers-color-scheme", "value": "dark"}]
+                    await page.call("Emulation.setEmulatedMedia", features=wanted)
+                elif name == "key":
+                    for kind in ("keyDown", "keyUp"):
+                        await page.call("Input.dispatchKeyEvent", type=kind, **_KEYS[values[0]])
                 elif name == "shoot":
                     picture = await page.call("Page.captureScreenshot", format="png")
                     Path(values[0]).write_bytes(base64.b64decode(picture["data"]))

@@ -1,0 +1,70 @@
+"""Where a `raytf ui` of this user shows a storage, so that a run can name its page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from raytf.runs.lease import process_start
+from raytf.storage import untrusted_json
+
+_SHAPE = untrusted_json.record(
+    {
+        "pid": untrusted_json.whole,
+        "started": untrusted_json.text,
+        "url": untrusted_json.text,
+        "root": untrusted_json.text,
+    }
+)
+#: Notes that are read at most: one for each `raytf ui` that runs, and those of killed ones.
+_MOST = 100
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raytf" / "ui"
+
+
+@contextlib.contextmanager
+def announced(url: str, root: str) -> Iterator[None]:
+    """While the `with` statement lasts, other processes of this user find the pages; where no note can be left, they do
+    not.
+
+    Args:
+        url: of the pages, without a token.
+        root: URI of the storage that they show.
+    """
+    pid = os.getpid()
+    path = _folder() / f"{pid}.json"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note = {"pid": pid, "started": process_start(pid), "url": url, "root": root}
+        path.write_text(json.dumps(note))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def page_of(uri: str) -> str | None:
+    """The address of a run's page; None where nobody shows it.
+
+    Args:
+        uri: the run's folder.
+    """
+    with contextlib.suppress(OSError):
+        for path in sorted(_folder().glob("*.json"))[:_MOST]:
+            try:
+                note = untrusted_json.decode(path.read_bytes())
+            except ValueError:
+                continue
+            if _SHAPE(note) or process_start(note["pid"]) != note["started"]:
+                continue
+            root = note["root"].rstrip("/")
+            if uri.startswith(f"{root}/"):
+                return f"{note['url']}run/{quote(uri.removeprefix(f'{root}/'))}"
+    return None
