@@ -7,14 +7,12 @@ import os
 import grpc
 from ray._private import services
 from ray._private.authentication import authentication_token_setup
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 SEEN = {
     "ray._private.authentication.authentication_token_setup.AUTH_MODE_ENV_VAR": "2.60.0",
     "ray._private.services.canonicalize_bootstrap_address": "2.60.0",
-    "ray._raylet.AuthenticationTokenLoader.get_raw_token": "2.60.0",
-    "ray._raylet.AuthenticationTokenLoader.instance": "2.60.0",
     "ray._raylet.Config.initialize": "2.60.0",
     "ray.core.generated.gcs_service_pb2.CheckAliveRequest": "2.60.0",
     "ray.core.generated.gcs_service_pb2_grpc.NodeInfoGcsServiceStub": "2.60.0",
@@ -36,12 +34,6 @@ def gcs_of(address: str) -> str | None:
         return services.canonicalize_bootstrap_address(address)
     except (ValueError, ConnectionError):
         return None
-
-
-def mine() -> str:
-    """The token that this user has: of RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; empty for
-    none."""
-    return str(AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True) or "")
 
 
 def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:

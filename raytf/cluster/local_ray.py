@@ -130,7 +130,7 @@ def keep_token_private() -> None:
     """Have the token that guards a Ray of this machine readable for its user only; Ray makes it readable for all."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = _token_path()
     with contextlib.suppress(OSError):  # Ray says what is wrong with the folder
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
@@ -138,6 +138,19 @@ def keep_token_private() -> None:
         at = path.stat()
         if at.st_uid == os.getuid() and at.st_mode & 0o077:
             path.chmod(0o600)
+
+
+def token() -> str:
+    """The token that this user has, as Ray looks for it; empty for none. Ray's own reader leaves a process in which
+    actors die, where it is called before Ray is connected."""
+    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return given or _token_path().read_text().strip()
+    return given
+
+
+def _token_path() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def _create(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from raytf._ray import tokens
+from raytf.cluster import local_ray
 from raytf.errors import ClusterError
 
 _THERE = "the head's token in ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
@@ -58,6 +59,6 @@ def let_in(address: str) -> None:
     gcs = tokens.gcs_of(address)
     if gcs is None:
         return
-    entry = decide(address, os.environ.get(tokens.MODE), tokens.mine(), lambda token: tokens.is_let_in(gcs, token))
+    entry = decide(address, os.environ.get(tokens.MODE), local_ray.token(), lambda token: tokens.is_let_in(gcs, token))
     if entry is Entry.WITH_TOKEN:
         tokens.use()
