@@ -66,6 +66,8 @@ def main(flags: Ui) -> None:
     try:
         with ui_address.announced(url, storage.uri):
             serve(storage, listener, flags.token, _LIST_SECONDS if storage.is_local else _STORE_SECONDS, over)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("raytf ui has ended") from None
     finally:
         over.set()
 

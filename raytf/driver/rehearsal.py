@@ -1,7 +1,7 @@
 """A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do.
 
-On a machine that waits for Ray this costs nothing, and the process yields to those that train. What it finds ends the
-run only where workers would find the same: on CPUs, and mistakes in code rather than what this machine lacks.
+On two cores a run that has no mistake starts one or two seconds later for it. What it finds ends the run only where
+workers would find the same: on CPUs, and mistakes in code rather than what this machine lacks.
 """
 
 from __future__ import annotations

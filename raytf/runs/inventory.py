@@ -18,7 +18,7 @@ from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
-from raytf.runs import ledger, run_log, standing
+from raytf.runs import ledger, run_log, search_files, standing
 from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
 from raytf.runs.ledger import Event
 from raytf.runs.standing import RunState
@@ -33,10 +33,8 @@ WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
 #: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
-#: What makes a folder one of a search, and what its command writes when it has found the best trial; see
-#: `raytf.tune.search_record`.
-_SEARCH, _BEST = "search/search.json", "best/parameters.json"
-_TRIAL = "trial-"
+#: What makes a folder one of a search, and what its command writes when it has found the best trial.
+_SEARCH, _BEST = f"{search_files.SEARCH}/{search_files.IDENTITY}", f"{search_files.BEST}/parameters.json"
 _FOUND = untrusted_json.record(
     {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}
 )
@@ -169,7 +167,7 @@ def _is_search(files: list[StoredFile]) -> bool:
 
 def _lease_of(files: list[StoredFile]) -> str | None:
     """The lease of a run, or of a search, in its folder."""
-    wanted = f"{_SEARCH.partition('/')[0]}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
+    wanted = f"{search_files.SEARCH}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
     return wanted if any(_is_in(file.name, wanted) for file in files) else None
 
 
@@ -264,7 +262,7 @@ def _read_search(
         bytes=sum(file.bytes for file in files),
         modified=max(file.modified for file in files),
         problems=tuple(problems),
-        trials=len({file.name.partition("/")[0] for file in files if file.name.startswith(_TRIAL)}),
+        trials=len({file.name.partition("/")[0] for file in files if file.name.startswith(search_files.TRIAL)}),
     )
 
 

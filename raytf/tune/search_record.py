@@ -22,27 +22,12 @@ from raytf.config.identity import differences
 from raytf.config.objective import MetricObjective
 from raytf.errors import DamagedFileError, RunMismatchError
 from raytf.runs import run_log
+from raytf.runs.search_files import BEST, IDENTITY, RECORD, SEARCH, TRIAL, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
-SEARCH, BEST = "search", "best"
-_IDENTITY, _TRIALS = "search.json", "trials"
 #: Of a run: what `raytf.inference.export`, which needs Keras, writes.
 _EXPORT, _KERAS_FILE = "export", "model.keras"
-_RECORD = untrusted_json.record(
-    {
-        "number": untrusted_json.whole,
-        "parameters": untrusted_json.values(untrusted_json.anything),
-        "outcome": untrusted_json.text,
-    },
-    {
-        "value": untrusted_json.optional(untrusted_json.number),
-        "epochs": untrusted_json.whole,
-        "why": untrusted_json.text,
-        "history": untrusted_json.each(untrusted_json.values(untrusted_json.number)),
-        "metrics": untrusted_json.values(untrusted_json.number),
-    },
-)
 
 
 class TrialOutcome(enum.Enum):
@@ -79,7 +64,7 @@ class TrialRecord:
 
 def run_name(number: int) -> str:
     """Of a trial's run."""
-    return f"trial-{number:03d}"
+    return f"{TRIAL}{number:03d}"
 
 
 def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
@@ -93,9 +78,9 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     Raises:
         RunMismatchError: shows the difference.
     """
-    before = untrusted_json.read(search, f"{SEARCH}/{_IDENTITY}", untrusted_json.values(untrusted_json.text))
+    before = untrusted_json.read(search, f"{SEARCH}/{IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
-        search.put(f"{SEARCH}/{_IDENTITY}", json.dumps(identity, indent=1).encode())
+        search.put(f"{SEARCH}/{IDENTITY}", json.dumps(identity, indent=1).encode())
         return
     difference = differences(before, identity)
     if difference:
@@ -108,15 +93,15 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
 def write(search: Storage, record: TrialRecord) -> None:
     """Keep what became of a trial."""
     document = {**asdict(record), "outcome": record.outcome.value}
-    search.put(f"{SEARCH}/{_TRIALS}/{record.number:03d}.json", json.dumps(document, indent=1).encode())
+    search.put(f"{SEARCH}/{TRIALS}/{record.number:03d}.json", json.dumps(document, indent=1).encode())
 
 
 def read(search: Storage) -> dict[int, TrialRecord]:
     """Trials that are over, by number; one whose file is damaged counts as one that is not."""
     found = {}
-    for name in search.list(f"{SEARCH}/{_TRIALS}"):
+    for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
-            document = untrusted_json.read(search, f"{SEARCH}/{_TRIALS}/{name}", _RECORD, untrusted_json.LARGE)
+            document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
         except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
@@ -126,7 +111,7 @@ def read(search: Storage) -> dict[int, TrialRecord]:
 
 def forget(search: Storage, number: int) -> None:
     """Have a trial that is over go on."""
-    search.delete(f"{SEARCH}/{_TRIALS}/{number:03d}.json")
+    search.delete(f"{SEARCH}/{TRIALS}/{number:03d}.json")
 
 
 def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord | None:

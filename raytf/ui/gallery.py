@@ -14,6 +14,7 @@ from raytf.errors import ConfigError, StorageError
 from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.inventory import Run
 from raytf.runs.report import learning, page
+from raytf.runs.search_files import RECORD, SEARCH, TRIAL, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -25,20 +26,6 @@ _FOLDERS = (ledger.FOLDER, run_log.STEPS)
 _MANY_BYTES = 2 << 20
 #: Pages that are kept.
 _PAGES = 8
-_TRIAL = untrusted_json.record(
-    {
-        "number": untrusted_json.whole,
-        "parameters": untrusted_json.values(untrusted_json.anything),
-        "outcome": untrusted_json.text,
-    },
-    {
-        "value": untrusted_json.optional(untrusted_json.number),
-        "epochs": untrusted_json.whole,
-        "why": untrusted_json.text,
-        "history": untrusted_json.each(untrusted_json.values(untrusted_json.number)),
-        "metrics": untrusted_json.values(untrusted_json.number),
-    },
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +90,7 @@ class Gallery:
             ConfigError: there is none of that name.
         """
         with self._lock:
-            known = name in self._names or (name.rpartition("/")[0] in self._names and "/trial-" in name)
+            known = name in self._names or (name.rpartition("/")[0] in self._names and f"/{TRIAL}" in name)
         if not known or ".." in name:
             raise ConfigError(f"there is no run {name!r} in {self.place}")
         return self._storage.child(name)
@@ -164,9 +151,9 @@ class Gallery:
             ConfigError, StorageError: there is no such search, or storage refuses.
         """
         search, trials = self.find(name), []
-        for file in search.list("search/trials"):
+        for file in search.list(f"{SEARCH}/{TRIALS}"):
             found, _ = untrusted_json.attempt(
-                lambda file=file: untrusted_json.read(search, f"search/trials/{file}", _TRIAL, untrusted_json.LARGE)  # type: ignore[misc]
+                lambda file=file: untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{file}", RECORD, untrusted_json.LARGE)  # type: ignore[misc]
             )
             if found is not None:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
