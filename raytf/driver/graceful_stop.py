@@ -158,8 +158,13 @@ class _GracefulEnd:
         self.asked.is_saved = True
         if self.over.is_set():
             return  # the run has finished meanwhile, and this process ends anyway
-        at, there = (f" step {step}", "there") if step else ("", "the last checkpoint")
-        result = f"saved{at}" if saved else "not saved" if saved is False else "no workers were training"
+        result = (
+            (f"saved step {step}" if step else "saved")
+            if saved
+            else "not saved"
+            if saved is False
+            else "no workers were training"
+        )
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{said}: {result}")
@@ -170,7 +175,7 @@ class _GracefulEnd:
                 self.leave(f"{said}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{said}: {result}; the same command goes on from {there}")
+                self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         finally:
             os._exit(128 + number)
 
