@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tyro
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from raytf.commands._places import run_uri
 from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
-from raytf.errors import StorageError
+from raytf.errors import ConfigError, StorageError
 from raytf.runs import history, restart_phases, run_log, spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent
@@ -28,6 +31,8 @@ _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
 #: Spikes that are shown: the latest ones.
 _SPIKES = 10
+#: Seconds between two looks at a run that is followed, and events of it that are shown; in which states it is.
+_FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
 #: Where the output is not a terminal: wide enough for what is said of an event.
 _PLAIN_WIDTH = 160
 
@@ -40,11 +45,25 @@ class Show:
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     json: bool = False
     """Print one JSON document instead."""
+    follow: bool = False
+    """Show it again every 2 seconds while it runs, with what happened last."""
+
+    def check(self) -> None:
+        """Refuse what cannot be shown.
+
+        Raises:
+            ConfigError: two flags do not go together.
+        """
+        if self.json and self.follow:
+            raise ConfigError("--follow shows tables, and --json prints one document. Give one of them.")
 
 
 def main(flags: Show) -> None:
     """Run the command."""
+    flags.check()
     uri = run_uri(flags.run)
+    if flags.follow:
+        follow(uri)
     run, found = history.load(uri), list[Spike]()
     try:
         found = spikes.find(run_log.read_steps(uri))
@@ -55,6 +74,29 @@ def main(flags: Show) -> None:
         return
     console = Console(highlight=False)
     show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH), found)
+
+
+def follow(uri: str, console: Console | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run until it runs no more.
+
+    Args:
+        uri: its folder.
+        console: where to; standard output by default. Where that is no terminal, events are printed as they come.
+        sleep: injected by tests.
+    """
+    console, told = console or Console(highlight=False), 0
+    is_live = console.is_terminal
+    with Live(console=console, auto_refresh=False, transient=True) if is_live else contextlib.nullcontext() as live:
+        while (run := history.load(uri)).state in _LIVING:
+            if live is not None:
+                last = replace(run, happenings=run.happenings[-_FOLLOWED:])
+                lines = [_text(line) for line in (f"run {run.name} in {run.place}", *headline(run))]
+                live.update(Group(*lines, *([_events(last)] if last.happenings else [])), refresh=True)
+            for happened in run.happenings[told:] if live is None else ():
+                at = clock_text(happened.time - run.begin)
+                console.print(_text(f"+{at} {happened.kind}: {happened.text}"), soft_wrap=True)
+            told = len(run.happenings)
+            sleep(_FOLLOW_SECONDS)
 
 
 def document(run: History, found: Sequence[Spike] = ()) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What is told of a run: its state, its restarts, `raytf show`."""
 
+import io
 import json
 import os
 import socket
@@ -232,3 +233,28 @@ def test_a_run_that_lives_is_shown_as_running(tmp_path):
     with Lease(run):
         assert history.load(run.uri).state == "running"
     assert history.load(run.uri).state == "failed"
+
+
+def test_a_run_is_followed_until_it_ends(tmp_path):
+    line = Script().at(0, "driver", state="started", pid=os.getpid(), host=socket.gethostname())
+    run = line.attempt(3, 2, 0, "new").write(str(tmp_path))
+    out, naps = io.StringIO(), []
+
+    with Lease(run) as lease:
+
+        def sleep(seconds: float) -> None:
+            naps.append(seconds)
+            if len(naps) == 1:
+                line.at(9, "save", of_step=5, step=5).write(str(tmp_path))
+            else:
+                lease.release()
+
+        show.follow(run.uri, Console(file=out, width=100), sleep)
+    told = [text.partition(" ")[2] for text in out.getvalue().splitlines()]
+    assert [text.partition(":")[0] for text in told] == ["driver", "attempt", "save"]
+    assert naps == [2.0, 2.0]
+    done = raytf("show", str(tmp_path), "--follow", "--json")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: --follow shows tables, and --json prints one document. Give one of them."],
+    )
