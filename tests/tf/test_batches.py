@@ -88,7 +88,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], tf.data.Dataset], Callabl
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Of different lengths are of different sizes, too.
+TWINS = {"live, of different sizes"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TWINS)) for name in CASES])
 def test_each_step_has_the_batch_that_it_has_in_keras(name: str, monkeypatch: pytest.MonkeyPatch):
     factory, dataset, source = CASES[name]
     keras.utils.set_random_seed(0)

@@ -72,8 +72,8 @@ RUNNING = {"autoencoder", "GAN", "WGAN-GP", "averaged weights", "contrastive wit
 ALIKE = {"autoencoder", "contrastive with a probe", "by hand", "as Keras", "apart"}
 
 
-#: Programs of which another one has all parts: the GAN's second update, the distiller's losses.
-TWINS = {"contrastive with a probe", "as Keras"}
+#: Programs of which another one has all parts: the GAN's second update, the distiller's losses and averages.
+TWINS = {"contrastive with a probe", "as Keras", "apart", "autoencoder", "averaged weights"}
 
 
 @pytest.mark.parametrize(

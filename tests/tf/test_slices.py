@@ -99,9 +99,11 @@ FEW = ((1, 1, run_arrays, True), (4, 3, run, True))
 RUNS = dict.fromkeys(CASES, FEW) | {"Adam": (*FEW, (4, 1, run, True), (4, 3, run, False))}
 
 
-@pytest.mark.parametrize(  # Adagrad squares slices as Adam does
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "Adagrad")) for name in CASES]
-)
+#: Cases of which others have all parts: Adagrad squares slices as Adam does.
+TWINS = {"Adagrad", "SGD", "an odd width and clipped norms"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TWINS)) for name in CASES])
 def test_tables_are_trained_as_in_keras(name: str):
     reference, losses = alone(CASES[name])
     ends = set()
