@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 
 from raytf.data.sources import Source
@@ -25,6 +27,8 @@ from raytf.training.job import TrainingJob
 
 #: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
 CONFIG, CANNOT = "config of the model", "cannot"
+#: Memory that it may take: a share of what is free, and what TensorFlow takes for itself.
+_MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
 #: The first process that goes where a machine has too little memory for the model.
 _OOM_SCORE = "1000"
 
@@ -140,6 +144,10 @@ def _main(question: str, answer: str, *path: str) -> None:
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    # A model for GPUs may be too large for this machine, whose memory others need: the process ends then.
+    most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
         said: Any = _described(ray.cloudpickle.loads(Path(question).read_bytes()))
     except ImportError as error:
