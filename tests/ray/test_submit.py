@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster
     assert raytf.read_steps(str(tmp_path / "a"))["step"][-1] == saved
     assert not (tmp_path / "a" / "lease.json").exists()
     shown = subprocess.run([*RAYTF, "show", str(tmp_path / "a")], capture_output=True, text=True, timeout=60)
-    assert f"stopped (told to stop (SIGTERM), saved): {saved} of 100000 steps" in shown.stdout
+    assert f"stopped (told to stop (SIGTERM), saved step {saved}): {saved} of 100000 steps" in shown.stdout
 
 
 def submitted(address: str | None, *words: str, **env: str) -> tuple[int, str]:
