@@ -35,7 +35,7 @@ def test_a_run_trains_and_exports(start, tmp_path: Path):
     lines = output.splitlines()
     assert lines[0].startswith("data: handwritten digits of scikit-learn")
     assert str(folder) in lines[1]
-    assert lines[2].endswith(f"raytf report {folder} --html report.html")
+    assert lines[2] == f"its page, at any time: raytf ui {folder.parent}"
     assert "test accuracy: 0.9" in lines[-1]
     result = result_of(folder)
     assert result["metrics"]["test_accuracy"] >= 0.95
