@@ -58,6 +58,7 @@ def rows(output: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.slow  # tests/unit/tune has the decisions, and what a search keeps
 def test_a_search_that_was_killed_goes_on_and_tells_of_all_its_trials(
     search: Callable[..., Job], cluster: dict[str, str], tmp_path: Path
 ):
