@@ -1,12 +1,14 @@
 """A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do.
 
-On two cores a run that has no mistake starts one or two seconds later for it. What it finds ends the run only where
-workers would find the same: on CPUs, and mistakes in code rather than what this machine lacks.
+On two cores a run that has no mistake starts one or two seconds later for it, and on a busy machine, where it would come
+too late, nothing is tried. What it finds ends the run only where workers would find the same: on CPUs, and mistakes in
+code rather than what this machine lacks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from raytf.config.train_config import TrainConfig
@@ -14,6 +16,19 @@ from raytf.data.sources import Source
 from raytf.errors import ExactnessError, JobError, RaytfError, WholeBatchError
 from raytf.training import elsewhere
 from raytf.training.job import TrainingJob
+
+#: Processes for each CPU from which a machine is busy.
+_BUSY = 1.5
+
+
+def is_busy(load: float, cpus: int) -> bool:
+    """Whether a machine has so much to do that a model would be tried too late.
+
+    Args:
+        load: processes that ran or waited for a CPU in the last minute, on average.
+        cpus: that it has.
+    """
+    return load > _BUSY * cpus
 
 
 def is_decisive(error: RaytfError, has_gpus: bool, is_here: bool) -> bool:
@@ -41,7 +56,7 @@ def rehearsing(job: TrainingJob, train: Source | None, config: TrainConfig) -> I
     Raises:
         DataError, StorageError: the first records cannot be read.
     """
-    if train is None or config.strategy.has_servers:
+    if train is None or config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
         return
     with elsewhere.asked(job, train, job.plan.micro_batch_size, trains=True) as asked:

@@ -51,9 +51,11 @@ def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray, most: int = MOST_
     starts = np.unique(np.linspace(0, count, min(count, most) + 1).astype(int)[:-1])
     sizes = np.diff([*starts, count])
     last = np.minimum(starts + sizes, count) - 1
-    table: dict[str, np.ndarray] = {"step": steps["step"][last], "epoch": steps["epoch"][last] + 1, "time": at[last]}
+    nothing = np.full(count, np.nan)
+    table: dict[str, np.ndarray] = {"step": steps["step"][last], "time": at[last]}
+    table["epoch"] = steps.get("epoch", nothing)[last] + 1
     for name in _STEP_COLUMNS:
-        values = steps[name]
+        values = steps.get(name, nothing)
         known = np.isfinite(values)
         sums = np.add.reduceat(np.where(known, values, 0.0), starts)
         counts = np.add.reduceat(known.astype(int), starts)

@@ -12,7 +12,7 @@ from raytf.config import precision
 from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.driver.rehearsal import Rehearsal, is_decisive, rehearsing
+from raytf.driver.rehearsal import Rehearsal, is_busy, is_decisive, rehearsing
 from raytf.errors import DataError, JobError, ModelError, RaytfError, WholeBatchError
 from raytf.training import elsewhere
 from raytf.training.job import UserCode
@@ -48,6 +48,13 @@ def test_what_ends_a_run(error, has_gpus, is_here, is_told):
     rehearsal.look(has_gpus, is_here)
 
 
+@pytest.mark.parametrize(
+    ("load", "cpus", "busy"), [(0.0, 2, False), (3.0, 2, False), (3.1, 2, True), (12.0, 16, False)]
+)
+def test_a_busy_machine_tries_nothing(load, cpus, busy):
+    assert is_busy(load, cpus) is busy
+
+
 def model(loss: str = "sparse_categorical_crossentropy", width: int = 4):
     import keras
 
@@ -74,7 +81,7 @@ X, Y = np.zeros((64, 4), np.float32), np.arange(64) % 3
         (lambda: model(width=7), Y, RaytfError, "7"),
     ],
 )
-def test_a_mistake_is_found_in_another_process(make, labels, kind, words):
+def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkeypatch):
     config = TrainConfig()
     source = ArraySource(X, labels)
     job: Any = types.SimpleNamespace(
@@ -84,6 +91,7 @@ def test_a_mistake_is_found_in_another_process(make, labels, kind, words):
         class_weight=None,
         precision=precision.DEFAULT,
     )
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     with rehearsing(job, source, config) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None

@@ -18,7 +18,7 @@ from raytf.runs.timeline import Span
 from tests.support.runs import BEGIN, Script, a_run, add_result, add_steps
 
 EVIL = "</script><script>alert('x')</script><img src=x onerror=\"y\">&amp;"
-VOID = ("meta", "img", "br")
+VOID = ("meta", "img", "br", "input")
 
 
 class Page(HTMLParser):
@@ -70,7 +70,8 @@ def test_the_page_is_whole_and_needs_nothing_else(drawn):
         assert not {"src", "href", "srcset", "xlink:href", "onload", "onerror"} & attributes.keys(), tag
     assert "url(" not in "".join(read.styles)
     assert "@import" not in "".join(read.styles)
-    assert not [word for word in ("fetch(", "XMLHttpRequest", "import(", "http") if word in "".join(read.scripts[1:])]
+    scripts = "".join(read.scripts[1:]).replace("https://github.com/leeoniya/uPlot", "")  # whose it is
+    assert not [word for word in ("fetch(", "XMLHttpRequest", "import(", "http") if word in scripts]
     assert "http" not in text
 
 
