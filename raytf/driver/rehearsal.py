@@ -1,8 +1,8 @@
 """A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do.
 
-On two cores a run that has no mistake starts one or two seconds later for it, and on a busy machine, where it would come
-too late, nothing is tried. What it finds ends the run only where workers would find the same: on CPUs, and mistakes in
-code rather than what this machine lacks.
+On two cores a run that has no mistake starts one or two seconds later for it; a busy machine, where it would come too
+late, tries nothing. What is found ends the run only where workers would find the same: on CPUs, and mistakes in code
+rather than what this machine lacks.
 """
 
 from __future__ import annotations
