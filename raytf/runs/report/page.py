@@ -60,7 +60,8 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = (), attr
     file = resources.files("raytf.runs.report").joinpath
     css = "\n".join(file(name).read_text() for name in ("vendor/uplot.css", "page.css"))
     # With its licence in place of a link, as a page needs nothing but itself.
-    plots = f"/*! uPlot 1.6.32. {file('vendor/LICENSE').read_text()}*/{file('vendor/uplot.js').read_text().partition('*/')[2]}"
+    licence, plots = file("vendor/LICENSE").read_text(), file("vendor/uplot.js").read_text()
+    plots = f"/*! uPlot 1.6.32. {licence}*/{plots.partition('*/')[2]}"
     js = "\n".join([plots, *(file(name).read_text() for name in ("charts.js", "page.js")), *scripts])
     # In a script element nothing is escaped but what would end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
