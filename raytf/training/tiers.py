@@ -72,7 +72,10 @@ def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | Non
         RunMismatchError: the run was made with other settings.
         CheckpointError: there are checkpoints, and none of them can be read.
     """
-    return tiers.restorer.find(functools.partial(_check_identity, attempt, program))
+    found = tiers.restorer.find(functools.partial(_check_identity, attempt, program))
+    if found is None and attempt.earlier:
+        attempt.reporter.say("nothing had been saved when the run ended last: it begins again at step 0")
+    return found
 
 
 def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> None:
