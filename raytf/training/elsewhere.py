@@ -87,7 +87,9 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
     question = {
         "code": job.code,
         "records": job.plan.micro_batch_size,
-        "sample": _FirstRecords(len(leaves[0]), train.spec, leaves, train.label_range(), train.name),
+        "sample": _FirstRecords(
+            len(leaves[0]), train.spec, leaves, train.label_range() if trains else None, train.name
+        ),
         "compute": config.compute,
         "batch_section": config.batch,
         "class_weight": job.class_weight,
@@ -142,14 +144,11 @@ def _main(question: str, answer: str, *path: str) -> None:
         path: the driver's `sys.path`, where the job's modules are found.
     """
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    # A model for GPUs may be too large for this machine, whose memory others need: the process ends then.
-    most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
-        said: Any = _described(ray.cloudpickle.loads(Path(question).read_bytes()))
+        asked = ray.cloudpickle.loads(Path(question).read_bytes())
+        if asked["trains"]:
+            _yield_memory()
+        said: Any = _described(asked)
     except ImportError as error:
         said = {CANNOT: one_line(error, 200)}
     except RaytfError as error:
@@ -157,6 +156,15 @@ def _main(question: str, answer: str, *path: str) -> None:
         said = error
     Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
     os.replace(f"{answer}.part", answer)
+
+
+def _yield_memory() -> None:
+    """Leave memory to those that train: a model for GPUs may be too large for this machine; the process ends then."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _described(asked: dict[str, Any]) -> dict[str, str]:

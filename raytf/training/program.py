@@ -165,9 +165,10 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
         checkpoints.snapshot_every_steps != 0,
         checkpoints.keep_best is not None,
     )
-    refused = memory_needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
+    node_bytes = raylets.all_bytes()
+    refused = memory_needs.refusal(found, node_bytes, bool(checkpoints.snapshot_every_steps))
     if refused is not None:
         raise ConfigError(refused)
-    is_large = found.total >= _LARGE_SHARE * raylets.all_bytes()
+    is_large = found.total >= _LARGE_SHARE * node_bytes
     if not attempt.earlier and (is_large or attempt.config.run.verbose):
         attempt.reporter.say(found.text())

@@ -7,7 +7,6 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -58,17 +57,17 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
     async def parts(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
+        return JSONResponse({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
 
     async def curves(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json(found.data["curves"])
+        return JSONResponse(found.data["curves"])
 
     async def search(request: Request) -> Response:
-        return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
+        return JSONResponse(await run_in_threadpool(gallery.search, request.path_params["name"]))
 
     async def runs(request: Request) -> Response:
-        return _json(gallery.rows())
+        return JSONResponse(gallery.rows())
 
     async def changes(request: Request) -> Response:
         async def version() -> str:
@@ -148,10 +147,6 @@ def _bearer(request: Request) -> str | None:
 
 def _is_equal(given: str | None, token: str) -> bool:
     return given is not None and hmac.compare_digest(given.encode(), token.encode())
-
-
-def _json(value: Any) -> JSONResponse:
-    return JSONResponse(value)
 
 
 async def _missing(request: Request, error: Exception) -> Response:

@@ -60,9 +60,6 @@ def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray, most: int = MOST_
         sums = np.add.reduceat(np.where(known, values, 0.0), starts)
         counts = np.add.reduceat(known.astype(int), starts)
         table[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    known = np.isfinite(steps["loss"])
-    table["low"] = np.minimum.reduceat(np.where(known, steps["loss"], np.inf), starts)
-    table["high"] = np.maximum.reduceat(np.where(known, steps["loss"], -np.inf), starts)
     return {name: _plain(values) for name, values in table.items()}
 
 
@@ -77,7 +74,7 @@ def _of_events(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
         "epoch": nothing,
         "time": _plain(np.array(time)),
         "loss": _plain(np.array(loss, float)),
-        **dict.fromkeys(("low", "high", "learning_rate", "gradient_norm"), nothing),
+        **dict.fromkeys(("learning_rate", "gradient_norm"), nothing),
     }
 
 

@@ -47,7 +47,7 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     return document(f"{run.name}: {run.state}", main, data)
 
 
-def document(title: str, main: str, data: Any, scripts: Sequence[str] = (), attributes: str = "") -> str:
+def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> str:
     """A page that needs nothing but itself.
 
     Args:
@@ -55,7 +55,6 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = (), attr
         main: HTML.
         data: for the scripts.
         scripts: files beside those that draw a run.
-        attributes: of its body.
     """
     file = resources.files("raytf.runs.report").joinpath
     css = "\n".join(file(name).read_text() for name in ("vendor/uplot.css", "page.css"))
@@ -68,7 +67,7 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = (), attr
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style></head>\n<body{attributes}><main>\n{main}\n"
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style></head>\n<body><main>\n{main}\n"
         f'</main>\n<script type="application/json" id="data">{embedded}</script>\n'
         f"<script>\n{js}</script></body></html>\n"
     )
