@@ -169,7 +169,7 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
     heard_at = events[-1]["time"] if events else 0.0
     is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, heard_at, now or time.time(), sleep))
     problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
-    found_run = inventory.look_at(run, events, bool(is_alive))
+    found_run = inventory.look_at(run, events, bool(is_alive), (result, broken))
     stands = Standing(found_run.state, found_run.why, found_run.step, found_run.total, found_run.metrics)
     problems += [problem for problem in found_run.problems if problem not in problems]
     command, _ = attempt(lambda: start_command.read(run))

@@ -81,6 +81,10 @@ class Run:
     saves: tuple[int, ...] = field(default=(), repr=False)
 
 
+#: A run's result, None for none, and why it cannot be read.
+ReadResult = tuple[dict[str, Any] | None, DamagedFileError | None]
+
+
 def survey(
     storage: Storage,
     say: Callable[[str], None] = lambda message: None,
@@ -116,19 +120,20 @@ def survey(
         return list(pool.map(read, found))
 
 
-def look_at(run: Storage, events: Sequence[Event], lives: bool) -> Run:
-    """One run, of whose ledger and owner the caller knows.
+def look_at(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:
+    """One run, of whose ledger, owner and result the caller knows.
 
     Args:
         run: its folder.
         events: of its ledger.
         lives: whether a process owns it.
+        result: its result, and why that cannot be read.
     """
     unread: list[str] = []
     files = list(run.files(skipped=unread))
     name = run.locate("").rstrip("/").rpartition("/")[2]
     owner = lives if lives or _lease_of(files) else None
-    return _read(run, name, files, owner, _places(files, "", unread), events)
+    return _read(run, name, files, owner, _places(files, "", unread), events, result)
 
 
 def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
@@ -195,11 +200,12 @@ def _read(
     lives: bool | None,
     problems: list[str],
     events: Sequence[Event] | None = None,
+    read_result: ReadResult | None = None,
 ) -> Run:
     mark = f"/{manifest.FILE}"
     complete = [f.name.removesuffix(mark).removeprefix(f"{manifest.FOLDER}/") for f in files if f.name.endswith(mark)]
     complete = naming.restore_order([n for n in complete if "/" not in n and naming.split_name(n)[0] >= 0])
-    result, damaged = attempt(lambda: run_log.read_result(run))
+    result, damaged = read_result or attempt(lambda: run_log.read_result(run))
     problems += [] if damaged is None else [f"{run_log.RESULT}: {damaged.reason}"]
     newest, document = _newest(run, files, complete, problems)
     history: list[dict[str, Any]] = [] if result is None else result.get("history", [])
