@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -151,3 +153,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'raytf' has no attribute {name!r}")
+
+
+# A file of the package that the registry calls raytf. Where it lies here, both were installed in one folder, and
+# uninstalling one takes files of the other away.
+if os.path.exists(os.path.join(os.path.dirname(__file__), "raytf_driver.py")):
+    from raytf.errors import FOREIGN
+
+    warnings.warn(FOREIGN, RuntimeWarning, stacklevel=2)

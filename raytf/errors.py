@@ -27,6 +27,14 @@ once more, a `JobError` of a run that has made a step: the same code would fail 
 
 from __future__ import annotations
 
+#: What the package is called on the registry, where `raytf` is somebody else's.
+DISTRIBUTION = "raytf-train"
+#: What is said where both are installed in one folder.
+FOREIGN = (
+    "a package of 2021 that the registry calls raytf is installed in the same folder as "
+    f"{DISTRIBUTION}, which is this one. Type: pip uninstall -y raytf {DISTRIBUTION}; pip install {DISTRIBUTION}"
+)
+
 
 class RaytfError(Exception):
     """Base class; `except raytf.RaytfError` catches all that raytf raises on purpose."""
@@ -39,6 +47,18 @@ class RaytfError(Exception):
     def __reduce__(self):
         # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
         return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
+    """An error that says which extra to install.
+
+    Args:
+        what: needs them, such as `raytf serve`.
+        extra: of the released package, which brings them.
+        module: that cannot be imported, where that is known.
+    """
+    needs = module or "a package"
+    return ConfigError(f"{what} needs {needs}, which is not installed. Type: pip install '{DISTRIBUTION}[{extra}]'")
 
 
 def one_line(error: object, limit: int | None = None) -> str:

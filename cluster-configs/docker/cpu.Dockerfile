@@ -14,9 +14,9 @@ RUN useradd --uid 1000 --create-home ray && mkdir -p /mnt/raytf && chown ray /mn
 WORKDIR /home/ray/raytf
 
 # The large part first, so that a change of the code does not fetch it again.
-COPY LICENSE README.md constraints.txt pyproject.toml ./
+COPY LICENSE constraints.txt pyproject.toml ./
 COPY raytf/__init__.py raytf/
-RUN pip install --no-cache-dir -c constraints.txt . && pip uninstall -y raytf
+RUN pip install --no-cache-dir -c constraints.txt '.[all]' && pip uninstall -y raytf-train
 
 COPY raytf raytf
 COPY jobs jobs

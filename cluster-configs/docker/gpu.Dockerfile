@@ -17,9 +17,9 @@ RUN useradd --uid 1000 --create-home ray && mkdir -p /mnt/raytf && chown ray /mn
 WORKDIR /home/ray/raytf
 
 # The large part first, so that a change of the code does not fetch it again.
-COPY LICENSE README.md constraints.txt constraints-gpu.txt pyproject.toml ./
+COPY LICENSE constraints.txt constraints-gpu.txt pyproject.toml ./
 COPY raytf/__init__.py raytf/
-RUN pip install --no-cache-dir -c constraints-gpu.txt '.[gpu]' && pip uninstall -y raytf
+RUN pip install --no-cache-dir -c constraints-gpu.txt '.[all,gpu]' && pip uninstall -y raytf-train
 
 COPY raytf raytf
 COPY jobs jobs

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from raytf.commands._table import show, size_text
+from raytf.config.setting import Usual
 from raytf.config.terminal_text import say
 from raytf.data.image_datasets import open_splits
 from raytf.data.sources.detect import ReadOptions
@@ -35,17 +36,17 @@ _SHOWN = 100
 class Columns:
     """How to read what does not say it itself."""
 
-    x: str = ""
+    x: Annotated[str, Usual()] = ""
     """Name of the inputs' column, feature or array; several with commas between them. The format's own by default."""
-    y: str | None = None
+    y: Annotated[str | None, Usual()] = None
     """Name of the label's column, feature or array; an empty one for none."""
-    sample_weight: str = ""
+    sample_weight: Annotated[str, Usual()] = ""
     """Name of the sample weights' column."""
-    image_size: tuple[int, int] | None = None
+    image_size: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="HEIGHT WIDTH"), Usual()] = None
     """Height and width that JPEG and PNG images get; by default that of the first one, which all must have."""
-    channels: Literal[1, 3] | None = None
+    channels: Annotated[Literal[1, 3] | None, Usual()] = None
     """1 makes images gray, 3 coloured; as the first image has by default."""
-    fit: Literal["crop", "stretch"] = "crop"
+    fit: Annotated[Literal["crop", "stretch"], Usual()] = "crop"
     """How an image of another shape gets its size: cut from its middle, or distorted."""
 
     def reading(self) -> ReadOptions:
@@ -84,18 +85,8 @@ class DataCheck:
     columns: Columns = Columns()
 
 
-def main(
-    flags: Annotated[Convert, tyro.conf.subcommand("convert")] | Annotated[DataCheck, tyro.conf.subcommand("check")],
-) -> None:
-    """Convert data to TFRecord or Parquet, and find what is damaged in them."""
-    if isinstance(flags, Convert):
-        convert(flags)
-    else:
-        sys.exit(1 if examine(flags) else 0)
-
-
 def convert(flags: Convert) -> None:
-    """Run `raytf data convert`.
+    """Write data as TFRecord or Parquet files.
 
     Raises:
         RaytfError: the source cannot be read, or the destination not be written.
@@ -127,8 +118,8 @@ def convert(flags: Convert) -> None:
         say(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
 
 
-def examine(flags: DataCheck) -> bool:
-    """Run `raytf data check`; whether something is damaged."""
+def examine(flags: DataCheck) -> None:
+    """Find damaged records; exits with 1 where there are some."""
     _answers(flags.src)
     console = Console(stderr=True, highlight=False)
     with bar("checked", 1000, console) as progress:
@@ -141,7 +132,11 @@ def examine(flags: DataCheck) -> bool:
             _print(found)
         if not damaged:
             say("nothing is damaged")
-    return damaged
+    sys.exit(1 if damaged else 0)
+
+
+#: What follows `raytf data`.
+SUBCOMMANDS = {"convert": convert, "check": examine}
 
 
 def _answers(uri: str) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
+from collections.abc import Callable, Mapping
 
 import raytf
 from raytf.config.command_line import cli
 from raytf.config.terminal_text import printable, visible
+from raytf.errors import FOREIGN
 
-#: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
+#: What a subcommand was called first -> what it is called now; it does the same, and says so.
+RENAMED = {"watch": "node"}
+#: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
+#: SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "begin a project: a job page, and a cluster's configuration"),
+    "jobs": ("jobs", "list the example jobs that `raytf init` can begin with"),
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
     "show": ("show", "what became of a run, and where its time went"),
     "ui": ("ui", "show the runs of a storage in a browser, live"),
@@ -29,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
     "down-check": ("down_check", "what a torn-down cluster left behind, and what it costs"),
     "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),
-    "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
+    "node": ("node", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
 
@@ -37,24 +45,47 @@ def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
     printable()
     argv = sys.argv[1:] if args is None else args
-    if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
-        print(_overview())
-        sys.exit(0)
-    if argv[0] in ("--version", "-V"):
+    if not hasattr(raytf, "__version__"):  # its __init__.py is empty, and was written over that of this package
+        print(f"error: {FOREIGN}", file=sys.stderr)
+        sys.exit(2)
+    if argv[:1] in (["--version"], ["-V"]):
         print(f"raytf {raytf.__version__}")
         sys.exit(0)
-    name = argv[0]
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean raytf {near[0]}?" if near else "raytf --help lists those that there are."
-        print(f"error: raytf {visible(name)}: there is no such command. {hint}", file=sys.stderr)
-        sys.exit(2)
+    if argv[:1] and argv[0] in RENAMED:
+        now = RENAMED[argv[0]]
+        print(f"raytf {argv[0]} is called raytf {now} now, and does the same", file=sys.stderr)
+        argv = [now, *argv[1:]]
+    name = _chosen("raytf", argv, {name: text for name, (_, text) in COMMANDS.items()})
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
-    arguments = getattr(module, "arguments", list)
-    cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
+    prog, run, rest = f"raytf {name}", getattr(module, "main", None), argv[1:]
+    if run is None:  # it has subcommands
+        name = _chosen(prog, rest, {name: _summary(each) for name, each in module.SUBCOMMANDS.items()})
+        prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
+    cli(run, getattr(module, "arguments", list)(rest), prog=prog)
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS), default=0)
-    lines = [f"    raytf {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: raytf COMMAND ...", "", *lines, "", "`raytf COMMAND --help` says more."])
+def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
+    """The subcommand that is asked for. Where there is none it shows the overview, or says what is wrong, and exits.
+
+    Args:
+        prog: the command.
+        argv: what was typed after it.
+        known: subcommand -> what it does.
+    """
+    if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
+        width = max(map(len, known))
+        lines = [f"    {prog} {name:<{width}}  {text}" for name, text in known.items()]
+        print("\n".join([f"usage: {prog} COMMAND ...", "", *lines, "", f"`{prog} COMMAND --help` says more."]))
+        sys.exit(0)
+    if argv[0] not in known:
+        near = difflib.get_close_matches(argv[0], known, n=1)
+        hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists those that there are."
+        print(f"error: {prog} {visible(argv[0])}: there is no such command. {hint}", file=sys.stderr)
+        sys.exit(2)
+    return argv[0]
+
+
+def _summary(run: Callable[..., object]) -> str:
+    """The first line of what a subcommand's function says about itself."""
+    text = (inspect.getdoc(run) or "").partition("\n")[0].rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -12,7 +12,7 @@ import tyro
 
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, not_installed
 from raytf.inference.serving.version_policy import Policy, replicas
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
@@ -109,9 +109,11 @@ def main(flags: Serve) -> None:
             raise ConfigError(f"--version {flags.version}: {storage.locate('')} is version {named}.")
         policy = Policy(0, (named,), named)
     _check_versions(models, policy)
-    from raytf.inference.serving import application  # Ray is not needed for --help
-    from raytf.inference.serving.replica import ReplicaSettings
-
+    try:
+        from raytf.inference.serving import application  # Ray is not needed for --help
+        from raytf.inference.serving.replica import ReplicaSettings
+    except ImportError as error:
+        raise not_installed("raytf serve", "serve", error.name) from error
     settings = ReplicaSettings(
         models.uri if not models.is_local else models.root,
         name,

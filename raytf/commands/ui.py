@@ -11,7 +11,7 @@ import tyro
 
 from raytf.commands._places import USUAL
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, not_installed
 from raytf.runs import ui_address
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
@@ -54,8 +54,10 @@ def main(flags: Ui) -> None:
         storage.list()
 
     within(PREFLIGHT_SECONDS, look, storage.locate(""))
-    from raytf.ui.server import serve  # starlette is not needed for --help
-
+    try:
+        from raytf.ui.server import serve  # starlette is not needed for --help
+    except ImportError as error:
+        raise not_installed("raytf ui", "ui", error.name) from error
     listener = listen(flags.host, flags.port)
     port = listener.getsockname()[1]
     shown = f"[{flags.host}]" if ":" in flags.host else flags.host

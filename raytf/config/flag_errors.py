@@ -82,18 +82,25 @@ def _wrong_values(flag: Flag, name: str, values: Sequence[str]) -> str:
     expected = f"one of {', '.join(flag.setting.choices)}" if flag.setting.choices else _EXPECTED.get(kinds[0], "")
     if not values:
         return f"{name}: expected {expected or 'a value'}, such as {name} {_example(flag)}."
+    if flag.parts:
+        is_right = len(values) == len(flag.parts) and all(map(_is_of, values, flag.parts))
+        return (
+            ""
+            if is_right or (is_open and values == ["None"])
+            else f"{' '.join([name, *values])}: expected {flag.value}."
+        )
     for value in values:
         if is_open and value == "None":
             continue
         if flag.setting.choices and value not in flag.setting.choices:
             near = difflib.get_close_matches(value, flag.setting.choices, n=1)
             return f"{name} {value}: expected {expected}.{f' Did you mean {near[0]}?' if near else ''}"
-        if kinds[0] in (int, float) and not _is_number(value, kinds[0]):
+        if kinds[0] in (int, float) and not _is_of(value, kinds[0]):
             return f"{name} {value}: expected {expected}."
     return ""
 
 
-def _is_number(text: str, kind: type) -> bool:
+def _is_of(text: str, kind: type) -> bool:
     try:
         kind(text)
     except ValueError:

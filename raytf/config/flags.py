@@ -48,6 +48,12 @@ class Flag:
         return typing.get_origin(self.setting.kinds[0]) in (tuple, list)
 
     @property
+    def parts(self) -> tuple[type, ...]:
+        """The types of its values, where it takes a fixed number of them."""
+        inner = typing.get_args(self.setting.kinds[0]) if self.takes_several else ()
+        return () if typing.get_origin(self.setting.kinds[0]) is list or ... in inner else inner
+
+    @property
     def is_needed(self) -> bool:
         """Whether the command cannot do without it."""
         return self.setting.default is dataclasses.MISSING
@@ -70,7 +76,7 @@ class Flag:
             return self.setting.name.upper() + ("..." if self.takes_several else "")
         if self.setting.choices:
             return "|".join(self.setting.choices)
-        return _OF_KINDS.get(self.setting.kinds[0], "TEXT")
+        return " ".join(_OF_KINDS.get(kind, "TEXT") for kind in self.parts or self.setting.kinds[:1])
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
     kind = setting.plain(next(iter(hints.values()), None))
     if len(hints) != 1 or not dataclasses.is_dataclass(kind):
         return []
-    groups = list(_groups(kind))
+    groups = list(_groups(kind)) or [FlagGroup(typing.cast(type, kind), ())]
     return groups if all(_is_plain(flag) for group in groups for flag in group.flags) else []
 
 
@@ -142,12 +148,7 @@ def _is_plain(flag: Flag) -> bool:
     """Whether a flag is named and read as its field says: one type, and nothing that changes tyro's ways."""
     kinds, choices = flag.setting.kinds, flag.setting.choices
     is_read = kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(choices)
-    return (
-        len(kinds) == 1
-        and is_read
-        and all(isinstance(c, str) for c in choices)
-        and all(map(_is_known, flag.setting.notes))
-    )
+    return len(kinds) == 1 and is_read and all(map(_is_known, flag.setting.notes))
 
 
 def _is_known(note: Any) -> bool:

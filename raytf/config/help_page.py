@@ -57,7 +57,8 @@ def _is_usual(flag: Flag) -> bool:
 def _usage(prog: str, groups: Sequence[FlagGroup]) -> str:
     places = [flag for group in groups for flag in group.flags if flag.is_positional]
     named = [flag.value if flag.is_needed else f"[{flag.value}]" for flag in places]
-    return " ".join(["usage:", prog, *named, "[flags]"])
+    has_flags = any(flag.names for group in groups for flag in group.flags)
+    return " ".join(["usage:", prog, *named, *(["[flags]"] if has_flags else [])])
 
 
 def _about(text: str, width: int) -> Iterator[str]:

@@ -133,7 +133,7 @@ class Setting:
     def choices(self) -> tuple[str, ...]:
         """What it may be where it is one of some words; empty for any other setting."""
         return tuple(
-            word for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
+            str(word) for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
         )
 
     @property
@@ -161,7 +161,7 @@ class Setting:
         """
         if value is None:
             return
-        if self.choices and value not in self.choices:
+        if self.choices and str(value) not in self.choices:
             raise ConfigError(f"{self.flag} {value}: expected one of {', '.join(self.choices)}.")
         for bound in self.bounds:
             if isinstance(value, str) or not _holds(bound, value):

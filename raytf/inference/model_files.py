@@ -12,7 +12,7 @@ import keras
 
 from raytf import _keras
 from raytf.checkpoint import codec, variables
-from raytf.errors import ConfigError
+from raytf.errors import not_installed
 from raytf.inference.user_model import run_user_code
 
 KERAS_FILE, WEIGHTS_FILE = "model.keras", "weights.safetensors"
@@ -65,9 +65,7 @@ def check_onnx() -> None:
         import onnx  # noqa: F401
         import tf2onnx  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"--format onnx needs {error.name}, which is not installed: pip install -c constraints.txt -e '.[onnx]'"
-        ) from error
+        raise not_installed("--format onnx", "onnx", error.name) from error
 
 
 def _name_inputs(model: keras.Model) -> None:

@@ -11,6 +11,7 @@ not appear whole, and its recursive list has ended the process (pyarrow 26.0.1 a
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, not_installed
 from raytf.storage.azure_errors import ContainerMissingError, explained
 from raytf.storage.azure_files import BlobFileSystem
 
@@ -50,8 +51,11 @@ class Azure:
         """From a URI's options and the environment.
 
         Raises:
-            ConfigError: no account is given.
+            ConfigError: no account is given, or Azure's libraries are not installed.
         """
+        for package in ("azure.identity", "azure.storage.blob"):
+            if not _is_there(package):
+                raise not_installed("storage az://...", "azure", package)
         account = options.get("account_name") or _from_environment(_ACCOUNT)
         if not account and not os.environ.get(_CONNECTION):
             raise ConfigError(
@@ -173,6 +177,13 @@ class AzureObjects:
     def _blob(self, path: str) -> Any:
         container, _, name = path.partition("/")
         return self._client.get_blob_client(container, name)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:  # not even the one that it is in
+        return False
 
 
 def _from_environment(names: Sequence[str]) -> str:

@@ -136,7 +136,7 @@ class ElasticCluster:
 
         Args:
             cpus: that it offers; by default those of the cluster's other nodes.
-            under: a command that runs `ray start` as its own last arguments, such as `raytf watch --`.
+            under: a command that runs `ray start` as its own last arguments, such as `raytf node --`.
 
         Raises:
             RuntimeError, TimeoutError: it does not start; with what it said.

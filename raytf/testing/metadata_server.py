@@ -194,7 +194,7 @@ class MetadataServer:
 
         with MetadataServer() as server:
             machine = server.add("aws", "a")
-            ...  # raytf watch --notice-url {machine.url} -- ...
+            ...  # raytf node --notice-url {machine.url} -- ...
             machine.notice(120)
 
     In a run, let machines have Ray's ids of nodes as names, and give `--notice-url http://HOST:PORT/{node_id}`.

@@ -121,14 +121,14 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
 
 
 def has_started(host: Host) -> bool:
-    return "Ray runtime started" in host.run("cat ~/raytf-watch.log").stdout
+    return "Ray runtime started" in host.run("cat ~/raytf-node.log").stdout
 
 
 def test_all_hosts_join_with_a_token_and_each_worker_is_under_the_watcher(cluster: OnPrem):
     assert cluster.alive(3, 0) == sorted(host.address for host in cluster.hosts)
     for host in cluster.workers:
         lines = [" ".join(line) for line in command_lines(host)]
-        assert any("raytf watch --notices off" in line and "-- ray start" in line for line in lines), lines
+        assert any("raytf node --notices off" in line and "-- ray start" in line for line in lines), lines
         # `ray start` says so a moment after the node has joined.
         wait_until(partial(has_started, host), "Ray says that it has started", PATIENCE)
 

@@ -152,8 +152,8 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             assert before_loss == sorted(set(before_loss))
             job.until(lambda: "waiting: the cluster can run 0 workers" in job.output, PATIENCE)
 
-            # A pod comes, in which `raytf watch` is the first process; SIGTERM ends it once the run has left.
-            pod = cluster.add_node(under=[*RAYTF, "watch", "--notices", "off", "--grace-seconds", "90", "--"])
+            # A pod comes, in which `raytf node` is the first process; SIGTERM ends it once the run has left.
+            pod = cluster.add_node(under=[*RAYTF, "node", "--notices", "off", "--grace-seconds", "90", "--"])
             job.until(lambda: moved(1), PATIENCE)
             assert saved <= attempts(folder)[3]["from_step"] < noted()[-1]
             starts = 4

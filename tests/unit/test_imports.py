@@ -156,4 +156,4 @@ def test_cli_is_the_function_whatever_was_imported_first(first):
 def test_version_is_what_is_installed():
     from importlib.metadata import version
 
-    assert raytf.__version__ == version("raytf")
+    assert raytf.__version__ == version("raytf-train")

@@ -1,4 +1,4 @@
-"""Flags of `ray start` and `raytf watch` that there are not: the command ends at once, on each node again and again."""
+"""Flags of `ray start` and `raytf node` that there are not: the command ends at once, on each node again and again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ OPTIONS = frozenset(
         *("system-reserved-memory", "temp-dir", "tracing-startup-hook", "verbose", "worker-port-list"),
     }
 )
-#: Those of `raytf watch`.
-WATCH_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
+#: `raytf node`, also by the name that it had first.
+NODE = re.compile(r"\braytf (?:node|watch)\b")
+#: Its flags.
+NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
 _SWITCHES = ("follow-warnings",)
 _CLOUDS = ("aws", "gcp", "azure")
 _NOTICES = ("auto", "off", *_CLOUDS)
@@ -41,17 +43,17 @@ def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
     """
     for found in re.finditer(r"\bray start\b", command):
         yield from _flags(path, "ray start", _words(command[found.end() :]), OPTIONS)
-    for found in re.finditer(r"\braytf watch\b", command):
+    for found in NODE.finditer(command):
         own, _, _ = f"{command[found.end() :]} ".partition(" -- ")
         words = [word.replace("_", "-") for word in _words(own)]
-        yield from _flags(path, "raytf watch", words, WATCH_OPTIONS)
+        yield from _flags(path, "raytf node", words, NODE_OPTIONS)
         given = re.search(r"--notices[= ](\w+)", " ".join(words))
         if given and given[1] not in _NOTICES:
             yield error(
                 "start-flag",
                 path,
-                f"--notices {given[1]} of `raytf watch`{near(given[1], _NOTICES)}",
-                "`raytf watch` refuses it, and Ray is not started: workers come up, and never join.",
+                f"--notices {given[1]} of `raytf node`{near(given[1], _NOTICES)}",
+                "`raytf node` refuses it, and Ray is not started: workers come up, and never join.",
                 f"Write one of {', '.join(_NOTICES)}.",
             )
         elif given and given[1] in _CLOUDS and provider in (*_CLOUDS, "local") and given[1] != provider:

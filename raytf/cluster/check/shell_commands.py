@@ -212,13 +212,13 @@ def _watched(document: Document) -> Iterator[ConfigFinding]:
         for i, command in enumerate(document.sequence(key)):
             if not isinstance(command, str) or not re.search(r"\bray start\b", command):
                 continue
-            stays = re.search(r"\braytf watch\b", command)
+            stays = start_flags.NODE.search(command)
             if stays and "--block" not in command:
                 yield error(
                     "watch-without-block",
                     (key, i),
-                    "`raytf watch` runs a `ray start` that does not stay",
-                    "`ray start` ends at once without --block, and `raytf watch` with it: nobody watches the node.",
+                    "`raytf node` runs a `ray start` that does not stay",
+                    "`ray start` ends at once without --block, and `raytf node` with it: nobody watches the node.",
                     "Add --block after `ray start`.",
                 )
             elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):

@@ -10,6 +10,7 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import node_types
+from raytf.errors import DISTRIBUTION
 
 _DOCKER_IMAGES = ("image", "head_image", "worker_image")
 _OLDEST_PYTHON = (3, 11)
@@ -26,8 +27,12 @@ _PYTHON = re.compile(
     r"|\bpyenv\s+install\b[^;&|]*?)[\s=](\d\.\d+)(?![.\d])"
 )
 #: TensorFlow with NVIDIA's libraries, and what says which versions of them.
-_CUDA = re.compile(r"\bpip3?\s+install\b[^;&|]*(?:raytf|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]")
+_CUDA = re.compile(
+    r"\bpip3?\s+install\b[^;&|]*(?:raytf-train|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]"
+)
 _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
+#: The registry's `raytf`, which is another package.
+_FOREIGN = re.compile(r"\bpip3?\s+install\s(?:[^;&|]*\s)?[\"']?raytf(?=[\"'\s;&|=<>~!\[]|$)")
 _CLOUDS = ("aws", "gcp", "azure")
 
 
@@ -52,6 +57,14 @@ def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding
         for pattern in (r"(?:\bpython\s*==?\s*|--python[= ]|python install )(\d\.\d+(?:\.\d+)?)", r"-cp(\d)(\d+)-"):
             for found in re.finditer(pattern, command):
                 yield from python_version(".".join(found.groups()), path, here)
+        if _FOREIGN.search(command):
+            yield error(
+                "foreign-raytf",
+                path,
+                "`raytf` on the registry is another package, of 2021",
+                "Jobs end with \"module 'raytf' has no attribute\".",
+                f"Write pip install {DISTRIBUTION}.",
+            )
         yield from _floating_python(command, path, here)
         yield from _floating_cuda(command, path)
         if _UNPINNED.search(command):

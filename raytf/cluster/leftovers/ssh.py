@@ -16,7 +16,7 @@ ps -eo pid=,user=,comm=,args= | while read -r pid user name args; do
   case "$name" in
     raylet|gcs_server|ray::*) echo "process=$pid $user $name";;
     python*|raytf) case "$args" in
-      *"raytf watch"*) echo "process=$pid $user raytf watch";;
+      *"raytf node"*|*"raytf watch"*) echo "process=$pid $user raytf node";;
       *ray/dashboard/dashboard.py*) echo "process=$pid $user dashboard";;
       *ray/autoscaler/_private/monitor.py*|*ray/autoscaler/v2/monitor.py*) echo "process=$pid $user autoscaler";;
       *default_worker.py*) echo "process=$pid $user worker";;

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raytf.errors import DataError, one_line
+from raytf.errors import DataError, not_installed, one_line
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _MODES = {1: "L", 3: "RGB"}
@@ -85,8 +85,10 @@ def is_image(data: bytes | memoryview) -> bool:
 
 
 def _open(data: bytes | memoryview, place: str) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise not_installed(f"{place}, an image,", "data", error.name) from error
     try:
         return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

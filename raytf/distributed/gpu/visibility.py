@@ -135,7 +135,7 @@ def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
         return
     lacking = cuda_driver.missing_libraries()
     why = cuda_driver.trouble() or (
-        f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf[gpu]'` on this node installs them"
+        f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf-train[gpu]'` on this node installs them"
         if lacking
         else "the driver works, and TensorFlow does not say why"
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
-from raytf.config import flags
+from raytf.config import flag_errors, flags, help_page
 
 
 class Color(enum.Enum):
@@ -48,9 +48,15 @@ class Either:
 @dataclass
 class Numbers:
     depth: Literal[18, 50] = 18
+    size: tuple[int, int] | None = None
 
 
-@pytest.mark.parametrize("kind", [Aliased, Renamed, OfEnum, Either, Numbers])
+@dataclass
+class Nothing:
+    """It has no flags."""
+
+
+@pytest.mark.parametrize("kind", [Aliased, Renamed, OfEnum, Either])
 def test_a_flag_that_only_tyro_knows_leaves_the_command_to_it(kind: type):
     def main(job) -> None: ...
 
@@ -64,3 +70,30 @@ def test_all_else_is_known():
     (group,) = flags.of_command(main)
     assert [flag.setting.name for flag in group.flags] == ["run", "rate", "kind", "env", "size"]
     assert set(flags.by_name([group])) == {"--rate", "--kind", "--env", "--size"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", ""),
+        ("--depth 50 --size 28 28", ""),
+        ("--size None", ""),
+        ("--depth 34", "--depth 34: expected one of 18, 50."),
+        ("--size 28", "--size 28: expected N N."),
+        ("--size 28 wide", "--size 28 wide: expected N N."),
+        ("--size 28 28 28", "--size 28 28 28: expected N N."),
+        ("--size", "--size: expected a value, such as --size N N."),
+    ],
+)
+def test_numbers_of_a_list_and_pairs_of_them(typed: str, said: str):
+    def main(job: Numbers) -> None: ...
+
+    assert flag_errors.wrong(flags.of_command(main), typed.split()) == said
+
+
+def test_a_command_without_flags_has_a_page_too():
+    def main(job: Nothing) -> None: ...
+
+    page = help_page.page("raytf nothing", flags.of_command(main), False, 80)
+    assert page.splitlines()[0] == "usage: raytf nothing"
+    assert "It has no flags." in page

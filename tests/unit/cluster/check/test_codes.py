@@ -72,7 +72,7 @@ CASES = [
         "missing-key",
         AWS,
         "\nhead_setup_commands:\n  - cd ~/raytf && ~/.local/bin/uv pip install --python ~/venv/bin/python -c "
-        "constraints.txt .\n",
+        "constraints.txt '.[all]'\n",
         "\n",
     ),
     (
@@ -81,8 +81,10 @@ CASES = [
         "setup_commands:\n",
         "setup_commands:\n  - python -m pip install -U numpy 'ray[default]' rich\n",
     ),
-    ("cuda-not-pinned", AWS, "-c constraints-gpu.txt '.[gpu]'", "-c constraints.txt '.[gpu]'"),
-    ("cuda-not-pinned", GCP, "-c constraints-gpu.txt '.[gpu]'", "'tensorflow[and-cuda]==2.21.0'"),
+    ("foreign-raytf", AWS, "setup_commands:\n", "setup_commands:\n  - pip install raytf\n"),
+    ("foreign-raytf", AWS, "'.[all,gpu]'", "'raytf[gpu]==0.1.0'"),
+    ("cuda-not-pinned", AWS, "-c constraints-gpu.txt '.[all,gpu]'", "-c constraints.txt '.[all,gpu]'"),
+    ("cuda-not-pinned", GCP, "-c constraints-gpu.txt '.[all,gpu]'", "'tensorflow[and-cuda]==2.21.0'"),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
@@ -109,9 +111,9 @@ CASES = [
     ("tpu-count", TPU, '{"CPU": 112, "TPU": 4}', '{"CPU": 112, "TPU": 8}'),
     ("start-flag", AWS, "--object-manager-port=8076 --num-cpus=0", "--object-manager-prt=8076 --num-cpus=0"),
     ("start-flag", AWS, "ray start --head", "ray start --head --dashboard_host=127.0.0.1"),
-    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notice aws"),
-    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices gcp"),
-    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices amazon"),
+    ("start-flag", AWS, "nohup raytf node --notices aws", "nohup raytf node --notice aws"),
+    ("start-flag", AWS, "nohup raytf node --notices aws", "nohup raytf node --notices gcp"),
+    ("start-flag", AWS, "nohup raytf node --notices aws", "nohup raytf node --notices amazon"),
     ("start-parameter", KUBE, "num-cpus:", "num-cpu:"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
     ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
@@ -176,7 +178,8 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
     [
         "pip install 'ray[default]==2.60.0'",
         "pip install 'ray[default] == 2.60.0' numpy",
-        "pip install raytf rayon",
+        "pip install raytf-train rayon",
+        "cd ~/raytf && pip install ./raytf .",
         "conda create -y -n ray python=3.11.7",
         "uv pip install --python ~/venv/bin/python3.11 .",
         "pip install https://example.com/ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl",
@@ -199,16 +202,16 @@ def test_a_node_type_whose_name_is_a_number(here):
     assert (found.code, found.path) == ("wrong-type", ("available_node_types", "1"))
 
 
-def test_the_flags_are_those_of_ray_start_and_of_raytf_watch():
+def test_the_flags_are_those_of_ray_start_and_of_raytf_node():
     from ray.scripts.scripts import start as ray_start
 
-    from raytf.commands.watch import Watch
+    from raytf.commands.node import Node
     from raytf.config.sections import NoticeSection
 
     flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
     assert {f"--{name}" for name in ray_start_check.OPTIONS} == flags
-    own = {f.name for section in (Watch, NoticeSection) for f in dataclasses.fields(section)}
-    assert {name.replace("-", "_") for name in ray_start_check.WATCH_OPTIONS} == own - {"command"}
+    own = {f.name for section in (Node, NoticeSection) for f in dataclasses.fields(section)}
+    assert {name.replace("-", "_") for name in ray_start_check.NODE_OPTIONS} == own - {"command"}
 
 
 def test_ray_takes_a_mode_in_large_letters(here):

@@ -1,4 +1,4 @@
-"""`raytf watch -- COMMAND ...`: runs a Ray node that leaves in time: on SIGTERM as on a cloud's notice."""
+"""`raytf node -- COMMAND ...`: runs a Ray node that leaves in time: on SIGTERM as on a cloud's notice."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _KILL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Run a Ray node that leaves in time, e.g. as the first process of a pod: raytf watch -- ray start --block ...
+class Node:
+    """Run a Ray node that leaves in time, e.g. as the first process of a pod: raytf node -- ray start --block ...
 
     On SIGTERM, which Kubernetes sends before it kills a pod, Ray is told to leave the node; the command is ended once
     no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are watched
@@ -49,7 +49,7 @@ class Watch:
             ConfigError: says which flag, what was expected and how to fix it.
         """
         if not self.command:
-            raise ConfigError("there is nothing to run. Expected: raytf watch -- ray start --block --address=HEAD:6379")
+            raise ConfigError("there is nothing to run. Expected: raytf node -- ray start --block --address=HEAD:6379")
         if not _KILL_SECONDS < self.margin_seconds < self.grace_seconds < float("inf"):
             raise ConfigError(
                 f"--grace-seconds {self.grace_seconds:g} --margin-seconds {self.margin_seconds:g}: expected a margin "
@@ -58,7 +58,7 @@ class Watch:
         self.notices.check()
 
 
-def main(flags: Watch) -> None:
+def main(flags: Node) -> None:
     """Run the command; exits with its code, 128 + N where signal N ended it."""
     flags.check()
     command = Command(flags.command)
@@ -136,4 +136,4 @@ def _watch_notices(notices: NoticeSection, raylet: Raylet) -> None:
 
 
 def _say(message: str) -> None:
-    say(f"raytf watch: {message}", file=sys.stderr)
+    say(f"raytf node: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`raytf watch` around plain commands: exit codes, signals, orphans. tests/ray/test_notices.py runs it around Ray."""
+"""`raytf node` around plain commands: exit codes, signals, orphans. tests/ray/test_notices.py runs it around Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from raytf.testing import Job
 
-WATCH = [sys.executable, "-c", "from raytf.commands.main import main; main()", "watch", "--notices", "off"]
+NODE = [sys.executable, "-c", "from raytf.commands.main import main; main()", "node", "--notices", "off"]
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def start(tmp_path: Path):
     jobs: list[Job] = []
 
     def begin(*arguments: str) -> Job:
-        jobs.append(Job([*WATCH, *arguments], tmp_path / f"log-{len(jobs)}"))
+        jobs.append(Job([*NODE, *arguments], tmp_path / f"log-{len(jobs)}"))
         return jobs[-1]
 
     yield begin
@@ -60,7 +60,7 @@ def test_arguments_after_the_dashes_are_the_command_s_alone(start: Callable[...,
     ],
 )
 def test_a_refusal_is_one_line(arguments: list[str], words: str):
-    done = subprocess.run([*WATCH, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*NODE, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -116,5 +116,5 @@ def test_a_command_that_outlives_its_node_of_ray_is_ended_as_ray_start_does_afte
     began = time.monotonic()
     job = start("--", "bash", "-c", f'({raylet}) & wait $!; echo "stopped"; sleep 600 & wait')
     assert job.ended(120) == 128 + signal.SIGTERM
-    assert job.output == "stopped\nraytf watch: Ray has ended here; ending the command, which has not noticed\n"
+    assert job.output == "stopped\nraytf node: Ray has ended here; ending the command, which has not noticed\n"
     assert time.monotonic() - began > 10

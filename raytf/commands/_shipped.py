@@ -1,0 +1,51 @@
+"""What is released beside the package: example jobs, configurations of clusters, and the versions that were tested."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+from pathlib import Path
+
+import raytf
+from raytf.errors import DISTRIBUTION, ConfigError
+
+#: Where the code and its documentation are; pyproject.toml says the same.
+REPOSITORY = "https://github.com/raytf/raytf"
+
+
+def folder() -> Path:
+    """The folder that holds `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or where pip put them.
+
+    Raises:
+        ConfigError: they are not there; says what to type.
+    """
+    checkout = Path(raytf.__file__).parents[1]
+    if all((checkout / name).is_dir() for name in ("jobs", "cluster-configs")):
+        return checkout
+    try:
+        files = importlib.metadata.files(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.parts[-4:] == ("share", "raytf", "jobs", "mnist.py"):
+            return Path(str(file.locate())).resolve().parents[1]
+    raise ConfigError(
+        f"the examples were not installed with this package. Type: pip install --force-reinstall {DISTRIBUTION}"
+    )
+
+
+def jobs() -> dict[str, str]:
+    """Example jobs: name -> what it does, the first line of its file."""
+    found = {}
+    for file in sorted((folder() / "jobs").glob("*.py")):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        found[file.stem] = text.partition("\n")[0]
+    return found
+
+
+def clusters() -> dict[str, str]:
+    """Configurations for `ray up`: name -> what it is, the first line of its file."""
+    found = {}
+    for file in sorted((folder() / "cluster-configs").glob("*.yaml")):
+        found[file.stem] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return found

@@ -1,0 +1,22 @@
+"""`raytf jobs`: the examples that a project can begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytf.commands import _shipped
+from raytf.config.terminal_text import say
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """List the example jobs; `raytf init DIR --job NAME` begins a project with one."""
+
+
+def main(flags: Jobs) -> None:
+    """Run the command."""
+    found = _shipped.jobs()
+    width = max(map(len, found))
+    for name, text in found.items():
+        say(f"{name:<{width}}  {text}")
+    say(f"\nraytf init DIR --job {next(iter(found))} begins a project with one", lines=True)
