@@ -1,5 +1,5 @@
 # What CONTRIBUTING.md explains, by name. Every command takes what is installed in the active environment.
-.PHONY: check quick test gate docs bench
+.PHONY: check quick test gate docs site bench
 
 check:  ## lint, style, types, layers, spelling: seconds
 	ruff check . && ruff format --check .
@@ -17,7 +17,11 @@ gate:  ## what a change must pass
 docs:  ## writes the generated pages from the results that are kept, and checks all links
 	python -m benchmarks.performance --results benchmarks/results && python -m benchmarks.scale.model --write docs/evidence/scaling.md
 	python -m raytf.config.reference > docs/reference/settings.md
-	python -m pytest tests/unit/test_links.py tests/unit/test_architecture.py
+	python -m raytf.commands._reference docs/reference && python docs/pictures/draw.py
+	python -m pytest tests/unit/test_links.py tests/unit/test_architecture.py tests/unit/test_site.py
+
+site:  ## the pages of docs/ as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir build/site
 
 bench:  ## raytf beside its peers, in 20 minutes with larger spreads
 	python -m benchmarks.all --quick

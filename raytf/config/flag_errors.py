@@ -65,7 +65,7 @@ def _takes(flag: Flag, count: int, text: str) -> bool:
     """Whether a flag takes one more value."""
     if flag.is_switch:
         return flag.setting.default is None and text.lower() in _SWITCHED
-    return flag.takes_several or count == 0
+    return count < len(flag.parts) if flag.parts else flag.takes_several or count == 0
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -23,7 +23,7 @@ from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
-from raytf.runs import run_log
+from raytf.runs import folder, run_log
 from raytf.storage.storage import Storage
 
 #: Seconds that a growing cluster may take to show the workers' resources.
@@ -45,17 +45,6 @@ _OF_RESULT = ("metrics", "weights_sha256")
 _NOTHING_ELSE = (
     "It says whether the run has finished, and there is no checkpoint to make it again from: restore the file, "
     "delete it to begin again, or choose another --run name."
-)
-
-
-#: Folders that raytf or callbacks write below a run's folder.
-_FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "tensorboard")
-
-
-#: Files that raytf writes in a run's folder.
-_FILES = (
-    *("architecture.json", "callbacks.safetensors", "command.json", "lease.json", "model.keras"),
-    *("result.json", "tracking.json", "void.json"),
 )
 
 
@@ -126,20 +115,20 @@ def check_folder(run: Storage) -> None:
     """
     if not run.is_local or not os.path.isdir(run.root):
         return
-    for name in _FOLDERS:
+    for name in folder.FOLDERS:
         path = os.path.join(run.root, name)
         if os.path.islink(path):
             raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
-    for name in _FILES:
+    for name in folder.FILES:
         path = os.path.join(run.root, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
-    for folder in _OF_CALLBACKS:  # which may open existing files for writing
-        for name, entry in run.entries(folder):
+    for below in _OF_CALLBACKS:  # which may open existing files for writing
+        for name, entry in run.entries(below):
             if entry.is_symlink():
-                raise DamagedFileError(run.locate(f"{folder}/{name}"), "it is a link", _REMOVE)
+                raise DamagedFileError(run.locate(f"{below}/{name}"), "it is a link", _REMOVE)
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:

@@ -316,7 +316,7 @@ class Driver(RunEvent):
         return f"driver ended: {self.why or self.outcome}"
 
 
-_KINDS: dict[str, type[RunEvent]] = {
+KINDS: dict[str, type[RunEvent]] = {
     event.kind: event
     for event in (
         FaultEvent,
@@ -336,11 +336,18 @@ _KINDS: dict[str, type[RunEvent]] = {
         Driver,
     )
 }
+#: Kinds that are told by their fields -> when they come, and what their fields are beside `step`.
+OTHERS = {
+    "phase": ("The phase of the run changes.", "`phase`, `total`, `workers`, `loss`, `checkpoint`, `snapshot`"),
+    "progress": ("Every 5 s while a driver runs.", "as of `phase`, and `samples_per_second`, `snapshot_bytes`"),
+    "replicas": ("The ranks' weights differ.", "`of_step`, `ranks`, `text`"),
+    "audit": ("A shard that was computed twice differs.", "`from_step`, `fixed`, `shard`, `text`"),
+}
 
 
 def describe(row: Mapping[str, Any]) -> str:
     """A row of the ledger in words."""
-    found = _KINDS.get(row["kind"])
+    found = KINDS.get(row["kind"])
     if found is not None:
         names = {_name(f): f.name for f in dataclasses.fields(found)}
         given = {names[name]: value for name, value in row.items() if name in names and value is not None}

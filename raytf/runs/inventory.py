@@ -1,8 +1,8 @@
 """Which runs lie in a storage, and how far each is. Only reads, also beside live runs.
 
-A run is a folder with a lease, a result, checkpoints or attempts in it; those of a program lie in a folder of its name.
-Everything comes from one list of the storage and, for each run, its lease, its result, its newest manifests and the end
-of its ledger. A run with a damaged file hides no other one.
+A run is a folder with a lease, a result, checkpoints, attempts or a ledger in it; those of a program lie in a folder of
+its name. Everything comes from one list of the storage and, for each run, its lease, its result, its newest
+manifests and the end of its ledger. A run with a damaged file hides no other one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def _lease_of(files: list[StoredFile]) -> str | None:
 
 
 def _is_of_a_run(name: str) -> bool:
-    return any(_is_in(name, part) for part in (LEASE_FILE, run_log.RESULT, run_log.ATTEMPTS, manifest.FOLDER))
+    # A run that ended before its first step has a ledger alone.
+    known = (LEASE_FILE, run_log.RESULT, run_log.ATTEMPTS, manifest.FOLDER)
+    return any(_is_in(name, part) for part in known) or (_is_in(name, ledger.FOLDER) and name.endswith(ledger.SUFFIX))
 
 
 def _is_in(name: str, part: str) -> bool:

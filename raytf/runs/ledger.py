@@ -15,6 +15,8 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 FOLDER = "ledger"
+#: Of its files' names.
+SUFFIX = ".jsonl"
 
 
 #: Events of a file; the last file is written again at each flush, so it stays short.
@@ -100,7 +102,7 @@ class Ledger:
                     self._written = len(part)  # from now on they are not among those that wait
                 text = "".join(json.dumps(event, default=str) + "\n" for event in part)
                 try:
-                    self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}.jsonl", text.encode())
+                    self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}{SUFFIX}", text.encode())
                 except StorageError:
                     return False
                 if len(part) < FILE_EVENTS:
@@ -129,7 +131,7 @@ def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str
     problems: list[str] = []
     size = 0
     for name in run.list(FOLDER):
-        if not name.endswith(".jsonl") or (before is not None and name >= before):
+        if not name.endswith(SUFFIX) or (before is not None and name >= before):
             continue
         found, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
         size += read_bytes
@@ -150,7 +152,7 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
     events: list[Event] = []
     size = 0
     for name in sorted(names, reverse=True):
-        if name.endswith(".jsonl"):
+        if name.endswith(SUFFIX):
             found, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
             size += read_bytes
             events = found + events

@@ -16,7 +16,7 @@ from raytf.config.sections import WorkerSection
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "getting-started"
-NAMES = ("coming-from.md", "jobs.md", "quickstart.md")
+NAMES = ("coming-from.md", "jobs.md")
 #: Command-line programs of others, whose flags are not ours.
 OTHERS = ("docker", "kubectl", "ray", "tensorboard")
 

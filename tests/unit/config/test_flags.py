@@ -81,7 +81,7 @@ def test_all_else_is_known():
         ("--depth 34", "--depth 34: expected one of 18, 50."),
         ("--size 28", "--size 28: expected N N."),
         ("--size 28 wide", "--size 28 wide: expected N N."),
-        ("--size 28 28 28", "--size 28 28 28: expected N N."),
+        ("--size 28 28 28", "28: expected a flag, such as --help."),
         ("--size", "--size: expected a value, such as --size N N."),
     ],
 )

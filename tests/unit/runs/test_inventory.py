@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from raytf.checkpoint import manifest
-from raytf.runs import inventory
+from raytf.runs import inventory, ledger
 from raytf.runs.inventory import main_goal
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.runs.standing import RunState
@@ -59,6 +59,15 @@ def test_runs_and_what_is_none(storage):
         assert (run.metric, run.best, run.epoch, run.last) == ("val_accuracy", 0.9, 1, 0.8)
     assert b.bytes == sum(f.bytes for f in storage.files("b"))
     assert b.modified > 1.7e9
+
+
+def test_a_run_that_ended_before_its_first_step(storage):
+    book = ledger.Ledger(storage.child("train/1"), "000000-a")
+    ended = {"time": 2.0, "kind": "driver", "state": "ended", "outcome": "failed", "text": "the labels are strings"}
+    book.add([{"time": 1.0, "kind": "driver", "state": "started"}, ended])
+    book.flush()
+    run = one(storage)
+    assert (run.name, run.state, run.step, run.why) == ("train/1", RunState.FAILED, None, "the labels are strings")
 
 
 def test_a_storage_without_runs(storage):
