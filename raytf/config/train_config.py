@@ -79,6 +79,17 @@ class TrainConfig:
         """Flag name -> value, of all settings."""
         return {name: getattr(getattr(self, section), name) for name, section in self.settings.items()}
 
+    @property
+    def changed(self) -> dict[str, str]:
+        """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
+        given = {its: self.values[its.name] for its in every_setting()}
+        said: dict[Any, str] = {True: "on", False: "off"}
+        return {
+            its.flag: said[value] if isinstance(value, bool) else str(value)
+            for its, value in given.items()
+            if value != its.default
+        }
+
     def replace(self, **settings: Any) -> TrainConfig:
         """A copy with some settings, given by flag name, changed."""
         owners = self.settings

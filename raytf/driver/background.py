@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import socket
 import sys
 import threading
@@ -14,8 +16,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import raytf
 from raytf.checkpoint.void import VoidStates
 from raytf.config.command_line import EXIT_AGAIN
+from raytf.config.train_config import TrainConfig
 from raytf.driver import crash_safe_memory
 from raytf.driver.monitor.actor import Monitor
 from raytf.errors import StorageError, one_line
@@ -32,6 +36,8 @@ from raytf.training.monitor_client import MonitorClient
 _POLL_SECONDS = 0.3
 #: Seconds to wait for the monitor's answer, during the run and at its end.
 _READ_SECONDS, _LAST_READ_SECONDS = 30.0, 5.0
+#: Seconds between two signs of life in the run's folder, for who watches from elsewhere.
+_SIGN_SECONDS = 1.0
 #: Seconds between two writes of the ledger; a driver that is killed loses at most this much of it.
 _FLUSH_SECONDS = 3.0
 
@@ -43,11 +49,25 @@ class RunLedger(ledger.Ledger):
         super().__init__(run)
         self.figures = RunFigures()
         self._has_earlier = False
+        #: The latest status, and the time when it came, as long as no sign of life has told it.
+        self._status: Status | None = None
+        self._heard: float | None = None
 
     def add(self, events: Iterable[ledger.Event]) -> None:
         events = list(events)
         super().add(events)
         self.figures.add(events)
+
+    def show(self, status: Status) -> None:
+        """Take the latest status, for the next sign of life; one that was taken before is none."""
+        if status != self._status:
+            self._status, self._heard = status, time.time()
+
+    def sign_latest(self) -> None:
+        """Write a sign of life, if there was a status since the last one."""
+        heard, self._heard = self._heard, None
+        if heard is not None and self._status is not None:
+            self.sign({"time": heard, "kind": "progress", **self._status.row()})
 
     def note(self, event: RunEvent) -> None:
         """Add something that this process itself sees happen, with the present time."""
@@ -75,14 +95,23 @@ def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterat
 
 
 @contextlib.contextmanager
-def booked(run: Storage) -> Iterator[RunLedger]:
-    """A ledger that is written every few seconds, in the background, from now to the end of this driver."""
+def booked(run: Storage, config: TrainConfig) -> Iterator[RunLedger]:
+    """A ledger that is written every few seconds, in the background, from now to the end of this driver.
+
+    Args:
+        run: its folder.
+        config: of the run, whose settings are told first.
+    """
     book = RunLedger(run)
-    book.note(Driver("started", os.getpid(), socket.gethostname()))
+    book.note(Driver("started", os.getpid(), socket.gethostname(), settings=config.changed, versions=_versions()))
 
     def write(stop: threading.Event) -> None:
-        while not stop.wait(_FLUSH_SECONDS):
-            book.flush()
+        flushed = time.monotonic()
+        while not stop.wait(_SIGN_SECONDS):
+            if time.monotonic() - flushed >= _FLUSH_SECONDS:
+                book.flush()
+                flushed = time.monotonic()
+            book.sign_latest()
 
     try:
         with _in_background("raytf-ledger", write):
@@ -93,6 +122,15 @@ def booked(run: Storage) -> Iterator[RunLedger]:
                 raise
     finally:
         book.flush()
+
+
+def _versions() -> dict[str, str]:
+    """Of what a run is made with."""
+    found = {"python": platform.python_version(), "raytf": raytf.__version__}
+    for package in ("ray", "tensorflow", "keras", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # TensorFlow's builds have several names
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
@@ -164,6 +202,8 @@ class MonitorReader:
             status, messages, events = self._monitor.ask_news(self._told, self._noted).answer(seconds)
             self._told, self._noted = self._told + len(messages), self._noted + len(events)
             self._book.add(events)
+            if isinstance(status, Status):
+                self._book.show(status)
             return status, messages
         finally:
             self._lock.release()

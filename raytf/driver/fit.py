@@ -280,7 +280,7 @@ def _finish(
             is_new = not (stored or has_trained() or job.stop_step is not None) and stream is None
             with (
                 follow.tracked(job.config, run, display.say, tracker),
-                booked(run) as book,
+                booked(run, job.config) as book,
                 rehearsing(job, sources.train if is_new else None, job.config) as rehearsal,
             ):
                 session = _Session(run, display, status_file, lease, book, rehearsal)

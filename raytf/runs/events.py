@@ -254,12 +254,13 @@ class WorkerLost(RunEvent):
 
 @dataclass(frozen=True)
 class AttemptEvent(RunEvent):
-    """A group has come to its first step, and where it began."""
+    """A group has come to its first step, where it began, and on which kind of machine its rank 0 computes."""
 
     kind: ClassVar[str] = "attempt"
     from_step: int | None = None
     tier: str = ""
     world_size: int = 0
+    machine: str = ""
 
     @property
     def text(self) -> str:
@@ -297,7 +298,12 @@ class SaveFailed(RunEvent):
 
 @dataclass(frozen=True)
 class Driver(RunEvent):
-    """A driver starts or ends."""
+    """A driver starts or ends.
+
+    Attributes:
+        settings: when it starts, flag -> value of those that are not at their defaults.
+        versions: when it starts, of what the run is made with.
+    """
 
     kind: ClassVar[str] = "driver"
     state: str = ""
@@ -305,6 +311,8 @@ class Driver(RunEvent):
     host: str = ""
     outcome: str = ""
     why: str = field(default="", metadata={"row": "text"})
+    settings: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         return {name: value for name, value in super().fields().items() if value}

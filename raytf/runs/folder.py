@@ -8,7 +8,7 @@ FOLDERS = {
     "checkpoints": "`STEP-ATTEMPT-SERIAL/`: shares of the ranks and `MANIFEST.json`, which is written last",
     "export": "`1/`, `2/`: the model for TensorFlow Serving, at the end of the run",
     "files": "what the job's callbacks have written into the folder that they were given",
-    "ledger": "`DRIVER-N.jsonl`: the events below, in files of one driver each",
+    "ledger": "`DRIVER-N.jsonl`: the events below, in files of one driver each; `live.json`: the newest sign of life",
     "steps": (
         "`FIRST-ATTEMPT.csv`: a row for each step with epoch, loss, learning rate and gradient norm, which "
         "`raytf.read_steps` reads. "

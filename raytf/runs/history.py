@@ -98,6 +98,8 @@ class History:
         problems: damaged files, a line each, with the reason.
         epochs, settings, saves: see `Run`.
         command: the words with which it was started last.
+        changed: flag -> value of the settings that were not at their defaults at the last start.
+        made_with: what the last start ran on: versions by name, and the machine.
     """
 
     name: str
@@ -118,6 +120,8 @@ class History:
     settings: Mapping[str, str] = field(default_factory=dict)
     saves: Sequence[int] = ()
     command: Sequence[str] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float:
@@ -180,7 +184,19 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
         settings=found_run.settings,
         saves=found_run.saves,
         command=() if command is None else command.words,
+        changed=_last(events, "settings") or {},
+        made_with=_made_with(events),
     )
+
+
+def _last(events: Sequence[Event], name: str) -> Any:
+    """The newest value of a field of events that have it; None for none."""
+    return next((event[name] for event in reversed(events) if event.get(name)), None)
+
+
+def _made_with(events: Sequence[Event]) -> dict[str, str]:
+    found, machine = dict(_last(events, "versions") or {}), _last(events, "machine")
+    return found | ({"machine": machine.partition(", TensorFlow")[0]} if machine else {})
 
 
 def build(

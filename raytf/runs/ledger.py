@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -17,6 +18,8 @@ from raytf.storage.storage import Storage
 FOLDER = "ledger"
 #: Of its files' names.
 SUFFIX = ".jsonl"
+#: Beside them: the newest sign of life of the newest driver, replaced again and again.
+LIVE = "live.json"
 
 
 #: Events of a file; the last file is written again at each flush, so it stays short.
@@ -49,7 +52,8 @@ _EVENT = untrusted_json.record(
         ),
         **dict.fromkeys(("checkpoint", "snapshot", "snapshot_bytes", "possible", "wanted"), _COUNT),
         **dict.fromkeys(("stall", "silent", "seconds", "deadline_seconds", "samples_per_second"), _SECONDS),
-        **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text"), _WORDS),
+        **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text", "machine"), _WORDS),
+        **dict.fromkeys(("settings", "versions"), untrusted_json.values(untrusted_json.text)),
         "ratio": untrusted_json.optional(untrusted_json.number),
         "phases": untrusted_json.values(untrusted_json.finite),
     },
@@ -91,6 +95,13 @@ class Ledger:
                 # Of what waits, the oldest: what is written belongs to a file that is written again.
                 del self._events[self._written]
 
+    def sign(self, event: Event) -> None:
+        """Replace the sign of life, which readers take for the last event until a newer one is in the log. Where
+        storage refuses, the next one counts."""
+        row = json.dumps({**event, "driver": self.name}, default=str)
+        with contextlib.suppress(StorageError):
+            self._run.put(f"{FOLDER}/{LIVE}", row.encode())
+
     def flush(self) -> bool:
         """Have all that was added on storage. False where storage refuses; it is tried again with the next flush."""
         with self._writing:
@@ -130,14 +141,15 @@ def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str
     events: list[Event] = []
     problems: list[str] = []
     size = 0
-    for name in run.list(FOLDER):
+    names = run.list(FOLDER)
+    for name in names:
         if not name.endswith(SUFFIX) or (before is not None and name >= before):
             continue
         found, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
         size += read_bytes
         events += found
         problems += wrong
-    return events, problems
+    return events + (_sign_of_life(run, names, events) if before is None else []), problems
 
 
 def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Event]], bool]) -> list[Event]:
@@ -150,15 +162,26 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
         is_enough: whether no earlier event is wanted.
     """
     events: list[Event] = []
-    size = 0
-    for name in sorted(names, reverse=True):
+    size, names = 0, sorted(names)
+    for name in reversed(names):
         if name.endswith(SUFFIX):
             found, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
             size += read_bytes
             events = found + events
             if is_enough(events):
                 break
-    return events
+    return events + _sign_of_life(run, names, events)
+
+
+def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -> list[Event]:
+    """That of the driver whose events are the last ones, if it is newer than they."""
+    if LIVE not in names or not events or events[-1].get("state") == "ended":
+        return []
+    newest = max(name for name in names if name.endswith(SUFFIX)).rpartition("-")[0]
+    with contextlib.suppress(StorageError, DamagedFileError):
+        found, _ = _events(run.get_or_none(f"{FOLDER}/{LIVE}", untrusted_json.SMALL) or b"")
+        return [e for e in found[:1] if e.pop("driver", None) == newest and e["time"] > events[-1]["time"]]
+    return []
 
 
 def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:

@@ -63,6 +63,21 @@ class Status:
     trouble: SaveTrouble | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    def row(self) -> dict[str, Any]:
+        """What the ledger keeps of it."""
+        return {
+            "phase": self.phase,
+            "step": self.step,
+            "total": self.total,
+            "workers": self.workers,
+            "loss": self.metrics.get("loss"),
+            "samples_per_second": self.samples_per_second,
+            "checkpoint": self.checkpoint,
+            "snapshot": self.snapshot,
+            "snapshot_bytes": self.snapshot_bytes,
+            "stall": self.stall_seconds,
+        }
+
 
 def describe(status: Status, shows_saves: bool = False) -> str:
     """A status as one line.

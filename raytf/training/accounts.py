@@ -10,7 +10,7 @@ import ray
 from raytf.data.pipeline import CallBatch
 from raytf.distributed import step_digest
 from raytf.errors import NonFiniteLossError
-from raytf.training import warm_pool
+from raytf.training import exact, warm_pool
 from raytf.training.context import BatchEnd, Context
 from raytf.training.heartbeat import Activity
 from raytf.training.step_journal import StepOutcome
@@ -93,6 +93,7 @@ def _after_first_call(context: Context) -> None:
             from_step=step,
             tier=tier,
             lost=attempt.lost,
+            machine=exact.machine(),
             node=ray.get_runtime_context().get_node_id(),
             phases=attempt.phases.seconds,
         )

@@ -59,6 +59,10 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
         return JSONResponse({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
 
+    async def head(request: Request) -> Response:
+        found = await run_in_threadpool(gallery.head, request.path_params["name"])
+        return JSONResponse({"title": found.title, "head": found.main, "mark": found.mark})
+
     async def curves(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
         return JSONResponse(found.data["curves"])
@@ -89,6 +93,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         Route("/run/{name:path}", run),
         Route("/api/runs", runs),
         Route("/api/page/{name:path}", parts),
+        Route("/api/head/{name:path}", head),
         Route("/api/curves/{name:path}", curves),
         Route("/api/search/{name:path}", search),
         Route("/events", changes),

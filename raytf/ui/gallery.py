@@ -96,17 +96,28 @@ class Gallery:
         return self._storage.child(name)
 
     def mark(self, name: str) -> str:
-        """A text that changes when something of a run does.
+        """A text that changes when something of a run does: in its first line of what is kept, and in its second one of
+        the sign of life.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        run, files = self.find(name), []
+        run, files, lives = self.find(name), [], None
         for folder in _FOLDERS:
-            found = [(f.name, f.bytes, f.modified) for f in run.files(folder)]
-            files += [*sorted(found)[-2:], len(found)]
+            found = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
+            lives = found.pop(ledger.LIVE, lives)
+            files += [*sorted(found.values())[-2:], len(found)]
         told = [run.exists(file) for file in (run_log.RESULT, "lease.json")]
-        return repr((files, told))
+        return f"{(files, told)!r}\n{lives!r}"
+
+    def head(self, name: str) -> RunPage:
+        """What a run's page says first, with the newest sign of life; without data to draw.
+
+        Raises:
+            ConfigError, StorageError: there is no such run, or storage refuses.
+        """
+        mark, found = self.mark(name), history.load(self.find(name).uri)
+        return RunPage(mark, f"{name}: {found.state}", page.head(found), {})
 
     def first_page(self, name: str) -> RunPage:
         """A run's page, at once: where there are many steps, without them, as long as `page` has not read them.

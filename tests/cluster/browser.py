@@ -143,6 +143,23 @@ async def play(steps: list[list[str]], address: str) -> list[str]:
     return seen
 
 
+def look(steps: list[list[Any]], folder: Path, seconds: float = 300.0) -> list[str]:
+    """Play steps in a browser of their own, which is a process; what it has seen.
+
+    Args:
+        steps: see the module.
+        folder: for the list of steps.
+        seconds: for all of them.
+    """
+    path = folder / "steps.json"
+    path.write_text(json.dumps(steps))
+    command = [sys.executable, "-m", "tests.cluster.browser", str(path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def main() -> None:
     steps = json.loads(Path(sys.argv[1]).read_text())
     profile = tempfile.mkdtemp(prefix="chromium-")

@@ -51,7 +51,7 @@ class Progress:
         if not is_new and now - self._noted_at < PROGRESS_SECONDS:
             return None
         self._noted_at = now
-        return ("phase" if is_new else "progress"), _summary(status)
+        return ("phase" if is_new else "progress"), status.row()
 
     def begin(self, attempt: str, now: float) -> tuple[list[str], int | None]:
         """A worker group starts.
@@ -124,18 +124,3 @@ class Progress:
             self.reached = max(self.reached, fields["step"])
         self._restart.fault(now, fields["silent"])
         self.status = None
-
-
-def _summary(status: Status) -> dict[str, Any]:
-    return {
-        "phase": status.phase,
-        "step": status.step,
-        "total": status.total,
-        "workers": status.workers,
-        "loss": status.metrics.get("loss"),
-        "samples_per_second": status.samples_per_second,
-        "checkpoint": status.checkpoint,
-        "snapshot": status.snapshot,
-        "snapshot_bytes": status.snapshot_bytes,
-        "stall": status.stall_seconds,
-    }

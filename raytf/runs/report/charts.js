@@ -55,7 +55,7 @@
           ...(s.stepped ? { paths: uPlot.paths.stepped({ align: 1 }) } : {}),
           points: { show: s.points && xs.length < 80, size: 5 }, value: (u, v) => number(v) }))],
     }, [xs, ...series.map((s) => s.values)], figure);
-    drawn.push({ plot, figure });
+    drawn.push({ plot, figure, key: title + " by " + xName });
     return plot;
   };
 
@@ -71,7 +71,12 @@
   };
 
   const draw = (data) => {
-    for (const { plot } of drawn) plot.destroy();
+    const zoomed = {};  // what somebody looks at more closely stays so
+    for (const { plot, key } of drawn) {
+      const xs = plot.data[0], { min, max } = plot.scales.x;
+      if (xs.length && (min > xs[0] || max < xs[xs.length - 1])) zoomed[key] = { min, max };
+      plot.destroy();
+    }
     drawn = [];
     const learning = document.getElementById("learning-charts"), speed = document.getElementById("speed-charts");
     if (!learning || !data.curves) return;
@@ -121,6 +126,7 @@
         { lines: at, height: 150, fromZero: true });
     } else if (speed) speed.textContent = "Nothing was measured yet.";
     fit();
+    for (const { plot, key } of drawn) if (zoomed[key]) plot.setScale("x", zoomed[key]);
   };
   // Only when all are there is it known how wide each may be.
   const fit = () => {

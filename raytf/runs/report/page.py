@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -79,12 +79,17 @@ def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str
     timeline, data = _timeline(run, steps, found)
     data["curves"] = learning.document(run, steps)
     data["metrics"] = learning.metrics_of(run.epochs)
-    told = [_header(run), _problems(run), _tiles(run), _learning(data["curves"]), timeline, _spikes(run, found)]
+    told = [head(run), _problems(run), _learning(data["curves"]), timeline, _spikes(run, found)]
     told += [_account(run), _restarts(run), _events(run), _settings(run)]
     told.append(
         f"<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>"
     )
     return "\n".join(part for part in told if part), data
+
+
+def head(run: History) -> str:
+    """What a page says first: where the run is."""
+    return f'<div id="head">{_header(run)}{_tiles(run)}</div>'
 
 
 def _when(seconds: float) -> str:
@@ -140,15 +145,24 @@ def _settings(run: History) -> str:
     told = "".join(
         f'<tr><td>{escape(what)}</td><td class="why"><code>{escape(text)}</code></td></tr>' for what, text in commands
     )
-    cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in run.settings.items()}
-    rows = "".join(f'<tr><td>{escape(n)}</td><td class="why">{escape(value)}</td></tr>' for n, value in cut.items())
     saves = ", ".join(f"{step:,}" for step in run.saves) or "none"
-    settings = f'<table class="stack"><tbody>{rows}</tbody></table>' if rows else "<p>Nothing is noted of them yet.</p>"
     return (
         f"<section><h2>To use it</h2><p>Checkpoints are of step {saves}.</p>"
         f'<table class="stack"><tbody>{told}</tbody></table></section>'
-        f"<section><h2>Settings</h2><p>What must be the same when the run goes on.</p>{settings}</section>"
+        "<section><h2>Settings</h2>"
+        f"<p>What is not at its default.</p>{_named(run.changed, 'Nothing is, or it was not noted.')}"
+        f"<p>What must be the same when the run goes on.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"
+        f"<p>What the run was made with.</p>{_named(run.made_with, 'Nothing is noted of it yet.')}</section>"
     )
+
+
+def _named(values: Mapping[str, str], nothing: str) -> str:
+    """A table of names and values; where it is empty, a line that says so."""
+    if not values:
+        return f"<p>{escape(nothing)}</p>"
+    cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in values.items()}
+    rows = "".join(f'<tr><td>{escape(n)}</td><td class="why">{escape(value)}</td></tr>' for n, value in cut.items())
+    return f'<table class="stack"><tbody>{rows}</tbody></table>'
 
 
 def _problems(run: History) -> str:

@@ -94,6 +94,12 @@ def test_refused_with_one_clear_line(settings, words):
     assert "\n" not in message
 
 
+def test_what_is_not_at_its_default():
+    assert TrainConfig().changed == {}
+    config = TrainConfig.of(workers="1:3", exact=True, warm_workers=False, epochs=3, keep=TrainConfig().values["keep"])
+    assert config.changed == {"--workers": "1:3", "--exact": "on", "--warm-workers": "off", "--epochs": "3"}
+
+
 def test_workers_as_a_number_from_python():
     config = TrainConfig.of(workers=3)
     try:

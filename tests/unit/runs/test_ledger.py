@@ -57,6 +57,49 @@ def test_events_come_back_in_the_order_of_drivers(tmp_path):
     assert run.list(ledger.FOLDER) == ["a-0000.jsonl", "b-0000.jsonl"]
 
 
+def test_the_sign_of_life_is_the_last_event_until_a_newer_one_is_written(tmp_path):
+    run = Storage(str(tmp_path))
+    book = ledger.Ledger(run, "a")
+    book.sign(event(1, step=1))
+    assert ledger.read(run) == []  # of whom, is not known yet
+    book.add([started(2)])
+    assert book.flush()
+    assert [e["time"] for e in ledger.read(run)] == [2]
+    book.sign(event(3, step=7))
+    assert ledger.read(run)[-1] == event(3, step=7)
+    assert ledger.newest(run, run.list(ledger.FOLDER), lambda events: True) == [started(2), event(3, step=7)]
+    assert ledger.read(run, before="b") == [started(2)]
+    book.add([event(4, step=9)])
+    assert book.flush()
+    assert [e["time"] for e in ledger.read(run)] == [2, 4]
+    book.sign(event(5, step=11))
+    later = ledger.Ledger(run, "b")
+    later.add([started(1)])  # whose clock is behind
+    assert later.flush()
+    assert [e["time"] for e in ledger.read(run)] == [2, 4, 1]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[1]", b'{"time": "soon", "kind": "progress", "driver": "a"}', b"\xff" * 99]
+)
+def test_a_sign_of_life_that_is_damaged_is_none(tmp_path, text):
+    run = Storage(str(tmp_path))
+    book = ledger.Ledger(run, "a")
+    book.add([started(2)])
+    assert book.flush()
+    run.put(f"{ledger.FOLDER}/{ledger.LIVE}", text)
+    assert ledger.look(run) == ([started(2)], [])
+
+
+def test_nothing_follows_the_end_of_a_driver(tmp_path):
+    run = Storage(str(tmp_path))
+    book = ledger.Ledger(run, "a")
+    book.add([started(2), ended(4)])
+    assert book.flush()
+    book.sign(event(5, step=7))
+    assert [e["time"] for e in ledger.read(run)] == [2, 4]
+
+
 def test_long_ledgers_take_several_files(s3):
     run = Storage(s3("run"))
     book = ledger.Ledger(run, "a")

@@ -147,6 +147,19 @@ def test_a_run_of_which_little_is_known_has_a_page(events):
     assert read.stack == []
 
 
+def test_the_page_says_what_the_run_was_made_with(tmp_path):
+    settings, versions = {"--workers": "1:3", "--exact": "on"}, {"python": "3.11.7", "tensorflow": "2.21.0"}
+    script = Script().at(0, "driver", state="started", settings={"--workers": "2"}, versions=versions)
+    script.at(1, "driver", state="started", settings=settings, versions=versions)
+    script.at(9, "attempt", from_step=0, tier="new", world_size=2, machine="A Processor, TensorFlow 2.21.0", phases={})
+    run = history.load(script.write(str(tmp_path / "a")).uri)
+    assert run.changed == settings
+    assert run.made_with == {**versions, "machine": "A Processor"}
+    text = page.draw(run)
+    for name, value in {**settings, **run.made_with}.items():
+        assert f'<tr><td>{name}</td><td class="why">{value}</td></tr>' in text
+
+
 def test_a_page_that_cannot_be_written_is_one_clear_error(tmp_path):
     a_run().write(str(tmp_path / "a"))
     with pytest.raises(ConfigError, match=r"--html .* cannot be written: No such file or directory"):

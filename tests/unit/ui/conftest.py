@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +15,7 @@ from raytf.commands.ui import listen
 from raytf.storage.storage import Storage
 from raytf.ui import app
 from raytf.ui.gallery import Gallery, keep_fresh
-from tests.conftest import ROOT
+from tests.cluster import browser
 
 
 @pytest.fixture
@@ -58,12 +55,4 @@ def look(tmp_path: Path) -> Callable[..., list[Any]]:
     if shutil.which("chromium") is None:
         pytest.skip("there is no chromium (Debian's package chromium)")
 
-    def play(*steps: list[Any]) -> list[Any]:
-        path = tmp_path / "steps.json"
-        path.write_text(json.dumps(steps))
-        command = [sys.executable, "-m", "tests.cluster.browser", str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return play
+    return lambda *steps: browser.look(list(steps), tmp_path)
