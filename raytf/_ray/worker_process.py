@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from ray._private.runtime_env import setup_hook
 SEEN = {
     "ray._private.worker.global_worker": "2.60.0",
     "ray._private.worker.Worker.gcs_error_subscriber": "2.60.0",
+    "ray._private.worker.Worker.gcs_client": "2.60.0",
     "ray._private.worker.Worker.listener_thread": "2.60.0",
+    "ray._private.worker.Worker.worker_id": "2.60.0",
+    "ray._private.worker.listen_error_messages": "2.60.0",
     "ray._private.worker.Worker.node": "2.60.0",
     "ray._private.worker.Worker.threads_stopped": "2.60.0",
     "ray._private.worker.Worker.function_actor_manager": "2.60.0",
@@ -37,6 +41,10 @@ SEEN = {
     "ray._raylet.CoreWorker.get_job_config": "2.60.0",
     "ray._raylet.setproctitle": "2.60.0",
     "ray._private.ray_constants.ENABLE_RAY_CLUSTER": "2.60.0",
+    "ray._private.ray_constants.REMOVED_NODE_ERROR": "2.60.0",
+    "ray._private.ray_constants.WORKER_CRASH_PUSH_ERROR": "2.60.0",
+    "ray._private.ray_constants.WORKER_DIED_PUSH_ERROR": "2.60.0",
+    "ray._raylet.GcsErrorSubscriber": "2.60.0",
     "ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR": "2.60.0",
     "ray._private.ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "2.60.0",
     "ray._private.runtime_env.setup_hook.decode_function_key": "2.60.0",
@@ -48,6 +56,12 @@ SEEN = {
 
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+#: Kinds of errors that Ray pushes to drivers and that raytf tells itself.
+_TOLD = (
+    ray_constants.WORKER_CRASH_PUSH_ERROR,
+    ray_constants.WORKER_DIED_PUSH_ERROR,
+    ray_constants.REMOVED_NODE_ERROR,
+)
 #: Module that each worker of Ray Train imports.
 TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
 
@@ -81,6 +95,37 @@ def show_no_errors() -> None:
     worker.gcs_error_subscriber.close()
     worker.listener_thread.join(5)
     worker.threads_stopped.clear()
+
+
+class _WithoutDeaths:
+    """What Ray's processes say, without lost workers and nodes."""
+
+    def __init__(self, subscriber: Any):
+        self._subscriber = subscriber
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subscriber, name)
+
+    def poll(self) -> tuple[Any, Any]:
+        key, said = self._subscriber.poll()
+        return key, None if said is not None and said.get("type") in _TOLD else said
+
+
+def show_no_deaths() -> None:
+    """Ray no more prints nine lines about each lost worker or node, which the run tells in one. It does print the rest,
+    such as an autoscaler that has failed. This process is connected to a cluster."""
+    show_no_errors()
+    worker: Any = ray._private.worker.global_worker
+    raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
+    subscriber = raylet.GcsErrorSubscriber(worker_id=worker.worker_id, address=worker.gcs_client.address)
+    worker.gcs_error_subscriber = _WithoutDeaths(subscriber)
+    worker.listener_thread = threading.Thread(
+        target=ray._private.worker.listen_error_messages,
+        name="ray_listen_error_messages",
+        args=(worker, worker.threads_stopped),
+        daemon=True,
+    )
+    worker.listener_thread.start()
 
 
 def this_node() -> Any:

@@ -143,8 +143,8 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
     try:
         with _process.held_back(), worker_process.no_signal_handlers(), silent, starting, lean:
             ray.init(**chatter)
-            if own and not chatter["log_to_driver"]:
-                worker_process.show_no_errors()
+            if not chatter["log_to_driver"]:
+                (worker_process.show_no_errors if own else worker_process.show_no_deaths)()
     except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
         where = (
             f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"

@@ -103,6 +103,8 @@ def test_a_run_with_two_kills_and_a_resize(tmp_path: Path):
         finally:
             over.set()
             thread.join(10)
+        # Ray's own page about each dead worker is not among the run's lines.
+        assert "A worker died or was killed" not in job.output
         shots = Path(PICTURES or tmp_path)
         seen = browser.look(
             [
