@@ -33,7 +33,7 @@ _MARK = "@@typed@@ "
 
 @dataclass(frozen=True)
 class Typed:
-    """A block that was typed.
+    """A command that was typed.
 
     Attributes:
         text: its first line.
@@ -50,8 +50,8 @@ class Typed:
     output: str
 
 
-def blocks(page: str, installs: bool = True) -> list[str]:
-    """What a page tells one to type, as text for a shell.
+def commands(page: str, installs: bool = True) -> list[str]:
+    """What a page tells one to type, as texts for a shell: each line is a command, and so is each file.
 
     Args:
         page: its text.
@@ -60,8 +60,7 @@ def blocks(page: str, installs: bool = True) -> list[str]:
     found = []
     for kind, title, text in _BLOCK.findall(page):
         if kind == "sh":
-            lines = [line for line in text.splitlines() if installs or not line.startswith(_INSTALLS)]
-            found.append("\n".join(lines))
+            found += [line for line in text.splitlines() if installs or not line.startswith(_INSTALLS)]
         elif title:
             found.append(f"cat > {title} <<'END_OF_FILE'\n{text}END_OF_FILE")
     return found
@@ -70,10 +69,10 @@ def blocks(page: str, installs: bool = True) -> list[str]:
 def type_all(
     texts: list[str], folder: Path, env: dict[str, str], show: Callable[[str], None] = lambda text: None
 ) -> list[Typed]:
-    """Type blocks into one shell.
+    """Type commands into one shell.
 
     Args:
-        texts: see `blocks`.
+        texts: see `commands`.
         folder: that it starts in.
         env: of the shell.
         show: takes what the terminal says.
@@ -83,7 +82,7 @@ def type_all(
     if process == 0:
         os.chdir(folder)
         os.execvpe("bash", ["bash", "-c", script], env)
-    marks: list[tuple[float, float, str]] = []  # when each block began, its longest silence, what was said
+    marks: list[tuple[float, float, str]] = []  # when each command began, its longest silence, what was said
     last, code = time.monotonic(), None
     try:
         while True:
@@ -146,7 +145,7 @@ def of_shell(home: Path, programs: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command; exits with 1 where a block fails."""
+    """Run the command; exits with 1 where something typed fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", default=PAGES)
     parser.add_argument("--here", action="store_true", help="in this checkout and environment; nothing is installed")
@@ -154,7 +153,7 @@ def main() -> None:
     failed = False
     for page in flags.pages:
         with tempfile.TemporaryDirectory(prefix="raytf-typed-") as home:
-            texts = blocks((ROOT / page).read_text(), installs=not flags.here)
+            texts = commands((ROOT / page).read_text(), installs=not flags.here)
             clone, env = (ROOT, of_shell(Path(home), Path(sys.executable).parent)) if flags.here else fresh(Path(home))
             done = type_all(texts, clone, env, lambda text: print(text.replace(_MARK, ""), end="", flush=True))
         seconds, silence = sum(each.seconds for each in done), max(each.silence for each in done)
