@@ -36,11 +36,13 @@ def folder() -> Path:
 
 def jobs() -> dict[str, str]:
     """Example jobs: name -> what it does, the first line of its file."""
-    found = {}
-    for file in sorted((folder() / "jobs").glob("*.py")):
-        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        found[file.stem] = text.partition("\n")[0]
-    return found
+    files = sorted((folder() / "jobs").glob("*.py"))
+    return {file.stem: summary(file.read_text(encoding="utf-8")) for file in files}
+
+
+def summary(page: str) -> str:
+    """What an example does: the first line of its text."""
+    return (ast.get_docstring(ast.parse(page)) or "").partition("\n")[0]
 
 
 def clusters() -> dict[str, str]:

@@ -65,7 +65,7 @@ def project(shipped: Path, job: str, cluster: str | None) -> Mapping[str, str]:
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
     files = {
         "job.py": _released.job(page, job, _shipped.REPOSITORY),
-        "README.md": _readme(cluster),
+        "README.md": _readme(page, cluster),
         "constraints.txt": (shipped / "constraints.txt").read_text(encoding="utf-8"),
     }
     if cluster is None:
@@ -83,21 +83,30 @@ def project(shipped: Path, job: str, cluster: str | None) -> Mapping[str, str]:
     return files
 
 
-def _readme(cluster: str | None) -> str:
-    install = f"python -m pip install -c constraints.txt '{DISTRIBUTION}=={raytf.__version__}'"
+def _readme(page: str, cluster: str | None) -> str:
+    """The project's README.
+
+    Args:
+        page: the example that it begins with.
+        cluster: whether there is a cluster's configuration.
+    """
+    extras = "data,ui" if "ImageFolderSource" in page else "ui"
     lines = [
         "# A raytf project",
         "",
-        "`job.py` is the whole program: a function that returns a compiled Keras model, data, one call to `raytf.fit`.",
+        f"`job.py` is the whole program. {_shipped.summary(page)}",
         "",
-        f"    {install}",
-        "    python job.py                 # here, on two CPU workers; `--help` has all flags",
-        "    raytf show default            # what became of the run",
-        "    raytf ui                      # all runs in a browser, live",
-        "",
-        "Stop it at any time, even with `kill -9`: the same command continues.",
-        "",
+        f"    python -m pip install -c constraints.txt '{DISTRIBUTION}[{extras}]=={raytf.__version__}'",
+        "    python job.py                 # on this machine; `--help` has the flags",
     ]
+    if "raytf.fit(" in page:
+        lines += [
+            "    raytf show default            # what became of the run",
+            "    raytf ui                      # all runs in a browser, live",
+            "",
+            "Stop it at any time, even with `kill -9`: the same command continues.",
+        ]
+    lines.append("")
     if cluster is not None:
         lines += [
             "## On a cluster",
