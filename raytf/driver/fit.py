@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.ray_train.start_ahead import start_ahead
-from raytf.driver.rehearsal import Rehearsal, rehearsing
+from raytf.driver.rehearsal import Rehearsal, has_own_environment, rehearsing
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
@@ -331,7 +332,8 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
         ):
-            look = partial(session.rehearsal.look, "GPU" in resources, local)
+            own = has_own_environment(ray.get_runtime_context().runtime_env, os.environ)
+            look = partial(session.rehearsal.look, "GPU" in resources or own, local)
             document = _run(job, run, resources, display.say, look)
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")

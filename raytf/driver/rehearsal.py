@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from raytf.config.train_config import TrainConfig
 from raytf.data.sources import Source
@@ -19,6 +20,8 @@ from raytf.training.job import TrainingJob
 
 #: Processes for each CPU from which a machine is busy.
 _BUSY = 1.5
+#: What of a runtime environment may bring packages, or run before anything else.
+_PACKAGES = ("pip", "uv", "conda", "container", "image_uri", "worker_process_setup_hook")
 
 
 def is_busy(load: float, cpus: int) -> bool:
@@ -31,15 +34,26 @@ def is_busy(load: float, cpus: int) -> bool:
     return load > _BUSY * cpus
 
 
-def is_decisive(error: RaytfError, has_gpus: bool, is_here: bool) -> bool:
+def has_own_environment(runtime_env: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether workers get variables, packages or a hook that this process does not have.
+
+    Args:
+        runtime_env: Ray's, of the workers.
+        environ: of this process.
+    """
+    variables = runtime_env.get("env_vars") or {}
+    return any(environ.get(name) != value for name, value in variables.items()) or any(map(runtime_env.get, _PACKAGES))
+
+
+def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
     """Whether workers would fail in the same way.
 
     Args:
         error: of the process that tried.
-        has_gpus: workers have some, so that they may do what a CPU cannot.
+        has_more: workers have what this process does not: GPUs, or an environment of their own.
         is_here: they run on this machine alone.
     """
-    if has_gpus or isinstance(error, (WholeBatchError, ExactnessError)):  # which lead to other settings
+    if has_more or isinstance(error, (WholeBatchError, ExactnessError)):  # which lead to other settings
         return False
     return is_here or not isinstance(error, JobError) or error.is_bug
 
@@ -73,11 +87,11 @@ class Rehearsal:
     def __init__(self, asked: elsewhere.Asked | None):
         self._asked = asked
 
-    def look(self, has_gpus: bool, is_here: bool) -> None:
+    def look(self, has_more: bool, is_here: bool) -> None:
         """Raise what was found wrong until now, if workers would fail in the same way; never waits.
 
         Args:
-            has_gpus, is_here: see `is_decisive`.
+            has_more, is_here: see `is_decisive`.
         """
         if self._asked is None:
             return
@@ -86,5 +100,5 @@ class Rehearsal:
                 self._asked = None
         except RaytfError as error:
             self._asked = None
-            if is_decisive(error, has_gpus, is_here):
+            if is_decisive(error, has_more, is_here):
                 raise

@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ import psutil
 import ray
 
 from raytf.data.sources import Source
+from raytf.distributed import ranks
+from raytf.distributed.ranks import RankInfo
 from raytf.errors import RaytfError, one_line
 from raytf.training import run_identity
 from raytf.training.job import TrainingJob
@@ -104,6 +107,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
             yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
             return
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
         environ.pop("TF_CONFIG", None)
         process = subprocess.Popen(
             [sys.executable, "-m", "raytf.training.elsewhere", str(given), str(answer), *map(str, sys.path)],
@@ -144,6 +148,7 @@ def _main(question: str, answer: str, *path: str) -> None:
         path: the driver's `sys.path`, where the job's modules are found.
     """
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    ranks.take(RankInfo(0, 1, 0, 1))
     try:
         asked = ray.cloudpickle.loads(Path(question).read_bytes())
         if asked["trains"]:
@@ -152,10 +157,30 @@ def _main(question: str, answer: str, *path: str) -> None:
     except ImportError as error:
         said = {CANNOT: one_line(error, 200)}
     except RaytfError as error:
-        error.__cause__ = None  # its class may be unknown to the driver
-        said = error
+        if asks_ray(error):
+            said = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
+        else:
+            error.__cause__ = None  # its class may be unknown to the driver
+            said = error
     Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
     os.replace(f"{answer}.part", answer)
+
+
+def asks_ray(error: BaseException) -> bool:
+    """Whether something inside Ray raised it: a worker is connected to a cluster, and this process is not."""
+    inside, without = Path(ray.__file__).parent, Path(ray.cloudpickle.__file__).parent
+    waiting: list[BaseException | None] = [error]
+    seen: list[BaseException] = []
+    while waiting:
+        one = waiting.pop()
+        if one is None or any(one is other for other in seen):
+            continue
+        seen.append(one)
+        waiting += [one.__cause__, one.__context__]
+        files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(one.__traceback__)]
+        if any(file.is_relative_to(inside) and not file.is_relative_to(without) for file in files):
+            return True
+    return False
 
 
 def _yield_memory() -> None:

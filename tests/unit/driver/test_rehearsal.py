@@ -12,7 +12,7 @@ from raytf.config import precision
 from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.driver.rehearsal import Rehearsal, is_busy, is_decisive, rehearsing
+from raytf.driver.rehearsal import Rehearsal, has_own_environment, is_busy, is_decisive, rehearsing
 from raytf.errors import DataError, JobError, ModelError, RaytfError, WholeBatchError
 from raytf.training import elsewhere
 from raytf.training.job import UserCode
@@ -49,6 +49,21 @@ def test_what_ends_a_run(error, has_gpus, is_here, is_told):
 
 
 @pytest.mark.parametrize(
+    ("runtime_env", "is_own"),
+    [
+        ({}, False),
+        ({"env_vars": {"A": "1"}, "working_dir": "gcs://x.zip"}, False),  # as a job of Ray has it, with its driver
+        ({"env_vars": {"A": "2"}}, True),
+        ({"env_vars": {"B": "1"}}, True),
+        ({"pip": ["x"]}, True),
+        ({"worker_process_setup_hook": "module.hook"}, True),
+    ],
+)
+def test_workers_with_an_environment_of_their_own_may_do_what_this_process_cannot(runtime_env, is_own):
+    assert has_own_environment(runtime_env, {"A": "1"}) is is_own
+
+
+@pytest.mark.parametrize(
     ("load", "cpus", "busy"), [(0.0, 2, False), (3.0, 2, False), (3.1, 2, True), (12.0, 16, False)]
 )
 def test_a_busy_machine_tries_nothing(load, cpus, busy):
@@ -67,7 +82,52 @@ def broken():
     raise TypeError("boom")
 
 
+def of_its_node():
+    import keras
+    import ray
+
+    class OfItsNode(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * float(len(ray.get_runtime_context().get_node_id()))
+
+    made = keras.Sequential([keras.Input((4,)), OfItsNode(), keras.layers.Dense(3, activation="softmax")])
+    made.compile("adam", "sparse_categorical_crossentropy")
+    return made
+
+
+def of_an_object():
+    import ray
+
+    return model(width=ray.get(ray.put(4)))
+
+
+def of_rank_0():
+    import raytf
+
+    return model() if (raytf.rank(), raytf.size()) == (0, 1) else None
+
+
 X, Y = np.zeros((64, 4), np.float32), np.arange(64) % 3
+
+
+def a_job(make: Any) -> Any:
+    return types.SimpleNamespace(
+        code=Parcel(UserCode(make, None, None)),
+        config=TrainConfig(),
+        plan=StepPlan(64, 32, 4),
+        class_weight=None,
+        precision=precision.DEFAULT,
+    )
+
+
+@pytest.mark.parametrize("make", [of_its_node, of_an_object])
+def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    with rehearsing(a_job(make), ArraySource(X, Y), TrainConfig()) as rehearsal:
+        asked = rehearsal._asked
+        assert asked is not None
+        assert "it asks Ray" in (asked.answer(300) or {})[elsewhere.CANNOT]
+        rehearsal.look(False, True)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +139,12 @@ X, Y = np.zeros((64, 4), np.float32), np.arange(64) % 3
         (lambda: model("mse"), np.zeros((64, 5), np.float32), DataError, "do not take the labels"),
         (model, np.where(np.arange(64) == 63, 5, Y), DataError, "labels go from 0 to 5, but the model has 3 outputs"),
         (lambda: model(width=7), Y, RaytfError, "7"),
+        (of_rank_0, Y, None, ""),
     ],
 )
 def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkeypatch):
-    config = TrainConfig()
     source = ArraySource(X, labels)
-    job: Any = types.SimpleNamespace(
-        code=Parcel(UserCode(make, None, None)),
-        config=config,
-        plan=StepPlan(64, 32, 4),
-        class_weight=None,
-        precision=precision.DEFAULT,
-    )
+    job, config = a_job(make), TrainConfig()
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     with rehearsing(job, source, config) as rehearsal:
         asked = rehearsal._asked
