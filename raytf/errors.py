@@ -27,6 +27,8 @@ once more, a `JobError` of a run that has made a step: the same code would fail 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: What the package is called on the registry, where `raytf` is somebody else's.
 DISTRIBUTION = "raytf-train"
 #: What is said where both are installed in one folder.
@@ -206,13 +208,22 @@ class ReplicaError(RaytfError):
         ranks: whose weights are wrong, or that compute wrongly; none where nobody can say.
         rank: which of them raised it; None if that is not known.
         computes_wrongly: whether an audit has seen that those ranks compute wrongly.
+        nodes: Ray's ids of their nodes, where it is known which: a rank that is to blame may not have ended yet when
+            the run hears of it from another one.
     """
 
     retryable = True
 
-    def __init__(self, message: str, ranks: list[int], rank: int | None = None, computes_wrongly: bool = False):
+    def __init__(
+        self,
+        message: str,
+        ranks: list[int],
+        rank: int | None = None,
+        computes_wrongly: bool = False,
+        nodes: Sequence[str] = (),
+    ):
         super().__init__(message)
-        self.ranks, self.rank, self.computes_wrongly = ranks, rank, computes_wrongly
+        self.ranks, self.rank, self.computes_wrongly, self.nodes = ranks, rank, computes_wrongly, tuple(nodes)
 
 
 class HangError(RaytfError):

@@ -158,7 +158,8 @@ class Audits:
         if group.rank == honest:
             fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits)}
             self._context.reporter.event("audit", text=text, **fields)
-        raise ReplicaError(text, list(verdict.culprits), group.rank, verdict.is_proven)
+        nodes = [witnesses[rank].node for rank in verdict.culprits]
+        raise ReplicaError(text, list(verdict.culprits), group.rank, verdict.is_proven, nodes)
 
     def _go_back(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> str:
         """Note which states count no more, and delete those on storage; says to which step the run goes back."""

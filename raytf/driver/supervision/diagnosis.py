@@ -102,7 +102,9 @@ def _replicas(errors: _Errors, dead: list[int]) -> Failure | None:
     # Ray's ranks, which are not those of a group that has met again.
     wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
     first = next(iter(apart.values()))
-    return Failure(Cause.REPLICAS, one_line(first, 400), ranks=wrong, computes_wrongly=first.computes_wrongly)
+    nodes = frozenset(node for error in apart.values() for node in error.nodes)
+    text, is_proven = one_line(first, 400), first.computes_wrongly
+    return Failure(Cause.REPLICAS, text, ranks=wrong, computes_wrongly=is_proven, nodes=nodes)
 
 
 def _death(dead: list[BaseException], died_with_node: DiedWithNode) -> Failure | None:
@@ -121,7 +123,7 @@ def _gpu(error: BaseException, errors: _Errors) -> Failure | None:
         one_line(told[0]).rstrip("."),
         is_launch=all(e.is_launch for e in told),
         ranks=tuple(rank for rank, e in errors.items() if e in told),
-        gpu_nodes=frozenset(e.node for e in told if e.node),
+        nodes=frozenset(e.node for e in told if e.node),
     )
 
 

@@ -38,7 +38,7 @@ class Failure:
         is_launch: a GPU failed to run a kernel: the node's fault, or the code's if it fails on another node, too.
         ranks: to blame.
         computes_wrongly: an audit has seen that the ranks to blame do: once is enough to avoid their nodes.
-        gpu_nodes: Ray's ids of nodes whose GPUs failed, if that is the cause.
+        nodes: Ray's ids of nodes that a worker has named: its GPU failed, or an audit blames it.
         dead: ranks whose processes Ray knows to be dead.
         is_peer_missed: the ranks that report anything only report the loss of a peer.
         error: that the user sees if the run ends with this failure.
@@ -53,7 +53,7 @@ class Failure:
     is_launch: bool = False
     ranks: tuple[int, ...] = ()
     computes_wrongly: bool = False
-    gpu_nodes: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
     dead: frozenset[int] = frozenset()
     is_peer_missed: bool = False
     error: RaytfError | None = None

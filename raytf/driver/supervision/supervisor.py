@@ -124,13 +124,13 @@ def _of_this_process(name: str) -> Supervisor:
 
 
 def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
-    """Nodes to blame: those of the ranks to blame, and those whose GPU failed.
+    """Nodes to blame: those of the ranks to blame, and those that a worker has named.
 
     Args:
         failure: what failed.
         of_ranks: rank -> Ray's id of its node.
     """
-    return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.gpu_nodes)
+    return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.nodes)
 
 
 def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailures, now: float) -> Failure:

@@ -94,6 +94,14 @@ def test_who_was_seen_to_compute_wrongly_is_avoided_at_once(is_seen: bool):
     assert supervisor.exclusion.excluded(["a", "b", "c"], 0.0) == (["b"] if is_seen else [])
 
 
+def test_who_is_to_blame_is_known_before_it_has_ended_itself():
+    """The first worker that is seen to have ended is another one than that which computes wrongly."""
+    errors = {0: ReplicaError("rank 1 computes wrongly", [1], 0, True, ["b"])}
+    supervisor = Supervisor()
+    supervisor.decide(diagnose(WorkerGroupError("Training failed", errors)), Scene(nodes={0: "a", 1: "b"}))
+    assert supervisor.exclusion.excluded(["a", "b", "c"], 0.0) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("raised", "is_final"),
     [
@@ -144,7 +152,7 @@ def test_a_gpu_that_is_missing_at_the_start_is_told_with_its_node():
     error = ControllerError(WorkerGroupStartupFailedError(GpuError("node x: cuInit: no device.", "n1")))
     error = pickle.loads(pickle.dumps(error))  # on its way to the driver
     failure = diagnose(error)
-    assert failure.gpu_nodes == {"n1"}
+    assert failure.nodes == {"n1"}
     assert (failure.ranks, failure.cause, failure.is_final) == ((), Cause.GPU, False)
     assert str(failure.error) == "node x: cuInit: no device."
     assert failure.text == "node x: cuInit: no device"
