@@ -6,6 +6,7 @@ The driver must not import TensorFlow, and the state of Keras in a notebook must
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import resource
 import subprocess
@@ -168,7 +169,7 @@ def _main(question: str, answer: str, *path: str) -> None:
 
 def asks_ray(error: BaseException) -> bool:
     """Whether something inside Ray raised it: a worker is connected to a cluster, and this process is not."""
-    inside, without = Path(ray.__file__).parent, Path(ray.cloudpickle.__file__).parent
+    inside, without = (Path(inspect.getfile(module)).parent for module in (ray, ray.cloudpickle))
     waiting: list[BaseException | None] = [error]
     seen: list[BaseException] = []
     while waiting:
