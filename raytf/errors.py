@@ -27,10 +27,13 @@ once more, a `JobError` of a run that has made a step: the same code would fail 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 #: What the package is called on the registry, where `raytf` is somebody else's.
 DISTRIBUTION = "raytf-train"
+#: Bold and coloured text, as Keras has it in errors.
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 #: What is said where both are installed in one folder.
 FOREIGN = (
     "a package of 2021 that the registry calls raytf is installed in the same folder as "
@@ -64,8 +67,12 @@ def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """The text of another library's error as one line, cut to a number of characters."""
-    return " ".join(str(error).split())[:limit]
+    """The text of another library's error as one line, without colours, cut after a word to a number of characters."""
+    text = " ".join(_STYLE.sub("", str(error)).split())
+    if limit is None or len(text) <= limit:
+        return text
+    kept = text[: limit - 3]
+    return f"{kept.rpartition(' ')[0] or kept}..."
 
 
 def brief(error: Exception, limit: int = 80) -> str:

@@ -19,7 +19,7 @@ from raytf import _process
 from raytf.config import exit_codes, flag_errors, flags, help_page
 from raytf.config.terminal_text import printable, visible
 from raytf.config.train_config import TrainConfig
-from raytf.errors import JobError, RaytfError
+from raytf.errors import JobError, RaytfError, one_line
 
 EXIT_FAILED = exit_codes.FAILED.code
 EXIT_REFUSED = exit_codes.REFUSED.code
@@ -67,7 +67,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         _leave(f"error: {visible(error.object)!s:.500} is not text in UTF-8. Give another name.", EXIT_REFUSED)
     except RaytfError as error:
         trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
-        _leave(f"{trace}error: {visible(error)}", exit_codes.of_error(error).code)
+        _leave(f"{trace}error: {visible(one_line(error))}", exit_codes.of_error(error).code)
 
 
 def _look(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:

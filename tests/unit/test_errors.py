@@ -88,3 +88,18 @@ def test_exported_are_all_that_a_user_can_see():
 )
 def test_brief(error, text):
     assert errors.brief(error) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("a\n\n  b\tc", None, "a b c"),
+        ("Exception in call().\n\n\x1b[1mCould not\x1b[0m infer", None, "Exception in call(). Could not infer"),
+        ("seven words that are too many here", 20, "seven words that..."),
+        ("x" * 30, 10, "xxxxxxx..."),
+        ("fits", 4, "fits"),
+    ],
+)
+def test_another_library_s_text_as_a_line(text: str, limit: int | None, expected: str):
+    assert errors.one_line(text, limit) == expected
+    assert limit is None or len(expected) <= limit
