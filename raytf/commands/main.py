@@ -59,6 +59,10 @@ def main(args: list[str] | None = None) -> None:
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     prog, run, rest = f"raytf {name}", getattr(module, "main", None), argv[1:]
     if run is None:  # it has subcommands
+        if not rest:
+            names = " or ".join(module.SUBCOMMANDS)
+            print(f"error: {prog}: expected {names}. {prog} --help says more.", file=sys.stderr)
+            sys.exit(2)
         name = _chosen(prog, rest, {name: _summary(each) for name, each in module.SUBCOMMANDS.items()})
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
     cli(run, getattr(module, "arguments", list)(rest), prog=prog)
