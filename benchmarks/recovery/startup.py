@@ -154,7 +154,7 @@ def main(arguments: Arguments) -> int:
     pairs = 1 if arguments.quick else arguments.pairs
     report = Report("startup", "From the command to the first step")
     if importlib.util.find_spec("tf_keras") is None:
-        report.notes.append(f"{STOCK}: skipped, tf_keras is not installed (pip install 'raytf[peers]').")
+        report.notes.append(f"{STOCK}: skipped, tf_keras is not installed (pip install 'raytf-train[peers]').")
     with tempfile.TemporaryDirectory(prefix="raytf-start-") as name:
         folder = Path(name)
         for kind in GOALS:

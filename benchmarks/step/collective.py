@@ -62,7 +62,7 @@ def processes(workers: int, threads: int, report: harness.Report) -> Iterator[di
         made: dict[str, Conductor] = {}
         for framework, ways in (("tensorflow", WAYS), ("torch", [GLOO])):
             if importlib.util.find_spec(framework) is None:
-                report.notes.append(f"{GLOO}: skipped, torch is not installed (pip install 'raytf[peers]').")
+                report.notes.append(f"{GLOO}: skipped, torch is not installed (pip install 'raytf-train[peers]').")
                 continue
             command = [sys.executable, str(Path(__file__).with_name("collective_ranks.py")), "--address", "{address}"]
             command += ["--workers", str(workers), "--threads", str(threads), "--model", framework]

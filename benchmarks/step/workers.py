@@ -78,7 +78,7 @@ def programs(
         if name in without:
             continue
         if package is not None and importlib.util.find_spec(package) is None:
-            report.notes.append(f"{name}: skipped, {package} is not installed (pip install 'raytf[peers]').")
+            report.notes.append(f"{name}: skipped, {package} is not installed (pip install 'raytf-train[peers]').")
             continue
         found[name] = [str(harness.HERE / script)]
     return found

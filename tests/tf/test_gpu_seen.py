@@ -129,4 +129,4 @@ def test_a_gpu_that_tensorflow_alone_does_not_find_names_the_libraries(driver):
     """The driver has a GPU; the libraries of CUDA are not installed here."""
     printed, _ = driver.run(PROMISED, STUB_CUINIT="0", STUB_COUNT="1")
     assert "TensorFlow cannot load libcudart.so.12" in printed
-    assert "pip install 'raytf[gpu]'" in printed
+    assert "pip install 'raytf-train[gpu]'" in printed
