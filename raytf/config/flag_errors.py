@@ -84,11 +84,9 @@ def _wrong_values(flag: Flag, name: str, values: Sequence[str]) -> str:
         return f"{name}: expected {expected or 'a value'}, such as {name} {_example(flag)}."
     if flag.parts:
         is_right = len(values) == len(flag.parts) and all(map(_is_of, values, flag.parts))
-        return (
-            ""
-            if is_right or (is_open and values == ["None"])
-            else f"{' '.join([name, *values])}: expected {flag.value}."
-        )
+        if is_right or (is_open and values == ["None"]):
+            return ""
+        return f"{' '.join([name, *values])}: expected {flag.value}."
     for value in values:
         if is_open and value == "None":
             continue

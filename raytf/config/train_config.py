@@ -82,13 +82,9 @@ class TrainConfig:
     @property
     def changed(self) -> dict[str, str]:
         """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
-        given = {its: self.values[its.name] for its in every_setting()}
-        said: dict[Any, str] = {True: "on", False: "off"}
-        return {
-            its.flag: said[value] if isinstance(value, bool) else str(value)
-            for its, value in given.items()
-            if value != its.default
-        }
+        values, said = self.values, {"True": "on", "False": "off"}
+        given = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
+        return {flag: said.get(text, text) for flag, text in given.items()}
 
     def replace(self, **settings: Any) -> TrainConfig:
         """A copy with some settings, given by flag name, changed."""

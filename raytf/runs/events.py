@@ -348,8 +348,8 @@ KINDS: dict[str, type[RunEvent]] = {
 OTHERS = {
     "phase": ("The phase of the run changes.", "`phase`, `total`, `workers`, `loss`, `checkpoint`, `snapshot`"),
     "progress": ("Every 5 s while a driver runs.", "as of `phase`, and `samples_per_second`, `snapshot_bytes`"),
-    "replicas": ("The ranks' weights differ.", "`of_step`, `ranks`, `text`"),
-    "audit": ("A shard that was computed twice differs.", "`from_step`, `fixed`, `shard`, `text`"),
+    "replicas": ("The ranks' weights differ.", "`of_step`, `from_step`, `ranks`, `fixed`, `text`"),
+    "audit": ("A shard that was computed twice differs.", "`of_step`, `shard`, `ranks`, `text`"),
 }
 
 

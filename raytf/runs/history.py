@@ -184,19 +184,19 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
         settings=found_run.settings,
         saves=found_run.saves,
         command=() if command is None else command.words,
-        changed=_last(events, "settings") or {},
+        changed=_last(events, "versions").get("settings", {}),
         made_with=_made_with(events),
     )
 
 
-def _last(events: Sequence[Event], name: str) -> Any:
-    """The newest value of a field of events that have it; None for none."""
-    return next((event[name] for event in reversed(events) if event.get(name)), None)
+def _last(events: Sequence[Event], field: str) -> Event:
+    """The newest event that has a field; an empty one for none."""
+    return next((event for event in reversed(events) if event.get(field)), {})
 
 
 def _made_with(events: Sequence[Event]) -> dict[str, str]:
-    found, machine = dict(_last(events, "versions") or {}), _last(events, "machine")
-    return found | ({"machine": machine.partition(", TensorFlow")[0]} if machine else {})
+    machine = _last(events, "machine").get("machine", "").partition(", TensorFlow")[0]
+    return {**_last(events, "versions").get("versions", {}), **({"machine": machine} if machine else {})}
 
 
 def build(

@@ -125,8 +125,8 @@ class Gallery:
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        known = self._pages.get(name)
-        if known is not None and known.mark == self.mark(name):
+        known = self._drawn(name, self.mark(name))
+        if known is not None:
             return known
         run = self.find(name)
         if sum(file.bytes for file in run.files(run_log.STEPS)) < _MANY_BYTES:
@@ -135,15 +135,15 @@ class Gallery:
         return RunPage("", f"{name}: {found.state}", *page.parts(found))
 
     def page(self, name: str) -> RunPage:
-        """A run's page, drawn again where something has changed.
+        """A run's page, drawn again where something that is kept has changed.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
         mark = self.mark(name)
         with self._drawing:  # of two that ask at once the second gets what the first has drawn
-            known = self._pages.get(name)
-            if known is not None and known.mark == mark:
+            known = self._drawn(name, mark)
+            if known is not None:
                 return known
             uri = self.find(name).uri
             run, steps = history.load(uri), None
@@ -154,6 +154,11 @@ class Gallery:
             while len(self._pages) > _PAGES:
                 del self._pages[next(iter(self._pages))]
             return made
+
+    def _drawn(self, name: str, mark: str) -> RunPage | None:
+        """A run's page as it was drawn last, if nothing that is kept has changed: a sign of life changes its head."""
+        known = self._pages.get(name)
+        return known if known is not None and known.mark.partition("\n")[0] == mark.partition("\n")[0] else None
 
     def search(self, name: str) -> dict[str, Any]:
         """The trials of a search that are over, as JSON.

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gate
 def test_the_tutorial(tmp_path: Path):
     texts = as_typed.commands((as_typed.ROOT / "docs/getting-started/tutorial.md").read_text(), installs=False)
     env = as_typed.of_shell(tmp_path, Path(sys.executable).parent) | {"PYTHONPATH": str(as_typed.ROOT)}
-    done = as_typed.type_all(texts, as_typed.ROOT, env)
-    assert (done[-1].code, len(done)) == (0, len(texts)), done[-1].output[-3000:]
+    code, done = as_typed.type_all(texts, as_typed.ROOT, env)
+    assert (code, len(done)) == (0, len(texts)), done[-1].output[-3000:]
     said = {each.text.strip(): each.output for each in done}
     assert "finished: 1410 steps" in said["raytf run --workers 2 train.py"]
     one, three, stopped = (result_of(tmp_path / "raytf-runs" / name / "1") for name in ("one", "three", "stopped"))

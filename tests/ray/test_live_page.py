@@ -17,6 +17,7 @@ import pytest
 from raytf.testing import ElasticCluster, Job, environment
 from tests.cluster import browser
 from tests.ray.conftest import result_of
+from tests.ray.test_elastic import trains
 from tests.ray.test_resume import attempts
 from tests.stress.law import schedules as law
 
@@ -29,11 +30,6 @@ _STEP = """[...document.querySelectorAll('.tile')].filter(t => t.innerText.start
 _NOTE = f"window.noted = []; setInterval(() => window.noted.push([Date.now() / 1000, {_STEP}]), 100)"
 
 pytestmark = [pytest.mark.gate, pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")]
-
-
-def trains(job: Job, workers: int) -> bool:
-    status = job.status or {}
-    return status.get("workers") == workers and status["phase"] == "training" and status["samples_per_second"] > 0
 
 
 def age(noted: list[tuple[float, int]], made: list[tuple[float, int]]) -> list[float]:

@@ -39,14 +39,12 @@ class Typed:
         text: its first line.
         seconds: that it took.
         silence: longest time without anything new on the terminal, seconds.
-        code: of the shell, if it ended there.
         output: of the terminal.
     """
 
     text: str
     seconds: float
     silence: float
-    code: int | None
     output: str
 
 
@@ -68,8 +66,8 @@ def commands(page: str, installs: bool = True) -> list[str]:
 
 def type_all(
     texts: list[str], folder: Path, env: dict[str, str], show: Callable[[str], None] = lambda text: None
-) -> list[Typed]:
-    """Type commands into one shell.
+) -> tuple[int, list[Typed]]:
+    """Type commands into one shell; its exit code, and what was typed until then.
 
     Args:
         texts: see `commands`.
@@ -82,31 +80,28 @@ def type_all(
     if process == 0:
         os.chdir(folder)
         os.execvpe("bash", ["bash", "-c", script], env)
-    marks: list[tuple[float, float, str]] = []  # when each command began, its longest silence, what was said
+    said, began, silences = "", list[float](), list[float]()  # all of it; of each command
     last, code = time.monotonic(), None
     try:
-        while True:
-            text = _read(screen)
-            now = time.monotonic()
-            if marks:
-                began, silence, said = marks[-1]
-                marks[-1] = (began, max(silence, now - last), said + (text or ""))
-            if text is None:
-                break
+        while (text := _read(screen)) is not None:
+            now, said = time.monotonic(), said + text
+            if silences:
+                silences[-1] = max(silences[-1], now - last)
             if text:
                 last = now
                 show(text)
-            marks += [(now, 0.0, text.rpartition(_MARK)[2])] * text.count(_MARK)
+            for _ in range(said.count(_MARK) - len(began)):
+                began.append(now)
+                silences.append(0.0)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     finally:
         os.close(screen)
         if code is None:
             os.killpg(process, signal.SIGKILL)
             os.waitpid(process, 0)
-    ends = [*(began for began, _, _ in marks[1:]), time.monotonic()]
-    rows = zip(texts, marks, ends, strict=False)
-    done = [Typed(_first(text), end - began, silence, None, said) for text, (began, silence, said), end in rows]
-    return [*done[:-1], Typed(done[-1].text, done[-1].seconds, done[-1].silence, code, done[-1].output)]
+    ends = [*began[1:], time.monotonic()]
+    rows = zip(texts, began, ends, silences, said.split(_MARK)[1:], strict=False)
+    return code, [Typed(_first(text), end - start, silence, output) for text, start, end, silence, output in rows]
 
 
 def _read(screen: int) -> str | None:
@@ -155,12 +150,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="raytf-typed-") as home:
             texts = commands((ROOT / page).read_text(), installs=not flags.here)
             clone, env = (ROOT, of_shell(Path(home), Path(sys.executable).parent)) if flags.here else fresh(Path(home))
-            done = type_all(texts, clone, env, lambda text: print(text.replace(_MARK, ""), end="", flush=True))
+            code, done = type_all(texts, clone, env, lambda text: print(text.replace(_MARK, ""), end="", flush=True))
         seconds, silence = sum(each.seconds for each in done), max(each.silence for each in done)
         print(f"\n{page}: {seconds:.0f} s, longest silence {silence:.1f} s")
         for each in done:
             print(f"  {each.seconds:6.1f} s, silent for {each.silence:4.1f} s: {each.text}")
-        failed |= done[-1].code != 0 or len(done) < len(texts)
+        failed |= code != 0
     sys.exit(failed)
 
 

@@ -92,12 +92,12 @@ PROGRAMS = {
     "raytf.fit(model, x, y[:10], config=config)": "10",
     "raytf.fit(model, x[:, :3], y, config=config)": "3",
     "raytf.fit(model, x, y.astype(str), config=config)": "y has dtype",
-    "raytf.fit(model, x, config=config)": "",
-    "raytf.fit(model, x[:0], y[:0], config=config)": "",
+    "raytf.fit(model, x, config=config)": "labels are missing",
+    "raytf.fit(model, x[:0], y[:0], config=config)": "there are no records",
     "raytf.fit(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), x, y, config=config)": "compile",
     "raytf.fit(lambda: None, (x, y), config=config)": "None",
     "raytf.fit(lambda: 1 / 0, (x, y), config=config)": "ZeroDivisionError",
-    "model.compile('adam', 'mse'); raytf.fit(model, x, np.zeros((64, 3)), config=config)": "",
+    "model.compile('adam', 'mse'); raytf.fit(model, x, np.zeros((64, 3)), config=config)": "do not take the labels",
     "raytf.fit(model, x, y, config=config.replace(epohcs=3))": "epohcs",
 }
 _PROGRAM = """

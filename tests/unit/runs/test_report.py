@@ -154,6 +154,8 @@ def test_the_page_says_what_the_run_was_made_with(tmp_path):
     script.at(9, "attempt", from_step=0, tier="new", world_size=2, machine="A Processor, TensorFlow 2.21.0", phases={})
     run = history.load(script.write(str(tmp_path / "a")).uri)
     assert run.changed == settings
+    plain = history.load(script.at(20, "driver", state="started", versions=versions).write(str(tmp_path / "b")).uri)
+    assert plain.changed == {}
     assert run.made_with == {**versions, "machine": "A Processor"}
     text = page.draw(run)
     for name, value in {**settings, **run.made_with}.items():

@@ -17,6 +17,7 @@ from raytf.errors import ConfigError
 from raytf.runs import ledger, ui_address
 from raytf.storage.storage import Storage
 from raytf.testing import environment
+from raytf.ui.gallery import Gallery
 from tests.support.runs import Script, a_run, add_result, add_steps
 
 
@@ -54,6 +55,22 @@ def test_pages_and_json_and_nothing_is_changed(serving, storage):
     for method in ("post", "put", "delete", "patch"):
         assert requests.request(method, f"{url}/run/first", timeout=30).status_code == 405
     assert contents(storage.root) == before
+
+
+def test_a_sign_of_life_changes_the_head_and_has_nothing_drawn_again(tmp_path):
+    storage = Storage(str(tmp_path))
+    run, gallery = (
+        Script().at(0, "driver", state="started").trains(10, 100, True).write(str(tmp_path / "a")),
+        Gallery(storage),
+    )
+    gallery.refresh()
+    drawn, mark = gallery.page("a"), gallery.mark("a")
+    ledger.Ledger(run, "a").sign(Script().trains(20, 777).events[0])
+    assert gallery.mark("a") != mark
+    assert gallery.page("a") is drawn
+    assert gallery.first_page("a") is drawn
+    assert "777" in gallery.head("a").main
+    assert "777" not in drawn.main
 
 
 def test_only_this_machine_is_let_in_without_a_token(serving, storage):
