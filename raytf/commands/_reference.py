@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import inspect
 import sys
-import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from raytf.commands.main import COMMANDS
 from raytf.config import flags
 from raytf.config.flags import Flag
+from raytf.config.reference import filled
 from raytf.config.train_config import TrainConfig
 from raytf.runs import events, folder
 from raytf.runs.events import RunEvent
@@ -76,7 +76,7 @@ def _command(name: str, run: Callable[[Any], object]) -> str:
 def _paragraphs(text: str) -> Iterator[str]:
     for part in text.split("\n\n"):
         yield ""
-        yield textwrap.fill(" ".join(part.split()), 120, break_long_words=False, break_on_hyphens=False)
+        yield filled(part)
 
 
 def _names(flag: Flag) -> str:

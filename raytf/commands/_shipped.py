@@ -34,9 +34,9 @@ def folder() -> Path:
     )
 
 
-def jobs() -> dict[str, str]:
-    """Example jobs: name -> what it does, the first line of its file."""
-    files = sorted((folder() / "jobs").glob("*.py"))
+def jobs(shipped: Path) -> dict[str, str]:
+    """Example jobs in that folder: name -> what it does, the first line of its file."""
+    files = sorted((shipped / "jobs").glob("*.py"))
     return {file.stem: summary(file.read_text(encoding="utf-8")) for file in files}
 
 
@@ -45,9 +45,6 @@ def summary(page: str) -> str:
     return (ast.get_docstring(ast.parse(page)) or "").partition("\n")[0]
 
 
-def clusters() -> dict[str, str]:
-    """Configurations for `ray up`: name -> what it is, the first line of its file."""
-    found = {}
-    for file in sorted((folder() / "cluster-configs").glob("*.yaml")):
-        found[file.stem] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    return found
+def clusters(shipped: Path) -> list[str]:
+    """Names of the configurations for `ray up` in that folder."""
+    return sorted(file.stem for file in (shipped / "cluster-configs").glob("*.yaml"))

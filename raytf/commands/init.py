@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,11 @@ class Init:
 
 def main(flags: Init) -> None:
     """Run the command."""
-    jobs = _shipped.jobs()
-    _known("--job", flags.job, jobs)
+    shipped, into = _shipped.folder(), Path(flags.folder).expanduser()
+    _known("--job", flags.job, _shipped.jobs(shipped))
     if flags.cluster is not None:
-        _known("--cluster", flags.cluster, _shipped.clusters())
-    into = Path(flags.folder).expanduser()
-    files = project(_shipped.folder(), flags.job, flags.cluster)
+        _known("--cluster", flags.cluster, _shipped.clusters(shipped))
+    files = project(shipped, flags.job, flags.cluster)
     there = [name for name in files if (into / name).exists()]
     if there or (into.exists() and not into.is_dir()):
         what = f"{into / there[0]} is there already" if there else f"{into} is a file"
@@ -126,7 +125,7 @@ def _readme(page: str, cluster: str | None) -> str:
     return "\n".join(lines)
 
 
-def _known(flag: str, name: str, known: Mapping[str, str]) -> None:
+def _known(flag: str, name: str, known: Collection[str]) -> None:
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=1)

@@ -15,7 +15,7 @@ class Jobs:
 
 def main(flags: Jobs) -> None:
     """Run the command."""
-    found = _shipped.jobs()
+    found = _shipped.jobs(_shipped.folder())
     width = max(map(len, found))
     for name, text in found.items():
         say(f"{name:<{width}}  {text}")

@@ -35,7 +35,7 @@ def page() -> str:
     parts = [_TOP]
     for section in typing.get_type_hints(TrainConfig).values():
         texts = flags.texts(section)
-        parts.append(f"\n## {_title(section)}\n\n{_filled(inspect.getdoc(section) or '')}\n")
+        parts.append(f"\n## {_title(section)}\n\n{filled(inspect.getdoc(section) or '')}\n")
         parts += [_entry(its, texts[its.name]) for its in setting.of(section) if its.name in texts]
     return "".join(parts)
 
@@ -51,12 +51,11 @@ def _entry(its: Setting, text: str) -> str:
         *(_refusal(its, refused) for refused in its.refusals),
         *_search(its),
     ]
-    return "".join(
-        [f"\n### `{its.flag}`\n\n{_filled(text)}\n\n", *(_filled(f"- {fact}", "  ") + "\n" for fact in facts)]
-    )
+    return "".join([f"\n### `{its.flag}`\n\n{filled(text)}\n\n", *(filled(f"- {fact}", "  ") + "\n" for fact in facts)])
 
 
-def _filled(text: str, indent: str = "") -> str:
+def filled(text: str, indent: str = "") -> str:
+    """A paragraph of a page, in lines; those after the first are indented."""
     return textwrap.fill(
         " ".join(text.split()), 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
