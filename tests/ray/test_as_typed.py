@@ -23,5 +23,7 @@ def test_the_tutorial(tmp_path: Path):
     assert "finished: 1410 steps" in said["raytf run --workers 2 train.py"]
     one, three, stopped = (result_of(tmp_path / "raytf-runs" / name / "1") for name in ("one", "three", "stopped"))
     assert one["weights_sha256"] == three["weights_sha256"]
-    assert stopped["steps"] == 5640
+    assert stopped["steps"] == 11280
+    [killed] = [output for text, output in said.items() if text.startswith("timeout")]
+    assert "finished:" not in killed
     assert "cluster.yaml: nothing found" in done[-1].output
