@@ -55,6 +55,7 @@ ENTRIES = (
     Entry("checkpoint_cost", "checkpoint/durable.py", 120),
     Entry("snapshot_cost", "checkpoint/snapshots.py"),
     Entry("exact_cost", "step/exact.py"),
+    Entry("digest_cost", "step/digests.py", 120),
     Entry("recovery", "recovery/recovery.py", 180),
     Entry("join", "recovery/join.py", 20),
     Entry("scale", "scale/scale.py", 20),

@@ -47,6 +47,8 @@ GOALS = (
     Goal("1 worker: at least 1.0 times Keras `fit` on every model", ("step_overhead",), "keras"),
     Goal("Sums over hosts: at least 1.5 times TensorFlow's gRPC ring", ("hosts",)),
     Goal("Exact mode: at most 1.15 times the float step", ("exact_cost", "distributed"), "exact, (raytf, )?float"),
+    Goal("Digests of steps: at most 2 % of a step", ("digest_cost",), "with digests"),
+    Goal("Audits: at most 1 % of a step", ("digest_cost",), "with audits"),
     Goal("2 and 4 workers: at least 0.9 times PyTorch DDP", ("distributed",), "torch|ddp"),
     Goal("2 and 4 workers: at least 1.5 times stock Ray, MNIST CNN", ("distributed",), r"\bray\b|trainer"),
     Goal("2 and 4 workers: at least 1.5 times a script by hand, MNIST CNN", ("distributed",), "hand|mwms|script"),

@@ -1,11 +1,12 @@
-"""What exact training costs, digests of steps, and audits: steps/s of the exact step against those of steps without.
+"""What exact training costs: steps/s of the exact step against those of a float step.
 
     python -m benchmarks.step.exact --workers 1 2 4 --models mnist large --json cost.json
     python -m benchmarks.step.exact --workers 1 --profile         # the operations in which the difference is spent
 
 Real processes, MultiWorkerMirroredStrategy over the network of this machine, one TensorFlow thread a worker. All
 groups of workers are there all the time, set up as `raytf.training.worker` does it for each mode, and take turns in
-blocks of steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock.
+blocks of steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock. `benchmarks.step.digests`
+measures what digests and audits cost, with the same processes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,25 +32,21 @@ import tyro
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable
 
 BATCH, SHARDS = 128, 4
-#: Of `StepOptions`. With several workers a run has audits by default; one worker has none.
-MODES = {
-    "float": {"fixed_point": False},
-    "exact": {},
-    "exact without digests": {"digests": False},
-    "exact with audits": {"audits": True},
-}
+FLOAT, EXACT, PLAIN, AUDITED = "float", "exact", "exact without digests", "exact with audits"
+#: What each is of `StepOptions`. With several workers a run has audits by default; one worker has none.
+MODES = {FLOAT: {"fixed_point": False}, EXACT: {}, PLAIN: {"digests": False}, AUDITED: {"audits": True}}
 #: Steps of one call, and different calls that the blocks go through again and again.
 CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
 WARM = 8
+#: How a block is run that is not only timed: its operations are, or each call has a step with an audit.
+PROFILE, AUDIT = "profile", "audit"
 #: What a worker's command begins with; its group, number, model and mode follow as JSON.
 AS_RANK = "--rank"
 #: As many as `raytf.training.worker` sends.
 FLAGS = 9
 #: Of exact against float.
 GOAL = 1 / 1.15
-#: Of exact with digests against exact without, and with audits against without.
-DIGESTS_GOAL, AUDITS_GOAL = 0.98, 0.99
 
 
 def mnist() -> Any:
@@ -89,37 +87,36 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
     return (0.35 * patterns[labels] + 0.65 * noise).astype(np.uint8), labels
 
 
-def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
+def rank_main(addresses: list[str], rank: int, name: str, modes: list[str]) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
     from raytf.distributed.meeting import Meeting
     from raytf.training.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     place = Meeting(rank, tuple(addresses), bytes(32))
-    set_up(place, ProcessSettings(1, exact=mode != "float"))
+    set_up(place, ProcessSettings(1, exact=FLOAT not in modes))
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
     group = MultiWorkerGroup(place)
-    began = time.perf_counter()
-    run = Run(name, group, **MODES[mode])
-    run(1)
-    answer: dict[str, Any] = {"weights": run.weights, "first": time.perf_counter() - began}
-    run(WARM - 1)
+    run = Run(name, group, modes)
+    answer: dict[str, Any] = {"weights": run.weights}
+    for mode in modes:
+        run(mode, WARM)
     while True:
         print(json.dumps(answer), flush=True)
         wanted = sys.stdin.readline().strip()
         if not wanted:
             os._exit(0)  # freeing TensorFlow's objects takes long
-        calls, profile = json.loads(wanted)
+        mode, calls, how = json.loads(wanted)
         before = run.sums()
-        answer = {"operations": profiled(run, calls)} if profile else run(calls)
+        answer = {"operations": profiled(run, mode, calls)} if how == PROFILE else run(mode, calls, how == AUDIT)
         answer["repeated"] = run.sums() - before - calls * CALL
 
 
 class Run:
-    """A model, its step, and calls that are gathered beforehand."""
+    """A model, its step in each of some modes, and calls that are gathered beforehand."""
 
-    def __init__(self, name: str, group: Any, **options: bool):
+    def __init__(self, name: str, group: Any, modes: Sequence[str]):
         import tensorflow as tf
 
         from raytf.checkpoint.variables import seed_states
@@ -128,7 +125,6 @@ class Run:
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
         from raytf.distributed import audit
-        from raytf.training.auditing import EVERY
         from raytf.training.model import build
         from raytf.training.step import TrainStep
         from raytf.training.step_options import StepOptions
@@ -143,53 +139,63 @@ class Run:
         self._sums = tf.Variable(0)
         template, specs = pipeline.template, pipeline.leaf_specs
         all_reduce = group.all_reduce if group.world_size > 1 else None
-        self.step = TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, **options))
-        reduction = self.step.reductions[0]
-        reduce = reduction.reduce
-
-        def counted(all_reduce: Any, compute: Any, *more: Any) -> Any:
-            def attempt(scales: tf.Tensor, early: Any) -> Any:
-                self._sums.assign_add(1)
-                return compute(scales, early)
-
-            return reduce(all_reduce, attempt, *more)
-
-        reduction.reduce = counted  # type: ignore[method-assign]
+        self._modes = {
+            mode: TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, **MODES[mode]))
+            for mode in modes
+        }
+        for step in self._modes.values():
+            self._count(step.reductions[0])
         self.calls = [pipeline.submit(c * CALL, (c + 1) * CALL).result() for c in range(CALLS)]
-        #: In place of one call of so many: one that is a step shorter, and the audited step as a call of its own.
-        self._every, self._audited = 0, list[Any]()
-        if self.step.audit is not None:
+        #: A call that is a step shorter, and a step with an audit as a call of its own.
+        self._audited = list[Any]()
+        if AUDITED in modes:
             choice = audit.choose(0, CALL, assign(SHARDS, group.world_size))
             is_auditor = choice.auditor == group.rank
             last = pipeline.submit(CALL - 1, CALL, choice.shard if is_auditor else None).result()
-            self._every = EVERY // CALL
             self._audited = [(pipeline.submit(0, CALL - 1).result(),), (last, choice.shard, is_auditor)]
         pipeline.close()
 
-    def __call__(self, calls: int) -> dict[str, Any]:
-        """Seconds of a step by the clock, and of this process's CPU time, over some calls."""
+    def __call__(self, mode: str, calls: int, has_audits: bool = False) -> dict[str, Any]:
+        """Seconds of a step by the clock, and of this process's CPU time, over some calls.
+
+        Args:
+            has_audits: whether the last step of each call has an audit.
+        """
+        step = self._modes[mode]
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(calls):
-            number = self.steps // CALL
-            is_due = self._every and number % self._every == self._every - 1
-            for call, *audited in self._audited if is_due else [(self.calls[number % CALLS],)]:
-                self.step(call, np.zeros(FLAGS, np.float32), *audited)
+            ordinary = [(self.calls[self.steps // CALL % CALLS],)]
+            for call, *audited in self._audited if has_audits else ordinary:
+                step(call, np.zeros(FLAGS, np.float32), *audited)
             self.steps += CALL
         steps = calls * CALL
         return {"wall": (time.perf_counter() - began) / steps, "cpu": (time.process_time() - cpu) / steps}
 
     def sums(self) -> int:
+        """How often the sums of a step were computed."""
         return int(self._sums.numpy())
 
+    def _count(self, reduction: Any) -> None:
+        reduce = reduction.reduce
 
-def profiled(run: Run, calls: int) -> dict[str, float]:
+        def counted(all_reduce: Any, compute: Any, *more: Any) -> Any:
+            def attempt(scales: Any, early: Any) -> Any:
+                self._sums.assign_add(1)
+                return compute(scales, early)
+
+            return reduce(all_reduce, attempt, *more)
+
+        reduction.reduce = counted
+
+
+def profiled(run: Run, mode: str, calls: int) -> dict[str, float]:
     """Milliseconds of a step in each type of operation."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
-            run(calls)
+            run(mode, calls)
         (trace,) = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(trace.read_bytes())
     spent: Counter[str] = Counter()
@@ -212,14 +218,14 @@ def free_addresses(count: int) -> list[str]:
 
 
 class Workers:
-    """The processes of one mode."""
+    """Processes that make the steps of some modes."""
 
-    def __init__(self, count: int, name: str, mode: str, verbose: bool):
+    def __init__(self, count: int, name: str, modes: Sequence[str], verbose: bool):
         addresses = free_addresses(count)
         err = None if verbose else subprocess.DEVNULL
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, AS_RANK, json.dumps([addresses, rank, name, mode])],
+                [sys.executable, __file__, AS_RANK, json.dumps([addresses, rank, name, modes])],
                 stdin=-1,
                 stdout=-1,
                 stderr=err,
@@ -236,10 +242,10 @@ class Workers:
             raise SystemExit("a worker failed; see why with --verbose")
         return json.loads(lines[0])
 
-    def run(self, calls: int, profile: bool = False) -> dict[str, Any]:
+    def run(self, mode: str, calls: int, how: str = "") -> dict[str, Any]:
         for rank in self._ranks:
             assert rank.stdin is not None
-            rank.stdin.write(json.dumps([calls, profile]) + "\n")
+            rank.stdin.write(json.dumps([mode, calls, how]) + "\n")
             rank.stdin.flush()
         return self.answer()
 
@@ -270,49 +276,49 @@ class Arguments:
     """Write the report here."""
 
 
+def described(name: str, weights: int, count: int) -> str:
+    """A model and its workers, for people."""
+    return f"{name}, {weights:,} weights, {count} worker{'s' * (count > 1)}"
+
+
+def compared(
+    what: str, peer: str, ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], goal: float
+) -> list[Comparison]:
+    """The rows of two modes, of what `Run` says of their blocks."""
+    rates, cpu = ([1 / b["wall"] for b in side] for side in (ours, theirs)), "CPU ms/step of rank 0"
+    spent = ([1000 * b["cpu"] for b in side] for side in (ours, theirs))
+    return [
+        Comparison(what, peer, "steps/s", *rates, goal=goal),
+        Comparison(what, peer, cpu, *spent, more_is_better=False),
+    ]
+
+
 def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
     """The rows of a model and a number of workers."""
-    audits = "exact with audits"
-    modes = [mode for mode in MODES if count > 1 or mode != audits]
-    workers = {mode: Workers(count, name, mode, arguments.verbose) for mode in modes}
+    workers = {mode: Workers(count, name, [mode], arguments.verbose) for mode in (FLOAT, EXACT)}
     try:
-        first = {mode: group.answer() for mode, group in workers.items()}
-        calls = max(1, int(arguments.seconds / (workers["float"].run(2)["wall"] * CALL)))
+        weights = [group.answer()["weights"] for group in workers.values()]
+        calls = max(1, int(arguments.seconds / (workers[FLOAT].run(FLOAT, 2)["wall"] * CALL)))
         if arguments.profile:
-            show_operations(name, count, {m: group.run(calls, True)["operations"] for m, group in workers.items()})
+            spent = {mode: group.run(mode, calls, PROFILE)["operations"] for mode, group in workers.items()}
+            show_operations(name, count, spent)
             return
-        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in workers}
         for pair in range(arguments.pairs):
-            for mode in modes[:: 1 if pair % 2 == 0 else -1]:
-                blocks[mode].append(workers[mode].run(calls))
+            for mode in list(workers)[:: 1 if pair % 2 == 0 else -1]:
+                blocks[mode].append(workers[mode].run(mode, calls))
     finally:
         for group in workers.values():
             group.end()
-    what = f"{name}, {first['exact']['weights']:,} weights, {count} worker{'s' * (count > 1)}"
-    clock, cpu = ({m: [b[kind] for b in blocks[m]] for m in modes} for kind in ("wall", "cpu"))
-    rates = {mode: [1 / seconds for seconds in clock[mode]] for mode in modes}
+    what = described(name, weights[0], count)
     steps = calls * CALL * arguments.pairs
-    again = sum(block["repeated"] for block in blocks["exact"])
-    plain = "exact without digests"
-    report.comparisons += [
-        Comparison(f"{what}, exact", "float", "steps/s", rates["exact"], rates["float"], goal=GOAL),
-        Comparison(f"{what}, exact", "float", "CPU ms/step of rank 0",
-                   *([1000 * c for c in cpu[m]] for m in ("exact", "float")), more_is_better=False),
-        Comparison(f"{what}, exact", plain, "steps/s", rates["exact"], rates[plain], goal=DIGESTS_GOAL),
-        Comparison(f"{what}, exact", plain, "CPU ms/step of rank 0",
-                   *([1000 * c for c in cpu[m]] for m in ("exact", plain)), more_is_better=False),
-    ]  # fmt: skip
-    if audits in modes:
-        report.comparisons += [
-            Comparison(f"{what}, {audits}", "exact", "steps/s", rates[audits], rates["exact"], goal=AUDITS_GOAL),
-            Comparison(f"{what}, {audits}", "exact", "CPU ms/step of rank 0",
-                       *([1000 * c for c in cpu[m]] for m in (audits, "exact")), more_is_better=False),
-        ]  # fmt: skip
+    again = sum(block["repeated"] for block in blocks[EXACT])
+    report.comparisons += compared(f"{what}, exact", FLOAT, blocks[EXACT], blocks[FLOAT], GOAL)
     report.readings.append(Reading(what, "steps done twice", "%", [100 * again / steps]))
 
 
 def show_operations(name: str, count: int, spent: dict[str, dict[str, float]], most: int = 20) -> None:
-    before, after = spent["float"], spent["exact"]
+    before, after = spent[FLOAT], spent[EXACT]
     kinds = sorted({*before, *after}, key=lambda kind: -abs(after.get(kind, 0) - before.get(kind, 0)))[:most]
     print(f"{name}, {count} workers: ms a step, float and exact")
     for kind in kinds:

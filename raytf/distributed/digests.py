@@ -27,18 +27,17 @@ _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 _WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint32}
 
 
-def columns(tensor: tf.Tensor, on_device: bool) -> tf.Tensor:
-    """[COLUMNS] float32, a tensor's digest; to be traced.
+def columns(tensors: Sequence[tf.Tensor], on_device: bool) -> tf.Tensor:
+    """[T, COLUMNS] float32, the digest of each tensor; to be traced.
 
     Args:
-        tensor: of any shape, which need not be known.
-        on_device: make it as on a GPU.
+        tensors: of any shapes, which need not be known; that of a tensor without elements is 0.
+        on_device: make them as on a GPU.
     """
-    if tensor.shape.num_elements() == 0:
-        return tf.zeros([COLUMNS])
     if on_device:
-        return of_sums(multilinear(_words(tf.reshape(tensor, [-1])), tf.constant(0, tf.int64)))
-    return tf.reshape(_as_columns(_fingerprints(tf.reshape(tensor, [1, -1]))), [COLUMNS])
+        return of_sums(tf.stack([_device_digest(each) for each in tensors]))
+    # As few operations as can be: where weights are small, they cost more than the bytes.
+    return tf.bitcast(tf.reshape(tf.concat([_digest(each) for each in tensors], 0), [-1, COLUMNS, 4]), tf.float32)
 
 
 def of_sums(sums: tf.Tensor) -> tf.Tensor:
@@ -94,6 +93,16 @@ def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.bitcast(words * factors, tf.int64), -1)
 
 
+def _digest(tensor: tf.Tensor) -> tf.Tensor:
+    is_empty = tensor.shape.num_elements() == 0
+    return tf.zeros([1, STEP_BYTES], tf.uint8) if is_empty else _fingerprints(tf.reshape(tensor, [1, -1]))
+
+
+def _device_digest(tensor: tf.Tensor) -> tf.Tensor:
+    start = tf.constant(0, tf.int64)
+    return start if tensor.shape.num_elements() == 0 else multilinear(_words(tf.reshape(tensor, [-1])), start)
+
+
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """[N, 8] uint8, of each row of [N, ...]."""
     found = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
@@ -105,10 +114,6 @@ def _sums_as_bytes(rows: tf.Tensor) -> tf.Tensor:
     words = tf.cast(tf.bitcast(tf.reshape(rows, [rows.shape[0], -1, 4]), tf.uint32), tf.uint64)
     # The first bytes are kept, so they must depend on all of a sum's.
     return tf.bitcast(_mixed(tf.bitcast(multilinear(words, tf.constant(0, tf.int64)), tf.uint64)), tf.uint8)
-
-
-def _as_columns(fingerprints: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(tf.reshape(fingerprints, [-1, COLUMNS, 4]), tf.float32)
 
 
 def _words(flat: tf.Tensor) -> tf.Tensor:

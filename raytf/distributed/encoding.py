@@ -86,7 +86,7 @@ class EachTensor:
         return whole, largest
 
     def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.stack([digests.columns(each, self._words.is_on_gpu) for each in encoded])
+        return digests.columns(encoded, self._words.is_on_gpu)
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         each = tf.unstack(steps, len(self.shapes))

@@ -255,8 +255,8 @@ class FixedPointReduction:
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
         if not self._has_digests:
             return tf.zeros([0])
-        beside = [digests.columns(each, self._words.is_on_gpu) for each in [*slices, row]]
-        return tf.concat([tf.reshape(self._encoding.digests(encoded), [-1]), *beside], 0)
+        beside = digests.columns([*slices, row], self._words.is_on_gpu)
+        return tf.reshape(tf.concat([self._encoding.digests(encoded), beside], 0), [-1])
 
     def digest_width(self, slices: int) -> int:
         return digests.COLUMNS * (self.extra + slices + 1) * self._has_digests
