@@ -34,7 +34,7 @@ class Arguments:
     """Digests and audits against neither."""
 
     quick: bool = False
-    """The model of jobs/mnist.py, one worker and two, three pairs of few turns."""
+    """The model of jobs/mnist.py, one worker and two, two pairs of few turns."""
     workers: list[int] = field(default_factory=lambda: [1, 2])
     """Numbers of workers."""
     models: list[str] = field(default_factory=lambda: list(exact.MODELS))
@@ -99,7 +99,7 @@ def measure(name: str, count: int, arguments: Arguments, report: Report) -> None
 
 def main(arguments: Arguments) -> int:
     if arguments.quick:
-        arguments = dataclasses.replace(arguments, workers=[1, 2], models=["mnist"], pairs=3, turns=4)
+        arguments = dataclasses.replace(arguments, workers=[1, 2], models=["mnist"], pairs=2, turns=4)
     report = Report("digest_cost", "Digests and audits against neither")
     for count in arguments.workers:
         for name in arguments.models:
