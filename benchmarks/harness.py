@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 #: Where the programs are.
 HERE = ROOT / "benchmarks"
@@ -166,9 +167,9 @@ def turns(pairs: int, ours: Callable[[], float], theirs: Callable[[], float]) ->
     return found
 
 
-def rounds(count: int, runs: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+def rounds(count: int, runs: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
     """As `turns`, of several: each round measures all, the second one backwards, and so on."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    found: dict[str, list[T]] = {name: [] for name in runs}
     for number in range(count):
         for name in list(runs)[:: 1 if number % 2 == 0 else -1]:
             found[name].append(runs[name]())

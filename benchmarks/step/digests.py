@@ -15,11 +15,12 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import tyro
 
-from benchmarks.harness import PAIRS, Report
+from benchmarks.harness import PAIRS, Report, rounds
 from benchmarks.step import exact
 from benchmarks.step.exact import AUDIT, AUDITED, CALL, EXACT, PLAIN, Workers
 
@@ -49,20 +50,13 @@ class Arguments:
     """Write the report here."""
 
 
-def turn(workers: Workers, modes: Sequence[str]) -> dict[str, dict[str, float]]:
-    """A call of each mode, and one with an audit of the one that has them."""
-    found = {}
-    for mode in modes:
-        found[mode] = workers.run(mode, 1)
-        if mode == AUDITED:
-            found[AUDIT] = workers.run(mode, 1, AUDIT)
-    return found
-
-
 def pair(workers: Workers, modes: Sequence[str], turns: int) -> dict[str, dict[str, float]]:
-    """Seconds of a step of each mode, and of a step of a call with an audit: medians of the turns."""
-    found = [turn(workers, modes[:: 1 if number % 2 == 0 else -1]) for number in range(turns)]
-    return {mode: {kind: statistics.median(t[mode][kind] for t in found) for kind in KINDS} for mode in found[0]}
+    """Seconds of a step of each mode, and of a step of a call with an audit if any has them: medians of the turns."""
+    runs = {mode: partial(workers.run, mode, 1) for mode in modes}
+    if AUDITED in modes:
+        runs[AUDIT] = partial(workers.run, AUDITED, 1, AUDIT)
+    found = rounds(turns, runs)
+    return {mode: {kind: statistics.median(t[kind] for t in found[mode]) for kind in KINDS} for mode in found}
 
 
 def with_audits(plain: dict[str, float], audited: dict[str, float], every: int) -> dict[str, float]:

@@ -23,13 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
-from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable
+from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable, rounds
 
 BATCH, SHARDS = 128, 4
 FLOAT, EXACT, PLAIN, AUDITED = "float", "exact", "exact without digests", "exact with audits"
@@ -41,7 +42,7 @@ CALL, CALLS = 8, 12
 WARM = 8
 #: How a block is run that is not only timed: its operations are, or each call has a step with an audit.
 PROFILE, AUDIT = "profile", "audit"
-#: What a worker's command begins with; its group, number, model and mode follow as JSON.
+#: What a worker's command begins with; its group, number, model and modes follow as JSON.
 AS_RANK = "--rank"
 #: As many as `raytf.training.worker` sends.
 FLAGS = 9
@@ -303,10 +304,7 @@ def measure(name: str, count: int, arguments: Arguments, report: Report) -> None
             spent = {mode: group.run(mode, calls, PROFILE)["operations"] for mode, group in workers.items()}
             show_operations(name, count, spent)
             return
-        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in workers}
-        for pair in range(arguments.pairs):
-            for mode in list(workers)[:: 1 if pair % 2 == 0 else -1]:
-                blocks[mode].append(workers[mode].run(mode, calls))
+        blocks = rounds(arguments.pairs, {mode: partial(group.run, mode, calls) for mode, group in workers.items()})
     finally:
         for group in workers.values():
             group.end()
