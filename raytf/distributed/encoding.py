@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from raytf.distributed import digests
 from raytf.distributed.blocks import Blocks
+from raytf.distributed.step_digest import DigestKind
 from raytf.distributed.wire import WireLayout, WireWords
 
 
@@ -42,7 +43,7 @@ class Encoding(Protocol):
         """
         ...
 
-    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
+    def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
         """[tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         ...
 
@@ -85,8 +86,8 @@ class EachTensor:
         whole = [_whole(p, i < self.small, self._most, self._words) for i, p in zip(part, products, strict=True)]
         return whole, largest
 
-    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
-        return digests.columns(encoded, self._words.is_on_gpu)
+    def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
+        return digests.columns(encoded, kind)
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         each = tf.unstack(steps, len(self.shapes))
@@ -128,7 +129,8 @@ class InBlocks:
         product = values * blocks.spread(factors)
         return _whole(product, place < self.small, self._most, self._words), blocks.largest(values)
 
-    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
+    def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
+        # As on a GPU, for which blocks are.
         sums = [digest(whole) for digest, whole in zip(self._digests, encoded, strict=True)]
         return digests.of_sums(tf.concat(sums, 0))
 

@@ -35,6 +35,7 @@ from raytf.distributed import audit_rows, buckets, digests
 from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
 from raytf.distributed.shard_span import Span, placed
+from raytf.distributed.step_digest import DigestKind
 from raytf.distributed.wire import HOST, AllReduce, WireLayout, WireWords, pack, zeros
 
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
@@ -213,7 +214,7 @@ class FixedPointReduction:
         words: how the devices hold whole numbers; all choices give the same bits.
         overlap: add over workers in buckets while gradients are computed, with the same bits; by default all at once,
             after all gradients are known.
-        digests: whether rows have digests of what each shard adds.
+        digests: of what each shard adds, in its row; None for none.
     """
 
     def __init__(
@@ -223,9 +224,9 @@ class FixedPointReduction:
         compressed: int = 0,
         words: WireWords = HOST,
         overlap: Overlap | None = None,
-        digests: bool = False,
+        digests: DigestKind | None = None,
     ):
-        self._has_digests = digests
+        self._digests = digests
         self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
@@ -253,13 +254,13 @@ class FixedPointReduction:
         return self._encoding.encode(tensors, weight, scales)
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
-        if not self._has_digests:
+        if self._digests is None:
             return tf.zeros([0])
-        beside = digests.columns([*slices, row], self._words.is_on_gpu)
-        return tf.reshape(tf.concat([self._encoding.digests(encoded), beside], 0), [-1])
+        beside = digests.columns([*slices, row], self._digests)
+        return tf.reshape(tf.concat([self._encoding.digests(encoded, self._digests), beside], 0), [-1])
 
     def digest_width(self, slices: int) -> int:
-        return digests.COLUMNS * (self.extra + slices + 1) * self._has_digests
+        return 0 if self._digests is None else digests.COLUMNS * (self.extra + slices + 1)
 
     def reduce(
         self,
@@ -317,7 +318,7 @@ class FixedPointReduction:
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
         reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
-        if not self._has_digests:
+        if self._digests is None:
             return reduced
         digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])
         audited = None if audit is None else audit_rows.compare(digested, audit[0], used)

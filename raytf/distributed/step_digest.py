@@ -11,12 +11,22 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 STEP_BYTES, SHARD_BYTES, TENSOR_BYTES = 8, 4, 1
 #: The name of what a shard adds beside gradients and states.
 LOSS = "loss and metrics"
 #: The chain before the first step.
 GENESIS = bytes(32)
+
+
+class DigestKind(StrEnum):
+    """How digests are made, see `raytf.distributed.digests`; those of different kinds cannot be compared."""
+
+    FOLDED = "folded"
+    DEVICE = "device"
+    #: Of runs that have begun with a raytf that did not fold; they keep it.
+    WHOLE = "whole"
 
 
 @dataclass(frozen=True)
@@ -26,12 +36,12 @@ class DigestLayout:
     Attributes:
         shards: V.
         tensors: their names; the last one of each phase of a step is the shard's loss and metrics.
-        on_device: whether they were made as on a GPU; digests of different kinds cannot be compared.
+        kind: how they were made.
     """
 
     shards: int
     tensors: tuple[str, ...]
-    on_device: bool = False
+    kind: DigestKind = DigestKind.FOLDED
 
     @property
     def bytes(self) -> int:

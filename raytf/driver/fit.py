@@ -36,7 +36,7 @@ from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
-from raytf.runs import notebook, run_log, start_command, ui_address
+from raytf.runs import digest_log, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -171,7 +171,8 @@ def fit(
     if replay is None:
         replaying.check_other(run)
     sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
-    stored = preflight.stored_identity(run if replay is None else Storage(replay.run))
+    original = run if replay is None else Storage(replay.run)
+    stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
     code = Parcel(UserCode(model, callbacks, augment))
     for line in overruled:
@@ -197,6 +198,7 @@ def fit(
             verbose=shown,
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,
+            has_old_digests=digest_log.are_old(original, run_log.STEPS),
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)

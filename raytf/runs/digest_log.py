@@ -6,15 +6,17 @@ them. A segment replaces those of earlier attempts from its first step on, as in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from raytf.checkpoint.step_rows import StepRows
-from raytf.distributed.step_digest import DigestLayout
+from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import DamagedFileError
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
@@ -24,15 +26,23 @@ SUFFIX = ".digests"
 _LOSSES = ".csv"
 #: Bytes of a segment, at most.
 _MOST_BYTES = 1 << 30
+
+
+def _kind(value: Any) -> str | None:
+    known = ", ".join(DigestKind)
+    return None if value in list(DigestKind) else f"is none of {known}, so a newer raytf has written it"
+
+
+#: Where it does not say of which kind digests are, they are of one of the two that there were.
 _HEADER = untrusted_json.record(
     {
         "first": untrusted_json.whole,
         "steps": untrusted_json.whole,
         "shards": untrusted_json.whole,
         "tensors": untrusted_json.each(untrusted_json.text),
-        "on_device": untrusted_json.flag,
         "crc32": untrusted_json.whole,
-    }
+    },
+    {"kind": _kind, "on_device": untrusted_json.flag},
 )
 
 
@@ -82,7 +92,7 @@ def dump(layout: DigestLayout, rows: StepRows) -> bytes:
         "steps": len(rows),
         "shards": layout.shards,
         "tensors": list(layout.tensors),
-        "on_device": layout.on_device,
+        "kind": layout.kind,
         "crc32": zlib.crc32(raw),
     }
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + raw
@@ -99,7 +109,8 @@ def parse(data: bytes, where: str) -> DigestSegment:
     """
     head, newline, raw = data.partition(b"\n")
     header = untrusted_json.parse(head, where, _HEADER)
-    layout = DigestLayout(header["shards"], tuple(header["tensors"]), header["on_device"])
+    kind = header.get("kind", DigestKind.DEVICE if header.get("on_device") else DigestKind.WHOLE)
+    layout = DigestLayout(header["shards"], tuple(header["tensors"]), DigestKind(kind))
     expected = layout.bytes * header["steps"]
     if not newline or len(raw) != expected:
         raise DamagedFileError(where, f"it has {len(raw)} bytes of digests, expected {expected}")
@@ -131,6 +142,23 @@ def read(run: Storage, folder: str) -> RunDigests:
             segments = [before for each in segments if (before := _up_to(each, begin)) is not None]
         segments += [] if later is None else [later]
     return RunDigests(segments)
+
+
+def are_old(run: Storage, folder: str) -> bool:
+    """Whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
+
+    Args:
+        run, folder: as for `read`.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    for name in sorted(run.list(folder), reverse=True):
+        with contextlib.suppress(DamagedFileError):
+            if name.endswith(SUFFIX):
+                where = f"{folder}/{name}"
+                return parse(run.get(where, _MOST_BYTES), run.locate(where)).layout.kind == DigestKind.WHOLE
+    return False
 
 
 def _up_to(segment: DigestSegment, step: int) -> DigestSegment | None:

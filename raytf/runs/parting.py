@@ -168,7 +168,7 @@ def _shards(differs: Difference) -> str:
 def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
     """How the digests of a step differ; None where they are equal, or cannot be compared."""
     a, b = one.digests.of(step), other.digests.of(step)
-    if a is None or b is None or (a[0].shards, a[0].on_device) != (b[0].shards, b[0].on_device) or a[1] == b[1]:
+    if a is None or b is None or (a[0].shards, a[0].kind) != (b[0].shards, b[0].kind) or a[1] == b[1]:
         return None
     if a[0] != b[0]:  # the models have other weights
         return Difference(tuple(range(a[0].shards)), (), a[0].shards)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raytf.distributed import step_digest
-from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.distributed.step_digest import Difference, DigestKind, DigestLayout
 from raytf.runs import digest_log, run_log
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
@@ -110,8 +110,10 @@ def _apart(pair: tuple[int, float, float]) -> float:
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
     """Why digests of two layouts cannot be compared."""
-    if noted.on_device != again.on_device:
-        run, here = ("on GPUs", "on CPUs") if noted.on_device else ("on CPUs", "on GPUs")
+    if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
+        return "an older raytf made the digests of one of the two in another way"
+    if noted.kind != again.kind:
+        run, here = ("on GPUs", "on CPUs") if noted.kind == DigestKind.DEVICE else ("on CPUs", "on GPUs")
         return f"the run computed {run} and this machine computes {here}, whose last bits differ"
     if noted.shards != again.shards:
         return f"the run has {noted.shards} logical shards, and the program asks for {again.shards}"

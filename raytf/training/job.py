@@ -57,6 +57,7 @@ class TrainingJob:
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
         verbose: 0 says nothing of epochs.
+        has_old_digests: whether the run's digests are not folded; see `digest_log.are_old`.
         arbiter: says who belongs to the group, where it repairs itself; None where it cannot.
     """
 
@@ -78,6 +79,7 @@ class TrainingJob:
     arbiter: ArbiterAddress | None = None
     stop_step: int | None = None
     dump: str = ""
+    has_old_digests: bool = False
 
     @property
     def end_step(self) -> int:

@@ -56,7 +56,8 @@ class ShardSum:
         early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
             device.
         digest: (encoded tensors, slices, row) -> what the row has before what `encode` adds.
-        counted: how many shards are summed, of which the others come after them; None for all.
+        beside: how many of the shards, the last ones, are not summed; at most one, and none with `early`. None where
+            that is never so.
     """
 
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
@@ -65,7 +66,7 @@ class ShardSum:
     alike: bool = True
     early: Buckets | None = None
     digest: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor], tf.Tensor] | None = None
-    counted: tf.Tensor | None = None
+    beside: tf.Tensor | None = None
 
 
 def loop_shards(
@@ -75,7 +76,10 @@ def loop_shards(
 
     Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
     single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
-    every number of shards. If the last bits may differ, a single shard needs no loop, which saves a sum.
+    every number of shards. If the last bits may differ, a single shard needs no loop.
+
+    A shard that is not summed is computed first, and the sum begins after it: so there is no sum with zeros, which a
+    CPU would write and read, and audits need no branch of their own.
 
     Args:
         micro: the micro-batch.
@@ -109,32 +113,36 @@ def loop_shards(
         return tensors if early is None else early(None, tensors), row[None], slices
 
     rounds, idle = (count, 0) if early is None else (early.rounds, early.rounds - size)
+    beside = 0 if how.beside is None else how.beside
 
     def body(
         k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray, slices: list[tf.TensorArray]
     ) -> tuple[Any, Any, Any, Any]:
-        i = tf.maximum(k - idle, 0) if early else k
+        place = k if how.beside is None else (k - beside) % rounds
+        i = tf.maximum(k - idle, 0) if early else place
         conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
         more, row, found = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
-        if how.counted is None:
-            summed = [a + b for a, b in zip(summed, more, strict=True)]
-        else:
-            summed, found = tf.cond(
-                k < how.counted,
-                lambda: ([a + b for a, b in zip(summed, more, strict=True)], found),
-                lambda: (summed, nothing().slices),
-            )
+        summed = tf.cond(k <= beside, lambda: more, lambda: _added(summed, more))
+        if how.beside is not None:
+            found = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in found]
         if early is not None:
             summed = early(tf.equal(k, rounds - 1), summed)
-        return k + 1, summed, rows.write(k, row), [a.write(k, f) for a, f in zip(slices, found, strict=True)]
+        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, found, strict=True)]
 
     rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
     arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
-    start = (tf.constant(0), nothing().tensors, rows, arrays)
-    _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
-    has_gaps = bool(idle) or counts is not None or how.counted is not None
+    start = (tf.constant(0), [wire.zeros([0], spec.dtype) for spec in like[0]], rows, arrays)
+    # The sum is empty until the first shard that counts.
+    free = None, [tf.TensorShape(None)] * len(like[0]), None, [None] * len(arrays)
+    _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, free, parallel_iterations=1)
+    summed = [tf.ensure_shape(each, spec.shape) for each, spec in zip(summed, like[0], strict=True)]
+    has_gaps = bool(idle) or counts is not None or how.beside is not None
     slices = [_joined(a, layout, has_gaps) for a, layout in zip(arrays, layouts, strict=True)]
     return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), slices
+
+
+def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.ensure_shape(a, b.shape) + b for a, b in zip(before, more, strict=True)]
 
 
 def _joined(array: tf.TensorArray, layout: SliceLayout, has_gaps: bool) -> tf.Tensor:

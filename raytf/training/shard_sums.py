@@ -66,14 +66,13 @@ class ShardSums:
         # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
         # too late: the sum already has the gradients of other workers.
         is_even = is_float and batch.counts is None and not self.has_overlap
-
-        counted = None if self.audit is None else tf.shape(batch.seeds)[0] - self.audit[1]
+        beside = None if self.audit is None else self.audit[1]
 
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            how = ShardSum(encode, like, of, not is_float, early, reduction.digest, counted)
+            how = ShardSum(encode, like, of, not is_float, early, reduction.digest, beside)
             summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
 

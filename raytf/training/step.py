@@ -23,7 +23,7 @@ from raytf.distributed import wire
 from raytf.distributed.devices import OneDevice, computes_on_gpu
 from raytf.distributed.digests import device_sum, of_step
 from raytf.distributed.shard_span import in_graph
-from raytf.distributed.step_digest import DigestLayout
+from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
@@ -87,6 +87,8 @@ class TrainStep:
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate = rate or LearningRate(model.optimizer, None)
         self._specs = specs
+        host_kind = DigestKind.WHOLE if options.has_old_digests else DigestKind.FOLDED
+        self._digest_kind = DigestKind.DEVICE if self.is_on_gpu else host_kind
         self.micro = self._make_micro(template, options)
         if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not self._rate.is_unchanged:
             raise ConfigError(
@@ -105,7 +107,7 @@ class TrainStep:
         self._is_general = self._is_general_with(options)
         is_digested = all(each.digest_width(0) for each in self.reductions)
         names = [name for phase in self.micro.phases for name in phase.digested()]
-        self.digests = DigestLayout(plan.shards, tuple(names), self.is_on_gpu) if is_digested else None
+        self.digests = DigestLayout(plan.shards, tuple(names), self._digest_kind) if is_digested else None
         self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
         self.audit = self._make_audit(options.audits)
         self._flags = options.flags
@@ -298,7 +300,7 @@ class TrainStep:
         if not options.fixed_point:
             return reductions.FloatReduction(layout, overlap=options.overlap)
         compressed = gradients if options.compress else 0
-        how = self._words, options.overlap, options.digests
+        how = self._words, options.overlap, self._digest_kind if options.digests else None
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, *how)
 
     def _full_steps(self, leaves, seeds, flags, begin, audit=None):
@@ -377,7 +379,7 @@ class TrainStep:
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
-            told = of_step(tf.concat(digests, 1), self.is_on_gpu) if digests else tf.zeros([0])
+            told = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
         return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:

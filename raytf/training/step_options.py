@@ -23,6 +23,7 @@ class StepOptions:
         words: how devices represent integers, the same on all workers; by default what suits these devices best.
         overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
         digests: return digests of each step, where its sums are in fixed point.
+        has_old_digests: make them as the run's are, which has begun with a raytf that did not fold; see `DigestKind`.
         audits: have a graph in which another worker can compute a shard, too, where that is possible.
     """
 
@@ -35,4 +36,5 @@ class StepOptions:
     words: wire.WireWords | None = None
     overlap: Overlap | None = None
     digests: bool = True
+    has_old_digests: bool = False
     audits: bool = False

@@ -173,6 +173,7 @@ class SynchronousExecutor:
             devices=group.devices,
             keeps_gradients=self._config.run.histograms_every > 0 or bool(attempt.job.dump),
             digests=compute.digests,
+            has_old_digests=attempt.job.has_old_digests,
             audits=steps_between(compute) > 0,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )

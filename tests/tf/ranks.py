@@ -118,6 +118,7 @@ class Rank:
         words: WireWords | None = None,
         overlap: Overlap | None = None,
         audits: bool = False,
+        has_old_digests: bool = False,
         **pipeline_options: Any,
     ):
         compute, devices, self._plan = compute or ComputeSection(), devices or OneDevice(), plan
@@ -127,7 +128,7 @@ class Rank:
         self._pipeline.prepare(len(seed_states(self.model)), None)
         leaves = self._pipeline.template, self._pipeline.leaf_specs
         how = {"fixed_point": exact, "compress": compress, "words": words, "overlap": overlap, "audits": audits}
-        options = StepOptions(jit=compute.jit, devices=devices, **how)
+        options = StepOptions(jit=compute.jit, devices=devices, has_old_digests=has_old_digests, **how)
         self.step = TrainStep(self.model, plan, own, all_reduce, *leaves, options)
 
     def call(self, begin: int, stop: int) -> StepOutcome:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tensorflow.python.framework import kernels
 
 from raytf.checkpoint.digest import Digest
-from raytf.distributed.digests import device_sum
+from raytf.distributed.digests import FOLD_ROWS, FOLD_WIDTH, columns, device_sum, fold_factors, folded
 from raytf.distributed.replica_agreement import DEVICE_BIT
+from raytf.distributed.step_digest import DigestKind
 
 MASK = (1 << 64) - 1
 RNG = np.random.default_rng(0)
@@ -26,16 +27,20 @@ ARRAYS = [
 ]
 
 
+def mixed(place: int) -> int:
+    x = (place + 1) * 0x9E3779B97F4A7C15 & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
+
+
 def reference(arrays) -> int:
     """The same in Python's own integers."""
     total, place = 0, 0
     for array in arrays:
         words = np.ascontiguousarray(array).reshape(-1).view({1: "u1", 2: "u2", 4: "u4", 8: "u4"}[array.itemsize])
         for word in words.tolist():
-            x = (place + 1) * 0x9E3779B97F4A7C15 & MASK
-            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
-            x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
-            total, place = total + word * (x ^ x >> 31) & MASK, place + 1
+            total, place = total + word * mixed(place) & MASK, place + 1
     return total
 
 
@@ -74,6 +79,65 @@ def test_values_that_change_places_are_seen(on_device):
 def test_pieces_give_the_hash_of_the_whole(most):
     told = device_sum([tf.constant(a) for a in ARRAYS], most)
     assert int(told) & MASK == reference(ARRAYS)
+
+
+FOLDED = RNG.integers(-(1 << 31), 1 << 31, FOLD_WIDTH * 300 + 5).astype(np.int32)
+
+
+def fold(values: np.ndarray) -> bytes:
+    return folded(tf.constant(values)).numpy().tobytes()
+
+
+@pytest.mark.parametrize("count", [1 << 14, 64 * 257, 64 * 258 + 63, 64 * FOLD_ROWS, 64 * (FOLD_ROWS + 2) + 7])
+def test_whole_numbers_are_folded_as_it_is_said(count):
+    values = RNG.integers(-(1 << 31), 1 << 31, count).astype(np.int32)
+    parts, left = [], values
+    while (rows := min(FOLD_ROWS, (len(left) // 64 - 1) | 1)) > 1:  # the largest odd number
+        matrix = left[: rows * 64].reshape(rows, 64).astype(np.int64)
+        parts.append((matrix * fold_factors()[:rows, None].astype(np.int64)).sum(0).astype(np.int32))  # modulo 2^32
+        left = left[rows * 64 :]
+    expected = np.concatenate([*parts, left])
+    assert fold(values) == expected.tobytes()
+    assert len(expected) < 64 * 5
+
+
+def test_the_factors_of_the_fold_are_odd_and_mixed():
+    assert [int(each) & 0xFFFFFFFF for each in fold_factors()[:3]] == [mixed(place) >> 32 | 1 for place in range(3)]
+    assert (fold_factors() & 1).all()
+    assert len(set(fold_factors().tolist())) > FOLD_ROWS - 10
+
+
+def test_digests_of_older_runs_are_of_all_bytes():
+    hashed = tf.raw_ops.Fingerprint(data=FOLDED[None], method="farmhash64").numpy()
+    assert columns([tf.constant(FOLDED)], DigestKind.WHOLE).numpy().tobytes() == hashed.tobytes()
+    hashed = tf.raw_ops.Fingerprint(data=folded(tf.constant(FOLDED)), method="farmhash64").numpy()
+    assert columns([tf.constant(FOLDED)], DigestKind.FOLDED).numpy().tobytes() == hashed.tobytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(FOLDED) - 1), st.integers(0, 31))
+def test_every_flipped_bit_of_whole_numbers_is_seen(element, bit):
+    flipped = FOLDED.copy()
+    flipped.view(np.uint32)[element] ^= np.uint32(1 << bit)
+    assert fold(flipped) != fold(FOLDED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: -v,
+        lambda v: v[::-1],
+        lambda v: np.roll(v, 64),
+        lambda v: v ^ np.int32(-(1 << 31)),
+        lambda v: v ^ np.where(np.arange(len(v)) % 16 == 3, np.int32(-(1 << 31)), np.int32(0)),
+        lambda v: v ^ np.where(np.arange(len(v)) % 8 == 3, np.int32(1 << 30), np.int32(0)),
+        lambda v: np.where(np.arange(len(v)) < 640, 0, v).astype(np.int32),
+        lambda v: np.concatenate([v[64:128], v[:64], v[128:]]),
+    ],
+    ids=["negated", "backwards", "shifted by a row", "sign bits", "a lane's sign bits", "a lane", "zeros", "two rows"],
+)
+def test_faults_of_many_whole_numbers_are_seen(change):
+    assert fold(change(FOLDED)) != fold(FOLDED)
 
 
 def kept_on_host(operation) -> bool | None:

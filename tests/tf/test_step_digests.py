@@ -16,7 +16,7 @@ from keras import layers
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed import step_digest
-from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.distributed.step_digest import Difference, DigestKind, DigestLayout
 from raytf.distributed.wire import DEVICE, HOST, WireWords
 from tests.tf.ranks import Rank, World
 
@@ -73,12 +73,14 @@ def digested(
     words: WireWords = HOST,
     call_steps: int = 3,
     compress: bool = False,
+    has_old_digests: bool = False,
 ) -> Digested:
     """The digests that every rank has, after training."""
     keras.utils.clear_session()
     world, plan = World(world_size), StepPlan(source.records, BATCH, SHARDS)
+    how = {"words": words, "compress": compress, "has_old_digests": has_old_digests}
     ranks = [
-        Rank(factory, source, plan, own, world.all_reduce(rank), words=words, compress=compress)
+        Rank(factory, source, plan, own, world.all_reduce(rank), **how)
         for rank, own in enumerate(assign(SHARDS, world_size))
     ]
     for rank in ranks:
@@ -116,6 +118,24 @@ def test_compressed_gradients_have_digests_of_what_travels():
     assert digested(source, 3, compress=True).rows == alone.rows != digested(source).rows
 
 
+def wide():
+    """With a kernel that is folded."""
+    made = keras.Sequential([keras.Input((12,)), layers.Dense(1500, name="first"), layers.Dense(4)], name="model")
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+def test_a_run_goes_on_with_the_digests_that_it_has_begun_with():
+    source = ArraySource(X, Y)
+    new, old = digested(source, 2, wide), digested(source, 3, wide, has_old_digests=True)
+    assert (new.layout.kind, old.layout.kind) == (DigestKind.FOLDED, DigestKind.WHOLE)
+    assert digested(source, 1, wide).rows == new.rows
+    for one, other in zip(new.rows, old.rows, strict=True):  # what is not folded is as it was
+        found = step_digest.difference(new.layout, one, other)
+        assert found is not None
+        assert (found.tensors, found.is_everywhere) == (("model/first/kernel",), True)
+
+
 def test_a_record_that_differs_is_seen_at_its_step_in_its_shard():
     changed = X.copy()
     changed[7, 3] = np.nextafter(changed[7, 3], np.float32(9))
@@ -134,7 +154,7 @@ def test_a_record_that_differs_is_seen_at_its_step_in_its_shard():
 def test_tensors_have_names_and_the_one_that_differs_is_named():
     before = digested(ArraySource(X, Y))
     layout = before.layout
-    assert (layout.shards, layout.on_device) == (SHARDS, False)
+    assert (layout.shards, layout.kind) == (SHARDS, DigestKind.FOLDED)
     assert layout.tensors == (
         *("model/scaled/scale", "model/norm/gamma", "model/norm/beta", "model/second/kernel", "model/second/bias"),
         *("model/norm/moving_mean", "model/norm/moving_variance", "loss and metrics"),

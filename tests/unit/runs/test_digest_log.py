@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from raytf.checkpoint.step_rows import StepRows
-from raytf.distributed.step_digest import DigestLayout
+from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import DamagedFileError
 from raytf.runs import digest_log, run_log
 from raytf.storage.storage import Storage
 
 FIRST, SECOND = "20260101T000000.000-ffffff", "20260101T000001.000-000000"
 LAYOUT = DigestLayout(3, ("kernel", "bias", "loss and metrics"))
-WIDER = DigestLayout(3, ("kernel", "bias", "loss and metrics", "more"), True)
+WIDER = DigestLayout(3, ("kernel", "bias", "loss and metrics", "more"), DigestKind.DEVICE)
 
 
 @pytest.fixture
@@ -106,6 +108,38 @@ def test_damage_is_named(run, damage):
     }[damage]
     run.put(f"{run_log.STEPS}/{name}", data)
     with pytest.raises(DamagedFileError, match=name):
+        digest_log.read(run, run_log.STEPS)
+
+
+def in_old_words(run: Storage, on_device: bool) -> None:
+    """Have the segments as a raytf wrote them that had no kinds."""
+    for name in run.list(run_log.STEPS):
+        if name.endswith(digest_log.SUFFIX):
+            head, _, raw = run.get(f"{run_log.STEPS}/{name}").partition(b"\n")
+            header = json.loads(head)
+            del header["kind"]
+            run.put(f"{run_log.STEPS}/{name}", json.dumps({**header, "on_device": on_device}).encode() + b"\n" + raw)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_what_an_older_raytf_wrote_is_read_and_gone_on_with(run, on_device):
+    assert not digest_log.are_old(run, run_log.STEPS)
+    write(run, FIRST, 1, digests(3, 1))
+    assert not digest_log.are_old(run, run_log.STEPS)
+    in_old_words(run, on_device)
+    (segment,) = digest_log.read(run, run_log.STEPS).segments
+    assert segment.layout.kind == (DigestKind.DEVICE if on_device else DigestKind.WHOLE)
+    assert digest_log.are_old(run, run_log.STEPS) == (not on_device)
+    run.put(f"{run_log.STEPS}/000000000009-{SECOND}{digest_log.SUFFIX}", b"damaged")
+    assert digest_log.are_old(run, run_log.STEPS) == (not on_device)
+
+
+def test_a_kind_of_a_newer_raytf_is_refused(run):
+    write(run, FIRST, 1, digests(3, 1))
+    (name,) = (name for name in run.list(run_log.STEPS) if name.endswith(digest_log.SUFFIX))
+    data = run.get(f"{run_log.STEPS}/{name}").replace(b'"folded"', b'"better"')
+    run.put(f"{run_log.STEPS}/{name}", data)
+    with pytest.raises(DamagedFileError, match="'kind' is none of folded, device, whole, so a newer raytf"):
         digest_log.read(run, run_log.STEPS)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raytf.commands import replay
-from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.distributed.step_digest import Difference, DigestKind, DigestLayout
 from raytf.runs import step_comparison
 from raytf.runs.digest_log import DigestSegment, RunDigests
 from raytf.runs.step_comparison import NotedSteps, StepComparison
@@ -41,8 +41,10 @@ def test_the_first_step_that_differs_is_named(at: int, difference: Difference):
 def test_what_cannot_be_compared_is_said():
     found = compare(digests(5), digests(9), range(4, 8))
     assert found == StepComparison(2, 2, why="step 6 has no digest")
-    device = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "bias"), True)), range(1, 3))
+    device = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "bias"), DigestKind.DEVICE)), range(1, 3))
     assert "computed on CPUs and this machine computes on GPUs" in device.why
+    older = compare(digests(9, DigestLayout(2, ("kernel", "bias"), DigestKind.WHOLE)), digests(9), range(1, 3))
+    assert "an older raytf made the digests of one of the two" in older.why
     shards = compare(digests(9), digests(9, DigestLayout(4, ("kernel", "bias"))), range(1, 3))
     assert "2 logical shards, and the program asks for 4" in shards.why
     model = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "more"))), range(1, 3))
