@@ -301,7 +301,7 @@ class ComputeSection:
         not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
     ] = None
     """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
-    wrongly is named and left out, and the run goes back. 0 never does; the default is 128 with --exact (less than 1 %
+    wrongly is named and left out, and the run goes back. 0 never does; the default is 256 with --exact (less than 1 %
     of the time) and 0 without."""
     digests: bool = True
     """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of

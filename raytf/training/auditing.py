@@ -26,7 +26,7 @@ from raytf.training.context import Context
 from raytf.training.step import TrainStep
 
 #: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
-EVERY = 128
+EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:

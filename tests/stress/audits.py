@@ -200,7 +200,7 @@ class Trials:
         if fault.where == "weights":
             return is_drifting
         own = self.group.spans[fault.rank]
-        at = own.index(choice.shard) if fault.rank == choice.owner else len(own)
+        at = own.index(choice.shard) if fault.rank == choice.owner else 0
         return hit in (ALL, at)
 
     def _step(self, start, fault, hit, choice, draw, sides) -> list[Any]:

@@ -52,9 +52,9 @@ def test_a_wrong_bit_stops_the_step_and_its_rank_is_named(size: int, times: str,
     choice = audit.choose(0, 4, group.spans)
     culprit = choice.owner if is_owner else choice.auditor
     fault, before = group.faults[culprit], [weights_sha256(rank.model) for rank in group.ranks]
-    # The auditor computes the shard after its own ones; the owner's first one may be another.
+    # The auditor computes the shard before its own ones; the owner's first one may be another.
     own = group.spans[culprit]
-    at = own.index(choice.shard) if is_owner else len(own)
+    at = own.index(choice.shard) if is_owner else 0
     fault.begin(at if times == "once" else ALL)
     told = group.step(3)
     assert all(isinstance(each, tuple) for each in told)
