@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from raytf.distributed.shard_span import Span, placed
+from raytf.distributed.shard_span import Span
 
 
 class AuditRow(NamedTuple):
@@ -23,17 +23,44 @@ class AuditRow(NamedTuple):
     exponents: tf.Tensor
 
 
-def place(rows: tf.Tensor, shards: Span, total_shards: int, audit: tf.Tensor | None) -> tf.Tensor:
-    """As `placed`; with audits there is one more row, that of the audited shard, on the worker that has computed it."""
-    if audit is None:
-        return placed(rows, shards, total_shards)
-    own = tf.shape(rows)[0] - audit[1]
-    other = tf.ensure_shape(tf.pad(rows[own:], [[0, 1 - audit[1]], [0, 0]]), [1, rows.shape[1]])
-    return tf.concat([placed(rows[:own], shards, total_shards), other], 0)
+class AuditPlaces(NamedTuple):
+    """Where the rows of a call are. Made once for all of its steps, each of which then needs few operations.
+
+    Attributes:
+        beside: how many shards this worker computes beside its own, and after them: 0 or 1.
+        rows: [V + 1] for each row that travels, which of this worker's rows it is; the number of these for another's.
+        pair: [2] the rows of the audited shard; the last row twice where no shard is audited.
+    """
+
+    beside: tf.Tensor
+    rows: tf.Tensor
+    pair: tf.Tensor
 
 
-def compare(digests: tf.Tensor, shard: tf.Tensor, exponents: tf.Tensor) -> AuditRow:
-    """The digests of an audited shard, by its own worker and by the other one, in the last row."""
-    pair = tf.stack([digests[tf.maximum(shard, 0)], digests[-1]])
-    bits = tf.bitcast(pair, tf.int32)  # numbers may be NaN
-    return AuditRow((shard < 0) | tf.reduce_all(bits[0] == bits[1]), pair, exponents)
+def places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlaces:
+    """Where the rows of a call are.
+
+    Args:
+        audit: int32 [2]: the shard that another worker computes, too, or -1; and `AuditPlaces.beside`.
+        shards: of this worker.
+        total_shards: V.
+    """
+    shard, beside = tf.unstack(audit)
+    numbers, own = tf.range(total_shards), shards.stop - shards.start
+    nobody = own + beside
+    mine = tf.where((numbers >= shards.start) & (numbers < shards.stop), numbers - shards.start, nobody)
+    rows = tf.concat([mine, [tf.where(beside > 0, own, nobody)]], 0)
+    return AuditPlaces(beside, rows, tf.stack([tf.where(shard < 0, total_shards, shard), total_shards]))
+
+
+def place(rows: tf.Tensor, where: AuditPlaces) -> tf.Tensor:
+    """[V + 1, M] with this worker's rows in their places and zeros elsewhere, bit for bit; the last row is that of the
+    audited shard, on the worker that has computed it beside its own."""
+    return tf.gather(tf.concat([rows, tf.zeros([1, rows.shape[1]])], 0), where.rows)
+
+
+def compare(digests: tf.Tensor, where: AuditPlaces, exponents: tf.Tensor) -> AuditRow:
+    """The digests of an audited shard, by its own worker and by the other one."""
+    pair = tf.gather(digests, where.pair)
+    own, other = tf.unstack(tf.bitcast(pair, tf.int32))  # numbers may be NaN
+    return AuditRow(tf.reduce_all(own == other), pair, exponents)

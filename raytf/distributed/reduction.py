@@ -120,7 +120,7 @@ class Reduction(Protocol):
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: tf.Tensor | None = None,
+        audit: audit_rows.AuditPlaces | None = None,
     ) -> Reduced:
         """Compute this worker's shards and add them over all workers.
 
@@ -131,8 +131,7 @@ class Reduction(Protocol):
             shards: of this worker.
             total_shards: V.
             slices: specs of the packed slices that `compute` returns.
-            audit: int32 [2]: the shard that another worker computes, too, or -1, and how many rows `compute` returns
-                for it after those of this worker's shards; None where no step is audited.
+            audit: where the rows of a shard are that another worker computes, too; None where no step is audited.
         """
         ...
 
@@ -180,7 +179,7 @@ class FloatReduction:
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: tf.Tensor | None = None,
+        audit: audit_rows.AuditPlaces | None = None,
     ) -> Reduced:
         if all_reduce is None:
             summed, rows, found = compute(tf.zeros([0]), None)
@@ -270,7 +269,7 @@ class FixedPointReduction:
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: tf.Tensor | None = None,
+        audit: audit_rows.AuditPlaces | None = None,
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
@@ -282,7 +281,11 @@ class FixedPointReduction:
             summed, matrix, found = compute(self.scales(used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
-                beside = [words.of_bits(audit_rows.place(matrix, shards, total_shards, audit)), flags_sum]
+                if audit is None:
+                    matrix = placed(matrix, shards, total_shards)
+                else:
+                    matrix = audit_rows.place(matrix, audit)
+                beside = [words.of_bits(matrix), flags_sum]
                 if early is None:
                     summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
                 else:
@@ -321,7 +324,7 @@ class FixedPointReduction:
         if self._digests is None:
             return reduced
         digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])
-        audited = None if audit is None else audit_rows.compare(digested, audit[0], used)
+        audited = None if audit is None else audit_rows.compare(digested, audit, used)
         return reduced._replace(digests=digested[:total_shards], audit=audited)
 
     def settle(self, reduced: Reduced) -> None:

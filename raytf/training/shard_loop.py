@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from raytf.data.plan import StepPlan
 from raytf.distributed import wire
+from raytf.distributed.audit_rows import AuditPlaces
 from raytf.distributed.buckets import Buckets
 from raytf.distributed.devices import Devices
 from raytf.distributed.shard_span import Span
@@ -189,7 +190,7 @@ class StepShards(NamedTuple):
     span: Span
     counts: tf.Tensor | None
     total: tf.Tensor | int
-    audit: tf.Tensor | None = None
+    audit: AuditPlaces | None = None
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:

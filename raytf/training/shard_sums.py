@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from raytf.data.plan import StepPlan
 from raytf.distributed import reduction as reductions
+from raytf.distributed.audit_rows import AuditPlaces
 from raytf.distributed.buckets import Buckets, after
 from raytf.distributed.devices import Devices
 from raytf.distributed.shard_span import Span
@@ -38,7 +39,7 @@ class ShardSums:
     shards: Span
     total_shards: int
     has_overlap: bool
-    audit: tf.Tensor | None = None
+    audit: AuditPlaces | None = None
 
     def __call__(
         self,
@@ -66,7 +67,7 @@ class ShardSums:
         # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
         # too late: the sum already has the gradients of other workers.
         is_even = is_float and batch.counts is None and not self.has_overlap
-        beside = None if self.audit is None else self.audit[1]
+        beside = None if self.audit is None else self.audit.beside
 
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -18,8 +18,8 @@ from raytf.data import tree
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
+from raytf.distributed import audit_rows, wire
 from raytf.distributed import reduction as reductions
-from raytf.distributed import wire
 from raytf.distributed.devices import OneDevice, computes_on_gpu
 from raytf.distributed.digests import device_sum, of_step
 from raytf.distributed.shard_span import in_graph
@@ -305,7 +305,8 @@ class TrainStep:
 
     def _full_steps(self, leaves, seeds, flags, begin, audit=None):
         span = in_graph(self._shards, self._is_general, begin, seeds, audit)
-        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), audit))
+        places = None if audit is None else audit_rows.places(audit, span, self._plan.shards)
+        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), places))
 
     def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
         return self._steps(
