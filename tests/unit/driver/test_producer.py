@@ -60,7 +60,8 @@ def stream(sizes: list[int], steps: int) -> Stream:
 
 @given(most=st.integers(1, 5), shards=st.integers(1, 5), bytes_=st.sampled_from([0, 1 << 20]), ranks=st.integers(1, 3))
 def test_each_rank_gets_its_shards_of_each_batch(most: int, shards: int, bytes_: int, ranks: int):
-    producer._WHOLE_BYTES = bytes_
+    producer._WHOLE_BYTES, together = bytes_, producer._TOGETHER_SECONDS
+    producer._TOGETHER_SECONDS = 600.0  # on a loaded machine a batch may take long
     try:
         total, ranks = 10, min(ranks, shards)
         plan = BatchPlan(7 * total, 7, shards, total)
@@ -78,7 +79,7 @@ def test_each_rank_gets_its_shards_of_each_batch(most: int, shards: int, bytes_:
         for step, parts in enumerate(found):
             assert np.concatenate(parts).tolist() == [100 * step + i for i in range(SIZES[step % 4])]
     finally:
-        producer._WHOLE_BYTES = 1 << 20
+        producer._WHOLE_BYTES, producer._TOGETHER_SECONDS = 1 << 20, together
 
 
 def test_what_cannot_be_made_is_told_at_its_step_and_not_before():
