@@ -92,7 +92,8 @@ def _keep_memory(environment: MutableMapping[str, str]) -> None:
     """Have TensorFlow keep the memory of tensors that are freed: the next step needs the same again.
 
     The C library gives large blocks back, and the system clears each page before it hands it out once more, which was
-    a fifth of the time of steps with large weights. Who sets these variables has his way.
+    a fifth of the time of steps with large weights. Who sets these variables has his way. With oneDNN, which it takes
+    on processors with VNNI, TensorFlow has an allocator that keeps memory anyway.
     """
     environment.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     environment.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", str(_NO_LIMIT_MB))
