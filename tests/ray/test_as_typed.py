@@ -13,6 +13,7 @@ from tests.stress import as_typed
 pytestmark = pytest.mark.gate
 
 
+@pytest.mark.slow  # `python -m tests.stress.as_typed` types it, too, and CI has little time on a slow machine
 @pytest.mark.timeout(900)
 def test_the_tutorial(tmp_path: Path):
     texts = as_typed.commands((as_typed.ROOT / "docs/getting-started/tutorial.md").read_text(), installs=False)
