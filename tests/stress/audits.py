@@ -200,7 +200,9 @@ class Trials:
         if fault.where == "weights":
             return is_drifting
         own = self.group.spans[fault.rank]
-        at = own.index(choice.shard) if fault.rank == choice.owner else 0
+        # The auditor reads the shard's records after its own, and computes it before them.
+        beside = len(own) if fault.where == "batch" else 0
+        at = own.index(choice.shard) if fault.rank == choice.owner else beside
         return hit in (ALL, at)
 
     def _step(self, start, fault, hit, choice, draw, sides) -> list[Any]:
