@@ -128,12 +128,9 @@ def folded(flat: tf.Tensor) -> tf.Tensor:
 @functools.cache
 def fold_factors() -> np.ndarray:
     """[`FOLD_ROWS`] odd int32, by Steele, Lea and Flood's mixing of their places."""
-    with np.errstate(over="ignore"):
-        x = np.arange(1, FOLD_ROWS + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-        for shift, factor in ((30, _FIRST), (27, _SECOND)):
-            x = (x ^ x >> np.uint64(shift)) * np.uint64(factor)
-        x ^= x >> np.uint64(31)
-    return (x >> np.uint64(32)).astype(np.uint32).view(np.int32) | np.int32(1)
+    with tf.init_scope(), tf.device("CPU:0"):  # also while a graph is traced
+        mixed = _mixed(tf.cast(tf.range(FOLD_ROWS), tf.uint64)).numpy()
+    return (mixed >> np.uint64(32)).astype(np.uint32).view(np.int32) | np.int32(1)
 
 
 def _device_digest(tensor: tf.Tensor) -> tf.Tensor:

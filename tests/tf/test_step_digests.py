@@ -127,8 +127,9 @@ def wide():
 
 def test_a_run_goes_on_with_the_digests_that_it_has_begun_with():
     source = ArraySource(X, Y)
-    new, old = digested(source, 1, wide), digested(source, 3, wide, has_old_digests=True)
+    new, old = digested(source, 2, wide), digested(source, 3, wide, has_old_digests=True)
     assert (new.layout.kind, old.layout.kind) == (DigestKind.FOLDED, DigestKind.WHOLE)
+    assert digested(source, 1, wide).rows == new.rows
     for one, other in zip(new.rows, old.rows, strict=True):  # what is not folded is as it was
         found = step_digest.difference(new.layout, one, other)
         assert found is not None
