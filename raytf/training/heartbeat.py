@@ -75,6 +75,8 @@ class Heartbeat:
         self._probes, self._probe_seconds = 0, 0.0
         #: Functions to call with each heartbeat.
         self._also: list[Callable[[], None]] = []
+        #: Held while a heartbeat is made and sent, so that none arrives after a later one.
+        self._order = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="raytf-pulse")
         self._thread.start()
@@ -108,10 +110,14 @@ class Heartbeat:
             self._activity, self._since = before, now
 
     def settle(self, activity: Activity, step: int) -> None:
-        """Set what the rank is doing outside of any `doing`, and the number of global steps done."""
+        """Set what the rank is doing outside of any `doing`, and the number of global steps done, and send it at once.
+
+        A driver that is told to stop must not believe that a rank which trains is still starting: nobody would save.
+        """
         self._base = self._activity = activity
         self._step = step
         self._advanced_at = self._since = time.monotonic()
+        self._send()
 
     def progress(self) -> None:
         """Note progress within the current activity."""
@@ -150,17 +156,21 @@ class Heartbeat:
         """Send a last heartbeat: the rank leaves the training function."""
         self._activity = Activity.DONE
         self._stop.set()
-        self._monitor.beat(self._now())
+        self._send()
 
     def _beat(self) -> None:
         while not self._stop.is_set():
             try:
-                self._monitor.beat(self._now())
+                self._send()
                 for look in self._also:
                     look()
             except Exception:
                 return  # Ray is shutting down, and this process with it
             self._stop.wait(BEAT_SECONDS)
+
+    def _send(self) -> None:
+        with self._order:
+            self._monitor.beat(self._now())
 
     def _now(self) -> HeartbeatState:
         lengths = list(self._lengths)
