@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +65,30 @@ def test_a_worker_reads_at_most_a_tenth_more_than_its_share(groups: str, world_s
         assert share <= source.rows_read <= 1.1 * share
         assert share * WIDTH <= asked <= 1.1 * share * WIDTH
         print(f"W={world_size} rows {source.rows_read / share:.3f} bytes {asked / share / WIDTH:.3f}")
+
+
+def test_a_footer_is_read_once_by_all_readers_and_threads_of_a_source(groups: str):
+    source = ParquetSource(groups, x="x", y=None)
+    source.__setstate__(source.__getstate__())
+
+    def asked_by(readers: int) -> int:
+        began, together = _bytes_asked_for(), threading.Barrier(readers)
+
+        def read() -> None:
+            reader = source.reader(1)
+            together.wait(60)
+            assert len(reader.take(np.zeros(1, np.int64))[0]) == 1
+
+        with ThreadPoolExecutor(readers) as pool:
+            for reading in [pool.submit(read) for _ in range(readers)]:
+                reading.result()
+        return _bytes_asked_for() - began
+
+    first, later = asked_by(8), asked_by(8)
+    group = int(source.block_sizes[0]) * WIDTH
+    # Arrow takes the last 64 KiB of a file for its footer; what else this process reads meanwhile is little.
+    assert 8 * group <= later <= 8 * group + (48 << 10)
+    assert first - later == pytest.approx(64 << 10, abs=16 << 10)
 
 
 #: 614 MB of records, and what a process may take of memory for itself beyond its imports.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from raytf.data.sources.file_set import Files
 from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
 from raytf.errors import DataError, StorageError, one_line
 
-#: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
+#: Parquet files that a reader keeps open, and footers that a source and its readers keep; reading one takes 64 KiB or
+#: more from storage.
 _OPEN_FILES = 64
 
 
@@ -43,7 +44,7 @@ class ParquetSource(BlockSource):
         StorageError: storage refuses.
     """
 
-    _own = (*BlockSource._own, "_opened", "_lock")
+    _own = (*BlockSource._own, "_opened", "_lock", "_footers")
     _reads_beside = True
 
     def __init__(
@@ -98,6 +99,12 @@ class ParquetSource(BlockSource):
         #: By thread and file: a ParquetFile serves one thread at a time.
         self._opened: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._footers = _Footers()
+
+    def reader(self, shards: int) -> Self:
+        reader = super().reader(shards)
+        reader._footers = self._footers
+        return reader
 
     def label_range(self) -> tuple[float, float] | None:
         known = [b for b in self._label_bounds if b is not None]
@@ -115,18 +122,13 @@ class ParquetSource(BlockSource):
         return leaves
 
     def _open(self, f: int) -> Any:
-        import pyarrow.parquet as pq
-
         key = threading.get_ident(), f
         with self._lock:
             found = self._opened.get(key)
-            footer = next((file.metadata for (_, g), file in self._opened.items() if g == f), None)
             if found is not None:
                 self._opened.move_to_end(key)
                 return found
-        filesystem, path = self._files[f]
-        with explained(path):
-            found = pq.ParquetFile(path, filesystem=filesystem, metadata=footer, page_checksum_verification=True)
+        found = self._footers.open(*self._files[f])
         with self._lock:
             self._opened[key] = found
             if len(self._opened) > _OPEN_FILES:
@@ -150,6 +152,52 @@ class ParquetSource(BlockSource):
                     bounds = float(statistics.min), float(statistics.max)
         self._footers_crc = zlib.crc32(repr(told).encode(), self._footers_crc)
         return bounds
+
+
+class _Footers:
+    """Opens Parquet files with the footers that were read before; of threads that need the same one, one reads it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        #: By path, held while the footer is read.
+        self._reading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def open(self, filesystem: Any, path: str) -> Any:
+        """A ParquetFile that no other thread uses.
+
+        Raises:
+            DataError: it is not a Parquet file, or a damaged one.
+            StorageError: storage refuses.
+        """
+        with self._lock:
+            reading = self._reading[path]
+        with reading:
+            footer = self._of(path)
+            if footer is None:
+                found = _parquet_file(filesystem, path, None)
+                self._keep(path, found.metadata)
+                return found
+        return _parquet_file(filesystem, path, footer)
+
+    def _of(self, path: str) -> Any:
+        with self._lock:
+            if path in self._kept:
+                self._kept.move_to_end(path)
+            return self._kept.get(path)
+
+    def _keep(self, path: str, footer: Any) -> None:
+        with self._lock:
+            self._kept[path] = footer
+            if len(self._kept) > _OPEN_FILES:
+                self._kept.popitem(last=False)
+
+
+def _parquet_file(filesystem: Any, path: str, footer: Any) -> Any:
+    import pyarrow.parquet as pq
+
+    with explained(path):
+        return pq.ParquetFile(path, filesystem=filesystem, metadata=footer, page_checksum_verification=True)
 
 
 def leaves_of(table: Any, names: list[str], shapes: dict[str, tuple[int, ...]], path: str) -> list[np.ndarray]:
