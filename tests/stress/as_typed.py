@@ -145,10 +145,15 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", default=PAGES)
     parser.add_argument("--here", action="store_true", help="in this checkout and environment; nothing is installed")
     flags = parser.parse_args()
+    try:
+        pages = {page: commands((ROOT / page).read_text(), installs=not flags.here) for page in flags.pages}
+    except OSError as error:
+        parser.error(f"a page cannot be read: {error}")
+    if untold := [page for page, texts in pages.items() if not texts]:
+        parser.error(f"{untold[0]} has nothing to type: no block marked `sh`, and none of Python with a title")
     failed = False
-    for page in flags.pages:
+    for page, texts in pages.items():
         with tempfile.TemporaryDirectory(prefix="raytf-typed-") as home:
-            texts = commands((ROOT / page).read_text(), installs=not flags.here)
             clone, env = (ROOT, of_shell(Path(home), Path(sys.executable).parent)) if flags.here else fresh(Path(home))
             code, done = type_all(texts, clone, env, lambda text: print(text.replace(_MARK, ""), end="", flush=True))
         seconds, silence = sum(each.seconds for each in done), max(each.silence for each in done)
