@@ -16,6 +16,7 @@ _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
 SEEN = {
     "keras.src.callbacks.callback.Callback.on_train_batch_begin._is_default": "3.15.1",
+    "keras.src.callbacks.tensorboard.TensorBoard._should_trace": "3.15.1",
     "keras.src.backend.common.global_state.get_global_attribute": "3.15.1",
     "keras.src.backend.common.masking.get_keras_mask": "3.15.1",
     "keras.src.backend.tensorflow.core.Variable": "3.15.1",
@@ -103,6 +104,11 @@ def made_by(tensor: Any) -> Any:
 def is_default_hook(hook: Any) -> bool:
     """Whether a callback's method is that of Keras's base class, which Keras skips."""
     return getattr(hook, "_is_default", False)
+
+
+def profiles(callback: Any) -> bool:
+    """Return whether a TensorBoard callback profiles some batches."""
+    return callback._should_trace
 
 
 @contextlib.contextmanager

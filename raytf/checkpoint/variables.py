@@ -228,6 +228,43 @@ class Copies:
             self._spare = {name: tensors[name] for name in self._names}
 
 
+class Changes:
+    """Finds out which of some variables the code between `begin` and `end` changes.
+
+    On a CPU, values that are read share the variable's memory, and a variable whose value somebody holds is written to
+    new memory. So a comparison of addresses tells that a variable has not changed, and only the others are compared.
+
+    Args:
+        of: returns the variables, the same ones with each call.
+    """
+
+    def __init__(self, of: Callable[[], Sequence[keras.Variable]]):
+        self._of = of
+        self._read: Callable[[], Sequence[Any]] | None = None
+        self._before: list[np.ndarray] = []
+
+    def begin(self) -> None:
+        """Hold the present values."""
+        self._before = self._values()
+
+    def end(self) -> list[int]:
+        """Return the places of the variables that have changed since `begin`, and hold the values no longer."""
+        before, self._before = self._before, []
+        now = self._values()
+        return [place for place, pair in enumerate(zip(before, now, strict=True)) if not _are_same(*pair)]
+
+    def _values(self) -> list[np.ndarray]:
+        if self._read is None:
+            inner = [variable.value for variable in self._of()]
+            self._read = tf.function(lambda: [each.read_value() for each in inner], autograph=False)
+        return [np.asarray(value) for value in self._read()]
+
+
+def _are_same(before: np.ndarray, now: np.ndarray) -> bool:
+    is_same_memory = before.__array_interface__["data"] == now.__array_interface__["data"]
+    return is_same_memory or before.tobytes() == now.tobytes()
+
+
 def _copy(targets: dict[str, np.ndarray], values: TensorValues) -> None:
     copy_all(list(targets.values()), list(values.tensors.values()))
 

@@ -17,13 +17,13 @@ from raytf.training.step_journal import StepOutcome
 
 
 def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:
-    """Stop the run if a loss or a gradient of the call is NaN or infinite.
+    """Stop the run if a loss or a gradient of the call is NaN or infinite, and no callback handles that.
 
     Raises:
         NonFiniteLossError: names the first such step of the call.
     """
     bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
-    if not len(bad):
+    if not len(bad) or context.callbacks.batches.take_nan:
         return
     step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
     what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"

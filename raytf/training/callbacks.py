@@ -1,19 +1,18 @@
 """Keras callbacks with several workers: they run on rank 0 only, and what they change is sent to the other ranks.
 
 So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
-LearningRateScheduler have the same effect on all ranks. A callback may stop training, change the learning rate, or (in
-hooks of epochs, tests and the whole training) change weights. Batch hooks run once per call, as with Keras's
-`steps_per_execution`.
+LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
+of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which hooks run for each batch.
 """
 
 from __future__ import annotations
 
 import copy
 import csv
+import functools
 import inspect
 import json
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,10 +21,12 @@ import keras
 import numpy as np
 
 from raytf import _keras
-from raytf.checkpoint import codec
+from raytf.checkpoint import codec, variables
 from raytf.distributed.group import Ranks
 from raytf.inference.user_model import run_user_code
 from raytf.storage.storage import Storage
+from raytf.training import batch_hooks
+from raytf.training.batch_hooks import BatchHooks
 
 #: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
 #: user derives from one of them may.
@@ -45,23 +46,12 @@ _REPLACED: dict[type, str] = {
     keras.callbacks.BackupAndRestore: "raytf itself saves and restores",
     keras.callbacks.ProgbarLogger: "the run's own display shows how far it is",
 }
-#: Callbacks whose batch hooks change nothing, so the ranks need not agree on anything afterwards.
-_PASSIVE_ON_BATCHES = (
-    keras.callbacks.History,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.ModelCheckpoint,
-)
-
-
 #: Stands for the value of a setting that is never state, whatever its value.
 _NEVER = object()
 
 
 #: In the run's folder: what callbacks kept in themselves, and the name of that part which is not arrays.
 STATE_FILE, _VALUES = "callbacks.safetensors", "values"
-
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 class Callbacks:
@@ -79,8 +69,8 @@ class Callbacks:
         watch: returns a context manager to hold while the user's code runs.
     """
 
-    #: Whether hooks of batches may change something, where the other ranks know that already.
-    _known_steering: bool | None = None
+    #: What the other ranks know of the hooks of batches, where they know it already.
+    _known_batches: BatchHooks | None = None
 
     def __init__(
         self,
@@ -101,10 +91,12 @@ class Callbacks:
         self._hooks: keras.callbacks.CallbackList | None = None
         #: Each callback's settings, such as a path on this machine; a restart constructs them again.
         self._settings: list[dict[str, Any]] = []
-        if self.active and group.rank == 0 and self._known_steering is None:
+        #: Finds the variables that a hook changes.
+        self._changes = variables.Changes(lambda: self._variables)
+        if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
-        #: Whether hooks of batches may change something; the same on all ranks.
-        self.is_steering = self._agree_on_batches(any(_steers_on_batches(c) for c in self._list))
+        #: What the ranks know of the hooks of batches; the same on all ranks.
+        self.batches = self._agree_on_batches(batch_hooks.of(self._list))
         model.stop_training = False
 
     def _construct(self, files: str, epoch: int | None) -> None:
@@ -121,16 +113,16 @@ class Callbacks:
         self._hooks = keras.callbacks.CallbackList(self._list, model=self._model, **self._params)
         self._settings = [_settings_of(c) for c in self._list]
 
-    def _agree_on_batches(self, own: bool) -> bool:
-        """Whether hooks of batches may change something, given what rank 0 knows, or what is known already."""
-        if self._known_steering is not None or not self.active:
-            return bool(self._known_steering)
-        return bool(self._group.sum(np.array([own], np.float64))[0])
+    def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
+        """Tell all ranks what rank 0 knows of the hooks of batches, unless they know it."""
+        if self._known_batches is not None or not self.active:
+            return self._known_batches or BatchHooks()
+        return BatchHooks(*(bool(each) for each in self._group.sum(np.array(own, np.float64))))
 
     @property
     def has_batch_hooks(self) -> bool:
         """Whether some callback overrides a batch hook; False on all ranks but rank 0."""
-        return any(_has_batch_hooks(c) for c in self._list)
+        return any(batch_hooks.overridden(c) for c in self._list)
 
     @property
     def _is_risky(self) -> bool:
@@ -143,23 +135,25 @@ class Callbacks:
 
     def run(self, hook: str, *args: Any) -> None:
         """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
-        if not self.active:
-            return
-        changed = False
-        if self._hooks is not None and self._is_first(hook, args):
-            with self._watch():
-                before = self._fingerprint() if self._is_risky else 0
-                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
-                changed = self._is_risky and self._fingerprint() != before
-        self._agree_on_effects(changed)
+        if self.active:
+            self._agree_on_effects(self._call(hook, args, self._is_risky))
 
     def run_batch(self, hook: str, *args: Any) -> None:
         """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
-        if self._hooks is not None and self.has_batch_hooks and self._is_first(hook, args):
-            with self._watch():
-                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
-        if self.is_steering and hook == "on_train_batch_end":
-            self._agree_on_effects(False)
+        is_end = hook == "on_train_batch_end"
+        changed = self._call(hook, args, self.batches.steer) if self.has_batch_hooks else ()
+        if self.batches.steer_begin or (is_end and self.batches.steer):
+            self._agree_on_effects(changed)
+
+    def _call(self, hook: str, args: Sequence[Any], may_change: bool) -> Sequence[int]:
+        """Run a hook, once, where the callbacks are; return the places of the variables that it changed."""
+        if self._hooks is None or not self._is_first(hook, args):
+            return ()
+        with self._watch():
+            if may_change:
+                self._changes.begin()
+            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+            return self._changes.end() if may_change else ()
 
     def begin(self, what: str, step: int) -> None:
         """Something begins at a step, from where it is begun again if a worker is lost in it."""
@@ -202,12 +196,14 @@ class Callbacks:
         tensors = {name: value for name, value in arrays.items() if not name.startswith(of_keras)}
         run.put(STATE_FILE, codec.encode({**tensors, _VALUES: np.frombuffer(json.dumps(values).encode(), np.uint8)}))
 
-    def _agree_on_effects(self, changed: bool) -> None:
-        mine = [float(self._model.stop_training), self._rate or 0.0, float(changed)]
-        stop, rate, any_changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
+    def _agree_on_effects(self, changed: Sequence[int]) -> None:
+        own = [float(self._model.stop_training), self._rate or 0.0]
+        own += np.isin(np.arange(len(self._variables)), changed).tolist()
+        if self._group.rank != 0:
+            own = [0.0] * len(own)
+        stop, rate, *is_changed = self._group.sum(np.array(own, np.float64))
         self._take_effects(bool(stop), rate)
-        if any_changed:
-            self._send_weights()
+        self._send(np.flatnonzero(is_changed))
 
     @property
     def _rate(self) -> float | None:
@@ -222,22 +218,20 @@ class Callbacks:
         if self._group.rank != 0 and self._rate is not None:
             self._model.optimizer.learning_rate = rate
 
-    def _send_weights(self) -> None:
-        variables = self._variables()
-        arrays = self._group.broadcast([keras.ops.convert_to_numpy(v) for v in variables])
+    def _send(self, places: Sequence[int]) -> None:
+        """Give all ranks the values that variables have on rank 0."""
+        if not len(places):
+            return
+        changed = [self._variables[place] for place in places]
+        arrays = self._group.broadcast([np.asarray(keras.ops.convert_to_numpy(v.value)) for v in changed])
         if self._group.rank != 0:
-            for variable, value in zip(variables, arrays, strict=True):
+            for variable, value in zip(changed, arrays, strict=True):
                 variable.assign(value)
 
+    @functools.cached_property
     def _variables(self) -> list[keras.Variable]:
-        own = list(self._model.weights)
-        return own + [v for v in self._model.optimizer.variables if all(v is not o for o in own)]
-
-    def _fingerprint(self) -> int:
-        crc = 0
-        for variable in self._variables():
-            crc = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes(), crc)
-        return crc
+        """The variables that hooks may change and that the step reads, in one order on all ranks."""
+        return list(variables.variables(self._model).values())
 
 
 def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
@@ -320,14 +314,6 @@ def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
 
 def _is_before(text: str, epoch: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
-
-
-def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:
-    return any(not _keras.is_default_hook(getattr(callback, hook)) for hook in _BATCH_HOOKS)
-
-
-def _steers_on_batches(callback: keras.callbacks.Callback) -> bool:
-    return _has_batch_hooks(callback) and type(callback) not in _PASSIVE_ON_BATCHES
 
 
 def _is_unchanged(before: Any, now: Any) -> bool:

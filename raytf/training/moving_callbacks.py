@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
 from raytf.inference.user_model import run_user_code
+from raytf.training.batch_hooks import BatchHooks
 from raytf.training.callbacks import Callbacks
 
 #: Hooks that have run, with their numbers.
@@ -26,7 +27,8 @@ class CallbackState:
     """What all ranks know of the callbacks of rank 0.
 
     Attributes:
-        stop, rate, changed: what the hooks have done: whether training stops, the learning rate, whether weights.
+        stop, rate: what the hooks have done: whether training stops, and the learning rate.
+        values: by their places, the variables that the hooks have changed.
         ran: hooks since the last `begin`.
         extras: packed, as of that moment; None where nothing changed.
         version: counts up with each state that was told.
@@ -34,7 +36,7 @@ class CallbackState:
 
     stop: bool = False
     rate: float = 0.0
-    changed: bool = False
+    values: Mapping[int, np.ndarray] = field(default_factory=dict)
     ran: Ran = field(default_factory=Counter)
     extras: bytes | None = None
     version: int = 0
@@ -46,7 +48,7 @@ class MovingCallbacks(Callbacks):
     Args:
         *args, **kwargs: of `Callbacks`.
         pack: packs the files of callbacks; None where they are too large.
-        known, is_steering: the state, and what `Callbacks` has of it, where the other ranks know it already.
+        known, batches: the state, and what `Callbacks` has of it, where the other ranks know it already.
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class MovingCallbacks(Callbacks):
         *args: Any,
         pack: Callable[[], dict[str, bytes] | None],
         known: CallbackState | None = None,
-        is_steering: bool | None = None,
+        batches: BatchHooks | None = None,
         **kwargs: Any,
     ):
-        self._known_steering = is_steering
+        self._known_batches = batches
         self._pack = pack
         self.known = known or CallbackState()
         #: What runs now, and at which step; hooks that have run at this step, and those that were asked for in it since
@@ -67,13 +69,13 @@ class MovingCallbacks(Callbacks):
         self._asked: Ran = Counter()
         #: Of the state that was sent last.
         self._mark: Any = None
-        #: Whether a hook has changed weights that are not on all ranks yet.
-        self._awaits_weights = False
+        #: Places of the variables that hooks have changed on this rank, and that the others may not have yet.
+        self._untold: set[int] = set()
         super().__init__(*args, **kwargs)
 
-    def _agree_on_batches(self, own: bool) -> bool:
+    def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
         # The state of a callback with hooks of batches may change with each of them.
-        return super()._agree_on_batches(own or self.has_batch_hooks)
+        return super()._agree_on_batches(own._replace(steer=own.steer or self.has_batch_hooks))
 
     @property
     def lacks_hooks(self) -> bool:
@@ -92,8 +94,7 @@ class MovingCallbacks(Callbacks):
         self._asked.clear()
         if self.active:
             self._mark = None
-            self._awaits_weights = bool(self._group.sum(np.array([self._awaits_weights], np.float64))[0])
-            self._agree_on_effects(False)
+            self._agree_on_effects(())
 
     def agree_on_known(self) -> None:
         """Have all ranks know what one of them was told before another one was lost; all ranks must call this."""
@@ -107,6 +108,8 @@ class MovingCallbacks(Callbacks):
         if versions.min() < versions[giver]:
             own = pickle.dumps(self.known) if group.rank == giver else b""
             self.known = pickle.loads(group.share(own, giver))
+            if versions[group.rank] < versions[giver]:
+                self._assign(self.known.values)
 
     def take_over(self, files: str, epoch: int, is_inside: bool, has_end: bool) -> None:
         """Go on with the callbacks of a rank 0 that is lost, on the new one.
@@ -120,11 +123,11 @@ class MovingCallbacks(Callbacks):
         Raises:
             WorkerLostError: what they know is lost.
         """
-        if self._awaits_weights or self.known.extras is None:
-            raise WorkerLostError("rank 0 is lost while callbacks change weights")
+        if self.known.extras is None:
+            raise WorkerLostError("rank 0 is lost before its callbacks began")
         extras, stops = Extras.unpack(self.known.extras), self._model.stop_training
         hooks = {hook[1:] for hook in self.known.ran}
-        with unchanged(self._variables()):  # what the model is must not depend on how often a callback begins
+        with unchanged(self._variables):  # what the model is must not depend on how often a callback begins
             # A row of an epoch whose end is run again is written again.
             self._construct(files, epoch if has_end or ("on_epoch_end", epoch - 1) in hooks else epoch - 1)
             self._catch_up("on_train_begin")
@@ -158,28 +161,32 @@ class MovingCallbacks(Callbacks):
         self._ran[key] += 1
         return True
 
-    def _agree_on_effects(self, changed: bool) -> None:
-        self._awaits_weights = self._awaits_weights or changed
+    def _agree_on_effects(self, changed: Sequence[int]) -> None:
         # In one message: a rank knows either all of it or nothing.
-        own, mark = self._told(self._awaits_weights) if self._group.rank == 0 else (None, None)
+        self._untold.update(changed)
+        own, mark = self._told(self._untold) if self._group.rank == 0 else (None, None)
         told: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
         self._mark = mark
-        self._awaits_weights = told.changed
+        self._untold.clear()
         self._take_effects(told.stop, told.rate)
         self.known = told if told.extras is not None else replace(told, extras=self.known.extras)
-        if told.changed:
-            self._send_weights()
-            self._awaits_weights = False
+        if self._group.rank != 0:
+            self._assign(told.values)
 
-    def _told(self, changed: bool) -> tuple[CallbackState, Any]:
+    def _assign(self, values: Mapping[int, np.ndarray]) -> None:
+        for place, value in values.items():
+            self._variables[place].assign(value)
+
+    def _told(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
         """What rank 0 tells, and what marks the state that it told."""
         values, arrays = self.state()
         files = self._pack()
         mark = pickle.dumps((values, files)), {name: google_crc32c.value(_bytes(a)) for name, a in arrays.items()}
         extras = None if mark == self._mark else Extras(values, arrays, files).pack()
+        new = {place: self._variables[place].numpy() for place in changed}
         stop = bool(self._model.stop_training)
         version = self.known.version + 1
-        return CallbackState(stop, self._rate or 0.0, changed, Counter(self._ran), extras, version), mark
+        return CallbackState(stop, self._rate or 0.0, new, Counter(self._ran), extras, version), mark
 
 
 def _bytes(array: np.ndarray) -> bytes:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Ranks
+from raytf.training.batch_hooks import BatchHooks
 from raytf.training.context import BatchEnd
 from raytf.training.epoch_end import EpochEnd
 from raytf.training.moving_callbacks import CallbackState
@@ -31,7 +32,7 @@ class HeldState:
         rows: of the log of steps that are not on storage.
         identity: of the run.
         ended, ending: as in `raytf.training.context.Context`.
-        is_steering: whether callbacks' hooks of batches may change something.
+        batches: what the ranks know of the callbacks' hooks of batches.
         callbacks: what all ranks know of the callbacks.
         is_saving: whether a save is under way.
         batch_end: what callbacks have not been told yet.
@@ -42,7 +43,7 @@ class HeldState:
     identity: Mapping[str, str]
     ended: int
     ending: EpochEnd | None
-    is_steering: bool
+    batches: BatchHooks
     callbacks: CallbackState | None
     is_saving: bool
     batch_end: BatchEnd | None = None

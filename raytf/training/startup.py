@@ -205,7 +205,7 @@ def _held(context: Context) -> regroup.HeldState:
         context.program.identity,
         context.ended,
         context.ending,
-        context.callbacks.is_steering,
+        context.callbacks.batches,
         context.callbacks.known if isinstance(context.callbacks, MovingCallbacks) else None,
         context.saving.is_saving or context.saves_again,
         context.batch_end,
@@ -296,7 +296,7 @@ def _make_callbacks(
     }
     if job.arbiter is None:
         return Callbacks(**options)
-    known: dict[str, Any] = {} if held is None else {"is_steering": held.is_steering, "known": held.callbacks}
+    known: dict[str, Any] = {} if held is None else {"batches": held.batches, "known": held.callbacks}
     return MovingCallbacks(**options, pack=reporter.pack_files, **known)
 
 

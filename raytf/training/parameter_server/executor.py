@@ -195,7 +195,8 @@ class ParameterServerExecutor(MeetsOnce):
         return vector(given)
 
     def _call_end(self, step: int, stop: int) -> int:
-        return self._context.plan.call_end(step, self._call_steps, stop)
+        steps = 1 if self._context.callbacks.batches.each else self._call_steps
+        return self._context.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
         """The step up to which calls are handed out: the next one at which a save or histograms are due, or `stop`."""

@@ -13,6 +13,7 @@ import pytest
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed import handover, pieces
+from raytf.training.batch_hooks import BatchHooks
 from raytf.training.regroup import HeldState, hand_over
 
 
@@ -73,7 +74,7 @@ def held(step: int) -> HeldState:
         {"seed": "0"},
         0,
         None,
-        True,
+        BatchHooks(),
         None,
         False,
     )
