@@ -22,7 +22,8 @@ from raytf.errors import CheckpointError
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
-    return _named(model, model.optimizer.variables, own_of(model), model.metrics_variables)
+    own, metrics = own_of(model), model.metrics_variables
+    return _named(model, model.optimizer.variables, own, metrics) | _program(model)
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
@@ -56,6 +57,26 @@ def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
 def own_of(model: keras.Model) -> list[keras.Variable]:
     """What `keep` was given; nothing for other models."""
     return vars(model).get(_OWN, [])
+
+
+#: The variables of the program that the training step reads, as a model's attribute: see `keep_program`.
+_PROGRAM = "_raytf_program"
+#: How their names in a state begin.
+PROGRAM_PREFIX = "program/"
+
+
+def keep_program(model: keras.Model, found: Sequence[Any]) -> None:
+    """Have variables of the program be part of the state: see `raytf.training.program_variables`."""
+    vars(model)[_PROGRAM] = list(found)
+
+
+def program_of(model: keras.Model) -> list[Any]:
+    """Return what `keep_program` was given; nothing for other models."""
+    return vars(model).get(_PROGRAM, [])
+
+
+def _program(model: keras.Model) -> dict[str, Any]:
+    return {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
 
 
 def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:

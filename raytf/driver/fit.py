@@ -212,6 +212,10 @@ def fit(
         document = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
+    if code.variables():
+        from raytf.training import program_variables  # it needs Keras, which is loaded where there are variables
+
+        program_variables.give_back(run, code)
     return result_of(run, document, model, callbacks)
 
 

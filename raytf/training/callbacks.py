@@ -2,7 +2,7 @@
 
 So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
 LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
-of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which hooks run for each batch.
+of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which run for each batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -203,7 +203,7 @@ class Callbacks:
             own = [0.0] * len(own)
         stop, rate, *is_changed = self._group.sum(np.array(own, np.float64))
         self._take_effects(bool(stop), rate)
-        self._send(np.flatnonzero(is_changed))
+        self._send([place for place, is_one in enumerate(is_changed) if is_one])
 
     @property
     def _rate(self) -> float | None:
@@ -218,9 +218,9 @@ class Callbacks:
         if self._group.rank != 0 and self._rate is not None:
             self._model.optimizer.learning_rate = rate
 
-    def _send(self, places: Sequence[int]) -> None:
+    def _send(self, places: Collection[int]) -> None:
         """Give all ranks the values that variables have on rank 0."""
-        if not len(places):
+        if not places:
             return
         changed = [self._variables[place] for place in places]
         arrays = self._group.broadcast([np.asarray(keras.ops.convert_to_numpy(v.value)) for v in changed])

@@ -17,6 +17,8 @@ from raytf._keras import live_objects
 T = TypeVar("T")
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
+#: Classes of variables: Keras's and TensorFlow's.
+_VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
 
 
 class Parcel(Generic[T]):
@@ -29,18 +31,28 @@ class Parcel(Generic[T]):
     def __init__(self, value: T):
         self._value: T | None = value
         self._body: bytes | None = None
+        self._variables: list[Any] = []
 
     def get(self) -> T:
         """The value; in another process than it was made in, a copy of it, made by the first call."""
         if self._value is None:
             assert self._body is not None
-            self._value = opened(self._body)
+            self._value, self._variables = opened(self._body)
         return self._value
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
+    def variables(self) -> list[Any]:
+        """Return all variables that the value holds, in the same order in each process."""
+        self._pack()
+        self.get()
+        return self._variables
+
+    def _pack(self) -> bytes:
         if self._body is None:
-            self._body = packed(self._value)
-        return _closed, (self._body,)
+            self._body, self._variables = packed(self._value)
+        return self._body
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
+        return _closed, (self._pack(),)
 
 
 def _closed(body: bytes) -> Parcel[Any]:
@@ -49,22 +61,38 @@ def _closed(body: bytes) -> Parcel[Any]:
     return parcel
 
 
-def packed(value: Any) -> bytes:
-    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables."""
+def packed(value: Any) -> tuple[bytes, list[Any]]:
+    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables.
+
+    Returns:
+        The pickle, and the variables that the value holds.
+    """
     from raytf._ray import pickling
 
-    whole = live_objects.registered(), value
-    return _with_deep_stack(lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS))
+    variables: list[Any] = []
+    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS
+
+    def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def reducer(variable: Any) -> Any:
+            variables.append(variable)
+            return reduce(variable)
+
+        return reducer
+
+    reducers |= {kind: noted(reducers.get(kind, lambda _: NotImplemented)) for kind in _VARIABLES}
+    # The list is pickled last: it then has all variables of the value, and the pickle only refers to them.
+    whole = live_objects.registered(), value, variables
+    return _with_deep_stack(lambda: pickling.dumps(whole, reducers)), variables
 
 
-def opened(body: bytes) -> Any:
+def opened(body: bytes) -> tuple[Any, list[Any]]:
     """Unpickle what `packed` has pickled; creates TensorFlow variables if Keras objects are in it."""
     from raytf._ray import pickling
 
-    known, value = pickling.loads(body)
+    known, value, variables = pickling.loads(body)
     live_objects.loaded()
     live_objects.register(known)
-    return value
+    return value, variables
 
 
 def _with_deep_stack(work: Callable[[], bytes]) -> bytes:

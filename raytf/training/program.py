@@ -23,7 +23,7 @@ from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
 from raytf.inference.user_model import run_user_code
 from raytf.training import model as models
-from raytf.training import run_identity
+from raytf.training import program_variables, run_identity
 from raytf.training.attempt import Attempt
 from raytf.training.evaluation_step import EvalStep
 from raytf.training.executor import CompiledStep, Executor
@@ -85,9 +85,13 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     if job.config.strategy.has_servers:
         precision.check_for_servers(models.scaled_policy(model))
     pipeline.prepare(len(variables.seed_states(model)), models.sparse_classes(model))
-    named = variables.variables(model)
     identity = _identity(job, sources, model)
     step = executor.make_step(attempt, model, pipeline)
+    if not job.config.strategy.has_servers:
+        known = [*model.variables, *variables.variables(model).values(), *step.reduction_state().values()]
+        known += variables.seed_states(model)
+        variables.keep_program(model, program_variables.find(step.probe_function, known))
+    named = variables.variables(model)
     identity |= executor.admit(attempt, pipeline)
     if not (job.config.strategy.has_servers or executor.meets_again):  # the place on the node is not known yet
         check_needs(attempt, named)

@@ -10,6 +10,7 @@ from raytf.data.plan import StepPlan
 from raytf.inference import export
 from raytf.runs.events import HELD
 from raytf.runs.run_log import read_attempts
+from raytf.training import program_variables
 from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
 
@@ -40,6 +41,7 @@ def finish(context: Context) -> dict[str, Any] | None:
     if is_all:
         context.show("exporting")
         context.callbacks.keep(context.attempt.storage)
+        program_variables.keep(context.attempt.storage, model, context.job.code)
         say = context.reporter.say
         where = context.attempt.storage, state.step, result["weights_sha256"], say
         result["export"] = export.export(model, *where)

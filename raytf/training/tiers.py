@@ -93,6 +93,8 @@ def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> No
 
 
 def restore(program: Program, chosen: Checkpoint) -> None:
-    """Restore the model and its optimizer from a checkpoint."""
+    """Restore the model, its optimizer, and the program's variables from a checkpoint."""
     own = {name: value for name, value in chosen.tensors.items() if not name.startswith("callback/")}
-    variables.restore(program.named, own)
+    # Earlier versions saved no variables of the program, which then keep the values that the program gives them.
+    new = [name for name in program.named if name.startswith(variables.PROGRAM_PREFIX) and name not in own]
+    variables.restore({name: v for name, v in program.named.items() if name not in new}, own)

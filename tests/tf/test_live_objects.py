@@ -20,6 +20,11 @@ IMAGES = RNG.random((16, 8, 8, 3), np.float32)
 pytestmark = pytest.mark.gate
 
 
+def copied(value):
+    """Return what another process would get of a value."""
+    return opened(packed(value)[0])[0]
+
+
 def compiled(model: keras.Model, loss: str = "mse", **options) -> keras.Model:
     model.compile(loss=loss, **{"optimizer": "adam", **options})
     return model
@@ -104,7 +109,7 @@ def test_a_model_goes_on_as_it_would_have_here(name: str):
     ours = make()
     y = Y if ours.loss == "sparse_categorical_crossentropy" else X[:, : ours(x).shape[-1]]
     ours.fit(x, y, batch_size=8, verbose=0)
-    theirs = opened(packed(ours))
+    theirs = copied(ours)
     assert theirs is not ours
     assert [v.path for v in theirs.variables] == [v.path for v in ours.variables]
     assert [v.path for v in theirs.trainable_variables] == [v.path for v in ours.trainable_variables]
@@ -120,13 +125,13 @@ def test_a_model_goes_on_as_it_would_have_here(name: str):
 
 def test_a_graph_is_described_as_it_was():
     model = shared()
-    again = opened(packed(model))
+    again = copied(model)
     assert keras.saving.serialize_keras_object(again) == keras.saving.serialize_keras_object(model)
     assert again.layers[2] is again.get_layer(model.layers[2].name)
 
 
 def test_what_was_set_to_be_trained_later_is_trained():
-    model = opened(packed(frozen()))
+    model = copied(frozen())
     before = len(model.trainable_variables)
     model.layers[1].trainable = True
     assert len(model.trainable_variables) > before
@@ -138,14 +143,14 @@ def test_what_was_set_to_be_trained_later_is_trained():
 def test_a_function_brings_the_layers_and_tensors_that_it_names():
     dense, scale = layers.Dense(3), tf.constant([1.0, 2.0, 3.0])
     dense.build((None, 8))
-    again = opened(packed(lambda x: dense(x) * scale))
+    again = copied(lambda x: dense(x) * scale)
     np.testing.assert_array_equal(again(X), dense(X) * scale)
 
 
 def test_one_object_stays_one():
     model = frozen()
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: model.name)
-    both = opened(packed({"model": model, "callback": callback}))
+    both = copied({"model": model, "callback": callback})
     (cell,) = both["callback"].on_epoch_end.__closure__
     assert cell.cell_contents is both["model"]
 
@@ -154,7 +159,7 @@ def test_vocabularies_come_along():
     words = tf.constant(["a b", "c z"])
     vectors, lookup = layers.TextVectorization(output_sequence_length=3), layers.StringLookup(vocabulary=["a", "c"])
     vectors.adapt(["a b c", "b c d"])
-    again = opened(packed((vectors, lookup)))
+    again = copied((vectors, lookup))
     np.testing.assert_array_equal(again[0](words), vectors(words))
     np.testing.assert_array_equal(again[1](tf.constant(["c", "x"])), lookup(tf.constant(["c", "x"])))
     assert again[0].get_vocabulary() == vectors.get_vocabulary()
@@ -173,7 +178,7 @@ def test_vocabularies_come_along():
     ids=lambda value: type(value).__name__,
 )
 def test_values_of_tensorflow(value):
-    again = opened(packed(value))
+    again = copied(value)
     assert (type(again), again.dtype, again.shape) == (type(value), value.dtype, value.shape)
     dense = [tf.sparse.to_dense(v) if isinstance(v, tf.SparseTensor) else v for v in (value, again)]
     assert repr(dense[0]) == repr(dense[1])
@@ -184,7 +189,7 @@ def test_tables():
     changing = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 9)
     changing.insert(["b"], [7])
     for table, key, value, other in ((filled, "a", 4, -1), (changing, "b", 7, 9)):
-        again = opened(packed(table))
+        again = copied(table)
         assert again.lookup(tf.constant([key, "x"])).numpy().tolist() == [value, other]
 
 
@@ -216,7 +221,7 @@ def test_a_callback_brings_its_data_set(calls_python: bool):
     data = tf.data.Dataset.from_tensor_slices(["a", "b", "c"]).map(table.lookup).batch(2)
     if calls_python:
         data = data.map(lambda x: tf.numpy_function(lambda y: y + 1, [x], tf.int32))
-    found = opened(packed(data))
+    found = copied(data)
     assert [batch.numpy().tolist() for batch in found] == [batch.numpy().tolist() for batch in data]
     assert found.cardinality() == 2
     assert found.element_spec == data.element_spec
@@ -234,7 +239,7 @@ def test_a_function_that_was_traced_is_traced_again_there():
     model.twice = tf.function(lambda x: 2 * model(x))
     x = np.ones((3, 4), np.float32)
     expected = model.twice(x).numpy()
-    again = opened(packed(model))
+    again = copied(model)
     np.testing.assert_array_equal(again.twice(x).numpy(), expected)
     again.layers[0].kernel.assign(2 * again.layers[0].kernel)
     again.layers[0].bias.assign(2 * again.layers[0].bias)
