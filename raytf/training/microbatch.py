@@ -18,7 +18,8 @@ from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import user_model
-from raytf.training import loss_division
+from raytf.inference.own_run import OwnScope
+from raytf.training import loss_division, program_variables
 from raytf.training import model as models
 from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beginning, elements, flat
 
@@ -125,7 +126,7 @@ class MicroBatch(ShardWork):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
-            scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+            scope = OwnScope(mapping)
             with scope, divided as called, draws.seeded(seeds[-1]):
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
@@ -144,6 +145,7 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
+        program_variables.check_unchanged(scope.changed.values(), [v for v, _ in mapping])
         deltas = added(scope, self.metrics, self._initial_metrics)
         if leaves[0].shape[0] is None:
             # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.

@@ -16,8 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint import codec, variables
+from raytf.errors import ModelError
 from raytf.storage.storage import Storage
 from raytf.training.parcel import Parcel
+from raytf.training.traced_ops import WRITES, ops_of
 
 #: In the run's folder: the last values of the variables, by their keys.
 STATE_FILE = "program.safetensors"
@@ -52,11 +54,39 @@ def find(traced: Any, known: Iterable[keras.Variable]) -> list[ProgramVariable]:
     Args:
         traced: a concrete function.
         known: the variables of model and optimizer.
+
+    Raises:
+        ModelError: the function writes a variable of the program.
     """
     others = {id(variable.value) for variable in known}
     by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
     captured = [by_handle[id(handle)] for handle in traced.captured_inputs if id(handle) in by_handle]
-    return [ProgramVariable(variable) for variable in captured if id(variable) not in others]
+    found = [ProgramVariable(variable) for variable in captured if id(variable) not in others]
+    if found and any(WRITES.match(op.kind) for op in ops_of(traced)):
+        raise ModelError(_WRITTEN.format(f"a tf.Variable ({', '.join(each.name for each in found)})"))
+    return found
+
+
+def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Variable]) -> None:
+    """Refuse a step that changes a variable of the program.
+
+    Args:
+        changed: the variables that a shard of the step has changed.
+        known: those that belong to the model, its metrics and its generators of random numbers.
+
+    Raises:
+        ModelError: a variable that was changed is not among the known ones.
+    """
+    own = {id(variable) for variable in known}
+    for variable in changed:
+        if id(variable) not in own and not variable.path.endswith("seed_generator_state"):
+            raise ModelError(_WRITTEN.format(f"the variable {variable.path}"))
+
+
+_WRITTEN = (
+    "a layer, loss or metric changes {}, which is not the model's, so the shards of a step cannot agree on its value. "
+    "Make it a weight of the layer or metric (self.add_weight(..., trainable=False)), or change it in a callback."
+)
 
 
 def keep(run: Storage, model: keras.Model, code: Parcel[Any]) -> None:
