@@ -1,7 +1,8 @@
 """Hooks of callbacks that run for each batch: which callbacks need every one of them, and what the hooks may change.
 
 A call of the training step has several steps, and a batch hook can only run between two calls. So a callback that needs
-the hook of every batch makes each call one step long. Some of Keras's own callbacks define batch hooks without needing
+the hook of every batch makes each call one step long, or as long as `steps_per_execution` or `--steps-per-call` asks
+for, which means the same in Keras. Some of Keras's own callbacks define batch hooks without needing
 each of them: they are listed in `_PASSIVE`, and calls keep their length with them.
 """
 
@@ -30,7 +31,7 @@ class BatchHooks(NamedTuple):
     """What all ranks know of the batch hooks of the callbacks, which only rank 0 has.
 
     Attributes:
-        each: some callback needs the hook of every batch, so a call has one step.
+        each: some callback needs the hook of every batch.
         steer: the hooks may change something, so the ranks agree after the end of a batch.
         steer_begin: so may those that run before a batch, and the ranks agree after them, too.
         take_nan: a callback handles a loss that is not finite, which is then no error.

@@ -314,10 +314,11 @@ class SynchronousExecutor:
         if self._context.job.dump and step < self._context.job.end_step - 1:
             stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
         stop = self._audits.call_end(step, stop)
-        if self._context.callbacks.batches.each:
-            return step + 1
         due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
-        return min(self._context.plan.call_end(step, self._call_steps, stop, boundary) for boundary in due)
+        steps = self._call_steps
+        if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
+            steps = self._context.program.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
+        return min(self._context.plan.call_end(step, steps, stop, boundary) for boundary in due)
 
     def _votes(self, stop: int) -> np.ndarray:
         """This rank's flags for the call that ends at step `stop`."""

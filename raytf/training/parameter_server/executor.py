@@ -195,7 +195,9 @@ class ParameterServerExecutor(MeetsOnce):
         return vector(given)
 
     def _call_end(self, step: int, stop: int) -> int:
-        steps = 1 if self._context.callbacks.batches.each else self._call_steps
+        steps = self._call_steps
+        if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
+            steps = self._context.program.model.steps_per_execution
         return self._context.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
