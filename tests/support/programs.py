@@ -37,18 +37,18 @@ class Program:
     Attributes:
         path: its file.
         error: the text that its error must contain; empty for a program that trains.
-        differs: why its outcome with several logical shards is not Keras's; empty if it is.
+        any_shards: whether its outcome is Keras's with several logical shards, too.
     """
 
     path: Path
     error: str = ""
-    differs: str = ""
+    any_shards: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Program:
         head = path.read_text().splitlines()[:5]
         said = {key: value for key, _, value in (line.removeprefix("# ").partition(": ") for line in head)}
-        return cls(path, said.get("error", ""), said.get("shards differ", ""))
+        return cls(path, said.get("error", ""), said.get("shards") == "any")
 
 
 @dataclass(frozen=True)
