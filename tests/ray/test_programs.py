@@ -17,7 +17,7 @@ from tests.support.programs import Ended, Program, Programs, differences, withou
 
 PROGRAMS = [Program.read(path) for path in sorted((Path(__file__).parent / "programs").glob("*.py"))]
 #: Those that the gate runs.
-SAMPLE = {"accumulating_step", "own_accumulation"}
+SAMPLE = {"accumulating_step", "frozen_model", "sharpness_aware"}
 #: Each takes some ten seconds where nothing else runs; an error some five.
 PATIENCE = 240.0
 

@@ -149,7 +149,7 @@ def differences(mine: Any, theirs: Any, relative: float = RELATIVE, path: str = 
         pairs = enumerate(zip(mine, theirs, strict=True))
         return [one for i, (a, b) in pairs for one in differences(a, b, relative, f"{path}/{i}")]
     if isinstance(mine, float) and isinstance(theirs, float):
-        equal = math.isnan(mine) and math.isnan(theirs) or bool(np.isclose(mine, theirs, rtol=relative, atol=1e-9))
+        equal = (math.isnan(mine) and math.isnan(theirs)) or bool(np.isclose(mine, theirs, rtol=relative, atol=1e-9))
     else:
         equal = type(mine) is type(theirs) and mine == theirs
     return [] if equal else [f"{at} is {mine} instead of {theirs}"]
