@@ -28,7 +28,7 @@ from tests.stress.keras_own_tests.session import Results, names_of
 
 ROOT = Path(__file__).parents[3]
 #: Seconds that a test may take, and more for each of its calls of `fit`.
-_SECONDS, _SECONDS_A_FIT = 120.0, 60.0
+_SECONDS, _SECONDS_A_FIT = 300.0, 120.0
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def page(summary: Summary) -> str:
     text += "\n## Excluded\n\n" + ("".join(f"- `{name}`: {why}\n" for name, why in EXCLUDED.items()) or "None.\n")
     text += "\n## Not run\n\nPlain Keras cannot run these here, so they say nothing about raytf.\n\n"
     text += "".join(f"- `{name}`: {_cell(why)}\n" for name, why in sorted(summary.not_collected.items()))
-    lacking = {n: end["why"] for n, end in summary.plain.items() if n in calling and n not in passing}
+    lacking = {name: end["why"] for name, end in summary.plain.items() if end["outcome"] == "failed"}
     text += "".join(f"- `{name}`: {_cell(why)}\n" for name, why in sorted(lacking.items()))
     text += "\n## Tests\n\n"
     heads = ["test", *("1 worker" if n == 1 else f"{n} workers" for n in summary.tables)]
