@@ -6,7 +6,7 @@
     ├── DataError                records are missing, corrupt or of the wrong kind
     ├── ExactnessError           exact mode cannot keep its promise for this model or on this machine
     ├── ModelError               the model function returned something that cannot be trained
-    │   └── WholeBatchError      its own train_step takes whole batches, and no parts of them
+    │   └── WholeBatchError      it takes whole batches, and no parts of them
     ├── StorageError             storage cannot be reached, read or written
     │   └── DamagedFileError     a file of a run is damaged, or none that raytf has written
     ├── CheckpointError          a checkpoint is damaged or does not fit the model
@@ -108,7 +108,7 @@ class ModelError(RaytfError, ValueError):
 
 
 class WholeBatchError(ModelError):
-    """The model's own step takes whole batches alone, such as one that draws as much noise as a batch is long."""
+    """The model takes whole batches, and no parts of them: its own step may draw as much noise as a batch is long."""
 
 
 class ExactnessError(RaytfError):

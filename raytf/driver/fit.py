@@ -208,7 +208,7 @@ def fit(
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
+        print("the model takes whole batches, and no parts of them: one worker computes each", flush=True)
         document = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)

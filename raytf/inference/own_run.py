@@ -7,7 +7,9 @@ differentiate by these, and the updates that `apply` would have made are left to
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -72,7 +74,8 @@ class OwnScope(keras.StatelessScope):
             super().add_update(update)
 
     def hold(self, variable: keras.Variable, value: Any) -> None:
-        """Have a variable hold a value, as an optimizer's update would."""
+        """Have a variable hold a value, as an optimizer's update would: it then counts as unchanged."""
+        self.changed.pop(id(variable), None)
         super().add_update((variable, value))
 
 
@@ -111,7 +114,10 @@ def run(
                 tensors[id(variable)] = tensors[id(own_steps.variable_of(variable))] = tensor
         return tensors
 
+    graph = tf.compat.v1.get_default_graph()
+
     def held(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        _check_unconditional(graph)
         on_apply(scope, optimizer, gradients, variables)
 
     def call() -> Any:
@@ -125,6 +131,31 @@ def run(
         if isinstance(logs, Held):
             raise logs
         return scalars(logs)
+
+
+def _check_unconditional(graph: Any) -> None:
+    """Refuse an update in another graph than the step's: that of a branch of a condition, or of the body of a loop.
+
+    Raises:
+        ModelError: names the condition.
+    """
+    inner = tf.compat.v1.get_default_graph()
+    if inner is graph:
+        return
+    kind = "a loop (tf.while_loop)" if "while" in inner.name else "a condition (tf.cond)"
+    libraries = tuple(str(Path(module.__file__ or "").parent) for module in (keras, tf))
+    own = [frame for frame in traceback.extract_stack()[:-2] if not frame.filename.startswith((*libraries, _PACKAGE))]
+    # The last line is that of `apply` in the branch; the one before it makes the condition.
+    made_at = f" at {own[-2].filename}:{own[-2].lineno}" if len(own) > 1 else ""
+    raise ModelError(
+        f"train_step calls optimizer.apply under {kind}{made_at}. Expected the same updates in every step, since all "
+        "workers add their gradients up for each of them. To add up the gradients of N batches, call optimizer.apply "
+        "in every step without a condition, and compile the model with an optimizer that has "
+        "gradient_accumulation_steps=N."
+    )
+
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def scalars(logs: Any) -> dict[str, Any]:
@@ -174,7 +205,13 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
 
     def whole(leaves: list[Any]) -> tf.Tensor:
         data = data_of(tree.unflatten(sample, leaves))
-        noted = own_steps.held_back(lambda optimizer, _, given: updates.append((optimizer, list(given))))
+        graph = tf.compat.v1.get_default_graph()
+
+        def note(optimizer: Any, _: Sequence[Any], given: Sequence[Any]) -> None:
+            _check_unconditional(graph)
+            updates.append((optimizer, list(given)))
+
+        noted = own_steps.held_back(note)
         with noted, inlining.inlined():
             logs = scalars(run_user_code("train_step", lambda: model.train_step(data)))
         names.extend(logs)

@@ -162,7 +162,7 @@ class MicroBatch(ShardWork):
     def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:
         every = tape.gradient(objective, weights)
         self.with_gradient = [i for i, g in enumerate(every) if g is not None]
-        if not self.with_gradient:
+        if weights and not self.with_gradient:
             raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
         return self._kept([every[i] for i in self.with_gradient])
 

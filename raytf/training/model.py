@@ -24,7 +24,11 @@ from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
 from raytf.training import loss_division, own_build
 
-_NOTHING_TO_TRAIN = "the model has no trainable weights. Set trainable=True on the layers that should learn."
+_NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
+_TRACED = (
+    "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
+    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to look for a mistake."
+)
 
 
 def build(
@@ -64,17 +68,13 @@ def build(
     if model.optimizer is None:
         raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
     if getattr(model, "run_eagerly", False):
-        raise ModelError(
-            "the model is compiled with run_eagerly=True, and workers run traced steps alone. Leave it out; print with "
-            "tf.print, and look for a mistake with plain Keras."
-        )
+        say(_TRACED)
     for source in sources:
         own_build.check_rows(model, source)
+    sample = own_build.sample_for(model, sample, records, len(sources) > 1)
     if overrides_step(model):
         own_build.build(model, sample, records, len(sources) > 1)
         _check_policies(model, compute, say)
-        if not model.trainable_variables:
-            raise ModelError(_NOTHING_TO_TRAIN)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         model.reset_metrics()
@@ -111,7 +111,7 @@ def build(
         ) from error
     model.reset_metrics()
     if not model.trainable_variables:
-        raise ModelError(_NOTHING_TO_TRAIN)
+        say(_NOTHING_TO_TRAIN)
     model.optimizer.build(model.trainable_variables)
     return model
 

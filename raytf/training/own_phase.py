@@ -66,13 +66,15 @@ class Phase(ShardWork):
 
     def _compute(self, values: OwnValues, leaves: Any, seeds: Any) -> tuple[Any, Any, Any, Any, Any]:
         step = self._step
-        found, scope, logs = step.run(self._place, values, leaves, seeds)
+        found, assigned, scope, logs = step.run(self._place, values, leaves, seeds)
         gradients = self._kept(found)
+        before = [*values.states, *values.weights]
+        self.before_update = {i for i, v in enumerate(self.states) if id(v) in assigned}
         if not self._is_last:
-            return gradients, [], tf.constant(0.0), [], []
+            return gradients, self._updates(before, assigned), tf.constant(0.0), [], []
         deltas = added(scope, step.metrics, step.initial_metrics)
         late = {id(v) for v in step.found.late}
         changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
         after = {id(v): scope.get_current_value(v) for v in changed}
-        updates = self._updates([*values.states, *values.weights], after)
+        updates = self._updates(before, assigned | after)
         return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values())

@@ -24,7 +24,7 @@ from raytf._keras import own_steps
 from raytf._tensorflow import tapes
 from raytf.checkpoint import variables
 from raytf.data import tree
-from raytf.errors import ModelError
+from raytf.errors import ModelError, WholeBatchError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
 from raytf.training.own_phase import OwnValues, Phase
@@ -64,6 +64,10 @@ class OwnStep:
         template: a batch's structure, (x, y, sample_weight).
         leaves: specs of a full shard's leaves.
         jit: compile with XLA.
+        shards: logical shards of a step. With one, the step may assign a weight before its optimizer updates it.
+
+    Raises:
+        WholeBatchError: the step takes a batch, and no shard of it.
     """
 
     def __init__(
@@ -72,8 +76,9 @@ class OwnStep:
         template: tuple[Any, Any, Any],
         leaves: Sequence[tf.TensorSpec],
         jit: bool = False,
+        shards: int = 1,
     ):
-        self._model, self._template = model, template
+        self._model, self._template, self._shards = model, template, shards
         self.parts = own_run.parts_of(model, variables.seed_states(model))
         self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
         #: All that may change apart from an optimizer's update.
@@ -114,14 +119,17 @@ class OwnStep:
     def fixed(self) -> None:
         """No value is known not to change."""
 
-    def run(self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any) -> tuple[Any, OwnScope, Any]:
+    def run(
+        self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any
+    ) -> tuple[Any, dict[int, Any], OwnScope, Any]:
         """Run the step up to the end of a phase.
 
         Returns:
-            The gradients at that end, the scope with all changes, and the numbers that the step returned; None in
-            phases before the last.
+            The gradients at that end; by their `id`, the values of weights that the step has assigned before it; the
+            scope with all changes; and the numbers that the step returned, None in phases before the last.
         """
         gradients: list[Any] = []
+        assigned: dict[int, Any] = {}
         seen = 0
 
         def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
@@ -136,6 +144,10 @@ class OwnStep:
                     scope.hold(variable, value)
                 return
             gradients.extend(gradient for gradient in found if gradient is not None)
+            for variable in self._weights_of(at):
+                if id(variable) in scope.changed:
+                    assigned[id(variable)] = scope.get_current_value(variable)
+                    scope.hold(variable, assigned[id(variable)])
             if at + 1 < len(self.found.applies):
                 raise Held
 
@@ -144,7 +156,7 @@ class OwnStep:
             logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         except Held:
             logs = None
-        return gradients, scope, logs
+        return gradients, assigned, scope, logs
 
     def finish(self, row: tf.Tensor) -> None:
         """What comes after the last update and is the same for all shards; to be traced.
@@ -259,19 +271,19 @@ class OwnStep:
         logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
-    @staticmethod
-    def _check_weights(scope: OwnScope, weights: Sequence[keras.Variable]) -> None:
-        """Refuse an update of nothing, and of a weight that the step has assigned itself before."""
+    def _check_weights(self, scope: OwnScope, weights: Sequence[keras.Variable]) -> None:
+        """Refuse an update of nothing, and with several shards that of a weight that the step has assigned before."""
         if not weights:
             raise ModelError(
                 "train_step hands an optimizer gradients that are all None: the loss depends on none of these weights. "
                 "Compute it inside of `with tf.GradientTape() as tape:`, from outputs of the model."
             )
         for variable in weights:
-            if id(variable) in scope.changed:
-                raise ModelError(
-                    f"train_step assigns {variable.path} before its optimizer updates it, as SpectralNormalization "
-                    "does. raytf cannot sum that over shards yet. Keep such values in a weight of their own."
+            if id(variable) in scope.changed and self._shards > 1:
+                raise WholeBatchError(
+                    f"train_step assigns {variable.path} before its optimizer updates it, as SAM and "
+                    "SpectralNormalization do. Each logical shard would assign another value. Use --logical-shards 1 "
+                    "--workers 1, with which it trains as in Keras, or keep such values in a weight of their own."
                 )
 
     def _update(self, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> tuple[int, list[int]]:

@@ -47,6 +47,7 @@ class ShardWork:
     Attributes:
         with_gradient: indices of trainable variables with a gradient; set by a trace.
         updated: indices of states that a step changes; set by a trace.
+        before_update: those of them that change before the optimizer's update; set by a trace.
         slices: the gradients that are slices, by their place in `with_gradient`; set by the first trace.
         row_width: columns of a shard's row.
     """
@@ -64,6 +65,7 @@ class ShardWork:
         self._keeps_slices = keeps_slices
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
+        self.before_update: set[int] = set()
         self.slices: dict[int, SliceLayout] = {}
 
     def __call__(
@@ -96,12 +98,15 @@ class ShardWork:
         """The shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
+        if not sent:  # all weights are frozen: a zero travels, as a sum of no tensors has no digest
+            return reduction.WireLayout([(1,)], [tf.float32])
         return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
 
     def digested(self) -> list[str]:
         """What the digests of a traced shard are of, in order: see `Reduction.digest`."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
-        return [*(v.path for v in sent), *(f"rows of {sent[i].path}" for i in self.slices), LOSS]
+        paths = [v.path for v in sent] or ["nothing"]
+        return [*paths, *(f"rows of {sent[i].path}" for i in self.slices), LOSS]
 
     def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
         """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
@@ -112,10 +117,16 @@ class ShardWork:
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
+        changed = list(zip(self.updated, updates[: len(self.updated)], strict=True))
+        self._assign([(i, value) for i, value in changed if i in self.before_update])
         if gradients:
             assert self.optimizer is not None
             self.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
-        for i, value in zip(self.updated, updates, strict=True):
+        self._assign([(i, value) for i, value in changed if i not in self.before_update])
+
+    def _assign(self, changed: Sequence[tuple[int, tf.Tensor]]) -> None:
+        """Give states, by their indices, their new values."""
+        for i, value in changed:
             variable = self.states[i]
             if tf.as_dtype(variable.dtype).is_floating:
                 variable.assign(value)
@@ -127,7 +138,7 @@ class ShardWork:
     ) -> ShardResult:
         slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
         dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
-        return ShardResult([*dense, *updates], tf.concat(row, 0), slices)
+        return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices)
 
     def _kept(self, found: Sequence[Any]) -> list[Any]:
         """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""

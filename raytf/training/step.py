@@ -261,7 +261,7 @@ class TrainStep:
 
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
-            return OwnStep(self._model, template, self._shard_specs(), options.jit)
+            return OwnStep(self._model, template, self._shard_specs(), options.jit, self._plan.shards)
         return MicroBatch(self._model, template, training=True, jit=options.jit, keeps_slices=True)
 
     def _shard_specs(self) -> list[tf.TensorSpec]:

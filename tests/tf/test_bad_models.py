@@ -12,7 +12,7 @@ from keras import layers
 
 from raytf.config.sections import ComputeSection
 from raytf.data import ArraySource
-from raytf.errors import DataError, ModelError
+from raytf.errors import DataError, ModelError, WholeBatchError
 from raytf.training.model import build
 from raytf.training.parameter_server.step import AsyncStep
 
@@ -55,7 +55,6 @@ def frozen() -> keras.Model:
         (lambda: compiled(loss=None), ModelError, ("without a loss", "self.add_loss(...)")),
         (lambda: compiled(5), DataError, ("does not take the data", "(8,)", "(None, 5)")),
         (lambda: compiled(loss="mse", metrics=[keras.metrics.F1Score()]), DataError, ("do not take the labels",)),
-        (frozen, ModelError, ("no trainable weights", "trainable=True")),
     ],
 )
 def test_a_model_that_cannot_be_trained(factory: Callable[[], Any], kind: type[Exception], words: tuple[str, ...]):
@@ -85,6 +84,34 @@ def test_labels_that_the_model_has_no_class_for():
         built(compiled, np.arange(64) % 3 + 1)
     for word in ("labels go from 1 to 3", "3 outputs", "number the classes from 0"):
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [(frozen, "no trainable weights"), (lambda: compiled(run_eagerly=True), "Workers trace its step all the same")],
+)
+def test_what_is_said_of_a_model_that_trains_in_another_way(factory: Callable[[], Any], words: str):
+    said: list[str] = []
+    x, labels = np.zeros((64, 8), np.float32), np.arange(64) % 3
+    build(factory, (x[:4], labels[:4], None), [ArraySource(x, labels)], ComputeSection(), 0, said.append)
+    (line,) = said
+    assert words in line
+
+
+def stateful() -> keras.Model:
+    model = keras.Sequential([keras.Input(batch_shape=(16, 4, 2)), layers.LSTM(3, stateful=True), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_stateful_rnn_takes_whole_batches_and_is_not_evaluated():
+    x, y = np.zeros((64, 4, 2), np.float32), np.zeros((64, 1), np.float32)
+    sample, source = (x[:2], y[:2], None), ArraySource(x, y)
+    build(stateful, sample, [source], ComputeSection(), 0, records=(16, 16))
+    with pytest.raises(WholeBatchError, match=r"lstm.* is a stateful RNN, .* --logical-shards 1 --workers 1"):
+        build(stateful, sample, [source], ComputeSection(), 0, records=(4, 16))
+    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN, .* call model.evaluate after fit"):
+        build(stateful, sample, [source, source], ComputeSection(), 0, records=(16, 16))
 
 
 def test_a_model_that_can_be_trained_has_all_its_variables():

@@ -98,7 +98,7 @@ def test_a_step_of_the_model_s_own_is_what_it_is_in_keras(name: str):
     assert len(ends) == 1, "the bits depend on the number of ranks"
 
 
-def refusal(train_step: Callable[[Any, Any], Any], **attributes: Any) -> str:
+def refusal(train_step: Callable[[Any, Any], Any], shards: int = 1, **attributes: Any) -> str:
     """What is said of a model whose one layer is `dense`, with this `train_step`."""
 
     def factory() -> keras.Model:
@@ -112,7 +112,7 @@ def refusal(train_step: Callable[[Any, Any], Any], **attributes: Any) -> str:
 
     source = recorded(from_tf_dataset(dataset(True), "train", None, 0), Storage(tempfile.mkdtemp()), print)
     with pytest.raises(RaytfError) as caught:
-        train(factory, source, BATCH, 1, 1)
+        train(factory, source, BATCH, shards, 1)
     return str(caught.value)
 
 
@@ -177,6 +177,22 @@ def with_an_assignment_before(model: Any, data: Any) -> Any:
     return {"loss": update(model, data)}
 
 
+def with_a_condition(model: Any, data: Any) -> Any:
+    loss = keras.ops.mean(model.dense(data[0]))
+    weights = model.dense.trainable_variables
+    tf.cond(model.slow.value > 1.0, lambda: model.optimizer.apply([0.0 * w for w in weights], weights), lambda: None)
+    return {"loss": loss}
+
+
+def with_a_loop(model: Any, data: Any) -> Any:
+    def body(count: Any) -> Any:
+        update(model, data)
+        return count + 1
+
+    tf.while_loop(lambda count: count < 2, body, [0])
+    return {"loss": model.slow}
+
+
 def with_a_number(model: Any, data: Any) -> Any:
     return update(model, data)
 
@@ -195,7 +211,8 @@ def that_raises(model: Any, data: Any) -> Any:
         (with_a_state_of_both, ("slow", "Use the batch before optimizer.apply")),
         (with_a_number_of_both, ("'after'", "Use the batch before optimizer.apply")),
         (without_gradients, ("all None", "GradientTape")),
-        (with_an_assignment_before, ("kernel", "SpectralNormalization")),
+        (with_a_condition, ("a condition (tf.cond) at ", "test_own_step.py", "gradient_accumulation_steps=N")),
+        (with_a_loop, ("a loop (tf.while_loop) at ", "test_own_step.py")),
         (with_a_number, ("Expected a dict",)),
         (that_raises, ("train_step raised KeyError", "test_own_step.py")),
     ],
@@ -203,6 +220,25 @@ def that_raises(model: Any, data: Any) -> Any:
 def test_a_step_that_cannot_be_run_for_each_shard_is_refused_with_what_to_do(train_step: Any, words: tuple[str, ...]):
     said = refusal(train_step)
     for word in words:
+        assert word in said
+
+
+def test_a_weight_that_is_assigned_before_its_update_is_what_it_is_in_keras_with_one_shard():
+    def factory() -> keras.Model:
+        model = type("Own", (keras.Model,), {"train_step": with_an_assignment_before})()
+        model.dense = own_steps.mlp(own_steps.WIDTH, 1)
+        model.compile("sgd")
+        return model
+
+    keras.utils.set_random_seed(0)
+    reference = factory()
+    reference.fit(dataset(True), epochs=EPOCHS, verbose=0)
+    source = recorded(from_tf_dataset(dataset(True), "train", None, 0), Storage(tempfile.mkdtemp()), print)
+    ((model, _),) = train(factory, source, BATCH, 1, STEPS)
+    for mine, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    said = refusal(with_an_assignment_before, shards=4)
+    for word in ("kernel", "SAM and SpectralNormalization", "--logical-shards 1 --workers 1"):
         assert word in said
 
 

@@ -1,0 +1,22 @@
+"""Some of Keras's own tests, with `fit` carried out by a worker; `python -m tests.stress.keras_own_tests` runs all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stress.keras_own_tests.__main__ import Arguments, main
+
+#: Three minutes on two cores.
+SAMPLE = ("callbacks/early_stopping_test", "callbacks/lambda_callback_test", "callbacks/learning_rate_scheduler_test")
+
+
+def test_keras_s_own_tests_pass_with_a_worker(
+    cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("RAY_ADDRESS", cluster["RAY_ADDRESS"])
+    failed = main(Arguments(workers=(1,), files=SAMPLE, results=tmp_path / "results", page=tmp_path / "page.md"))
+    assert not failed, capsys.readouterr().out
+    page = (tmp_path / "page.md").read_text()
+    assert "| callbacks/early_stopping_test.py EarlyStoppingTest::test_early_stopping | passed |" in page
