@@ -66,6 +66,7 @@ class Reduced(NamedTuple):
         exponents: of the next step, for `settle`; None where there are none.
         digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
         audit: None where no step is audited.
+        outputs: what metrics of the whole batch get of all shards, a row for each record; filled in by the caller.
     """
 
     tensors: list[tf.Tensor]
@@ -76,6 +77,7 @@ class Reduced(NamedTuple):
     exponents: tf.Tensor | None = None
     digests: tf.Tensor | None = None
     audit: audit_rows.AuditRow | None = None
+    outputs: Sequence[tf.Tensor] = ()
 
 
 class Reduction(Protocol):
@@ -121,6 +123,7 @@ class Reduction(Protocol):
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         """Compute this worker's shards and add them over all workers.
 
@@ -132,6 +135,7 @@ class Reduction(Protocol):
             total_shards: V.
             slices: specs of the packed slices that `compute` returns.
             audit: where the rows of a shard are that another worker computes, too; None where no step is audited.
+            outputs: how many of the slices, the last ones, are rows for metrics, which have no digests.
         """
         ...
 
@@ -180,6 +184,7 @@ class FloatReduction:
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         if all_reduce is None:
             summed, rows, found = compute(tf.zeros([0]), None)
@@ -270,6 +275,7 @@ class FixedPointReduction:
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
@@ -310,7 +316,7 @@ class FixedPointReduction:
         found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
-        beside, every, matrix = self.extra + self.digest_width(len(slices)), matrix, matrix[:total_shards]
+        beside, every, matrix = self.extra + self.digest_width(len(slices) - outputs), matrix, matrix[:total_shards]
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, :-beside], 0)
         finite = tf.math.is_finite(largest)
         # A value that is not finite makes its whole tensor not finite.

@@ -22,8 +22,10 @@ from raytf.errors import DataError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
-from raytf.training import loss_division, own_build
+from raytf.training import batch_losses, batch_metrics, loss_division, own_build, remarks
 
+#: Records of the sample that a model is built with, at most.
+SAMPLE = 8
 _NOTHING_TO_TRAIN = "the model has no trainable weights. Set trainable=True on the layers that should learn."
 
 
@@ -112,8 +114,30 @@ def build(
     model.reset_metrics()
     if not model.trainable_variables:
         raise ModelError(_NOTHING_TO_TRAIN)
+    _note_kinds(model, (x, y, weight), predicted, sources, records)
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _note_kinds(
+    model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, sources: list[Source], records: tuple[int, int]
+) -> None:
+    """Note in the model how its losses and metrics follow from those of the shards."""
+    if not (overrides_loss(model) and sums_over_batch(model)):  # of what it is made cannot be told from its value
+        warning = batch_losses.check(model, batch, predicted, overrides_loss(model))
+        if warning and records[0] < records[1]:
+            remarks.add(model, warning)
+    if not batch_metrics.own_metrics(model):
+        return
+    count = len(tree.flatten(batch[0])[0][1])
+    has_lengths = all(spec.has_lengths for source in sources for _, spec in tree.flatten(source.spec))
+    values = [(variable, variable.value) for variable in model.variables]
+    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as found:
+        x, y, weight = batch
+        again = model(x, training=False) if takes_training(model) else model(x)
+        compute_loss(model, x, y, again, weight, training=True)
+        model.compute_metrics(x, y, again, weight)
+    batch_metrics.note(model, found, count, records[1], has_lengths)
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str], None]) -> None:
@@ -230,7 +254,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     }
     if len(kinds) > 1:
         raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
-    return kinds == {True}
+    return kinds == {True} or batch_losses.sums(model)
 
 
 def logs(model: keras.Model) -> dict[str, float]:
@@ -252,7 +276,7 @@ def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
 def results(model: keras.Model) -> dict[str, float]:
     """Current loss and metrics by name; a vector, such as the result of F1Score, becomes one number for each class."""
     named: dict[str, float] = {}
-    for name, value in model.get_metrics_result().items():
+    for name, value in batch_metrics.results(model).items():
         values = np.asarray(value, np.float64)
         if values.ndim:
             named.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})

@@ -27,6 +27,7 @@ from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
+from raytf.training import added_losses, batch_metrics
 from raytf.training.own_phase import OwnValues, Phase
 from raytf.training.shard_work import add_to, beginning, elements
 from raytf.training.traced_ops import WRITES, ops_of
@@ -63,6 +64,7 @@ class OwnStep:
         model: built and compiled.
         template: a batch's structure, (x, y, sample_weight).
         leaves: specs of a full shard's leaves.
+        batch: records in a full step.
         jit: compile with XLA.
     """
 
@@ -71,9 +73,10 @@ class OwnStep:
         model: keras.Model,
         template: tuple[Any, Any, Any],
         leaves: Sequence[tf.TensorSpec],
+        batch: int,
         jit: bool = False,
     ):
-        self._model, self._template = model, template
+        self.model, self._template, self._batch = model, template, batch
         self.parts = own_run.parts_of(model, variables.seed_states(model))
         self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
         #: All that may change apart from an optimizer's update.
@@ -86,7 +89,9 @@ class OwnStep:
         self._later: list[list[Any]] = []
         #: Whether what the step returns under a name is made of the weights after their last update.
         self._of_weights: dict[str, bool] = {}
-        self._survey_updates()
+        with batch_metrics.noted_while_traced(model, self._leaves, batch):
+            self._survey_updates()
+        self.gathered = batch_metrics.Gathered(model)
         self._survey_end()
         self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.found.applies)))]
 
@@ -114,12 +119,14 @@ class OwnStep:
     def fixed(self) -> None:
         """No value is known not to change."""
 
-    def run(self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any) -> tuple[Any, OwnScope, Any]:
+    def run(
+        self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
+    ) -> tuple[Any, OwnScope, Any, list[tf.Tensor]]:
         """Run the step up to the end of a phase.
 
         Returns:
             The gradients at that end, the scope with all changes, and the numbers that the step returned; None in
-            phases before the last.
+            phases before the last. Then what metrics of the whole batch get, in the last phase.
         """
         gradients: list[Any] = []
         seen = 0
@@ -140,11 +147,13 @@ class OwnStep:
                 raise Held
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
-        try:
-            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
-        except Held:
-            logs = None
-        return gradients, scope, logs
+        with self.gathered.noted() as calls, added_losses.divided(self.model, None, leaves[0].shape[0], part):
+            try:
+                data = self._data(leaves)
+                logs = own_run.run(self.model.train_step, data, seeds[-1], scope, self.trainable, on_apply)
+            except Held:
+                return gradients, scope, None, []
+        return gradients, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
         """What comes after the last update and is the same for all shards; to be traced.
@@ -160,11 +169,15 @@ class OwnStep:
                 variable.assign(scope.get_current_value(variable))
             numbers |= {name: logs[name] for name in self.found.late_names}
         if numbers:
-            own_run.latest(self._model).assign(tf.stack(list(numbers.values())))
+            own_run.latest(self.model).assign(tf.stack(list(numbers.values())))
+
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self.gathered.update(outputs)
 
     def add_metrics(self, row: tf.Tensor) -> None:
-        """Add reduced rows to the model's metrics."""
-        add_to(self.metrics, row[: sum(elements(self.metrics))])
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
         """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
@@ -192,7 +205,7 @@ class OwnStep:
 
             start = self._now(self.trainable), self._now(self.parts.states)
             scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
-            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
             known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
             for variable in scope.changed.values():
                 if id(variable) not in known:
@@ -256,7 +269,7 @@ class OwnStep:
         # An average of something that the shards have changed is made of what they have changed together.
         states, metrics = self._now(self.parts.states), self._now(self.metrics)
         scope = OwnScope(self._mapping(weights, states, seeds, metrics), pinned)
-        logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+        logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
     @staticmethod

@@ -23,7 +23,7 @@ from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
 from raytf.inference.user_model import run_user_code
 from raytf.training import model as models
-from raytf.training import run_identity
+from raytf.training import remarks, run_identity
 from raytf.training.attempt import Attempt
 from raytf.training.evaluation_step import EvalStep
 from raytf.training.executor import CompiledStep, Executor
@@ -88,6 +88,9 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     named = variables.variables(model)
     identity = _identity(job, sources, model)
     step = executor.make_step(attempt, model, pipeline)
+    if not attempt.earlier:
+        for line in remarks.take(model):
+            attempt.reporter.say(line)
     identity |= executor.admit(attempt, pipeline)
     if not (job.config.strategy.has_servers or executor.meets_again):  # the place on the node is not known yet
         check_needs(attempt, named)
@@ -130,7 +133,7 @@ def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> kera
     job, given = attempt.job, (sources.train, sources.validation, sources.test)
     return models.build(
         job.model,
-        pipeline.sample(),
+        pipeline.sample(models.SAMPLE),
         [source for source in given if source is not None],
         job.config.compute,
         job.config.batch.seed,

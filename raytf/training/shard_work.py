@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -22,11 +22,30 @@ class ShardResult(NamedTuple):
         tensors: gradients and layers' updates; a gradient that is slices has no elements here.
         row: [1 + M] the loss times the shard's weight, and what is added to metrics.
         slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
+        outputs: what metrics of the whole batch get, a row for each record; nothing where there are none.
     """
 
     tensors: list[tf.Tensor]
     row: tf.Tensor
     slices: list[tf.Tensor]
+    outputs: Sequence[tf.Tensor] = ()
+
+
+class OutputLayout(NamedTuple):
+    """The rows of records that metrics of the whole batch get.
+
+    Attributes:
+        width: float32 words of a record, an even number.
+        count: records in a full shard; None if it differs from shard to shard.
+    """
+
+    width: int
+    count: int | None
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Of the rows."""
+        return tf.TensorSpec([None, self.width], tf.float32)
 
 
 class HasFixed(Protocol):
@@ -48,6 +67,7 @@ class ShardWork:
         with_gradient: indices of trainable variables with a gradient; set by a trace.
         updated: indices of states that a step changes; set by a trace.
         slices: the gradients that are slices, by their place in `with_gradient`; set by the first trace.
+        outputs: the layouts of `ShardResult.outputs`; set by the first trace.
         row_width: columns of a shard's row.
     """
 
@@ -65,6 +85,7 @@ class ShardWork:
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
         self.slices: dict[int, SliceLayout] = {}
+        self.outputs: list[OutputLayout] = []
 
     def __call__(
         self, leaves: Any, seeds: Any, weight: tf.Tensor, values: Any = None, factors: Any = None
@@ -123,11 +144,17 @@ class ShardWork:
                 variable.assign_add(tf.cast(tf.round(value), variable.dtype))
 
     def _result(
-        self, gradients: list[Any], updates: list[tf.Tensor], row: list[tf.Tensor], weight: tf.Tensor
+        self,
+        gradients: list[Any],
+        updates: list[tf.Tensor],
+        row: list[tf.Tensor],
+        weight: tf.Tensor,
+        outputs: Sequence[tf.Tensor] = (),
     ) -> ShardResult:
         slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
         dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
-        return ShardResult([*dense, *updates], tf.concat(row, 0), slices)
+        self.outputs = self.outputs or [OutputLayout(int(rows.shape[1]), rows.shape[0]) for rows in outputs]
+        return ShardResult([*dense, *updates], tf.concat(row, 0), slices, outputs)
 
     def _kept(self, found: Sequence[Any]) -> list[Any]:
         """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
@@ -172,9 +199,11 @@ def elements(of: Sequence[keras.Variable]) -> list[int]:
     return [int(np.prod(v.shape, dtype=np.int64)) for v in of]
 
 
-def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor) -> None:
-    """Add the columns of a reduced row to the variables of metrics."""
+def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int] = ()) -> None:
+    """Add the columns of a reduced row to the variables of metrics, but not to those with the ids in `but`."""
     for variable, part in zip(metrics, tf.split(row, elements(metrics)), strict=True):
+        if id(variable) in but:
+            continue
         variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
 
