@@ -26,7 +26,7 @@ OnUpdate = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def changed_losses(change: ChangeLoss) -> Iterator[None]:
-    """While the `with` statement lasts, apply a function to each tensor that a layer adds to the loss in this thread."""
+    """Apply a function to each tensor that layers add to the loss in this thread while the `with` statement lasts."""
     _install()
     token = _change.set(change)
     try:
@@ -53,6 +53,11 @@ def _install() -> None:
         return own(layer, [change(one) if keras.ops.is_tensor(one) else one for one in keras.tree.flatten(loss)])
 
     keras.Layer.add_loss = add_loss
+
+
+def compiled_metrics(model: Any) -> list[Any]:
+    """Return the metrics of `compile`, each by itself."""
+    return list(getattr(getattr(model, "_compile_metrics", None), "metrics", []))
 
 
 def own_metrics(metrics: Sequence[Any], model: Any) -> list[Any]:

@@ -66,7 +66,7 @@ class Reduced(NamedTuple):
         exponents: of the next step, for `settle`; None where there are none.
         digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
         audit: None where no step is audited.
-        outputs: what metrics of the whole batch get of all shards, a row for each record; filled in by the caller.
+        outputs: of all shards, what metrics of the whole batch get; filled in by the caller.
     """
 
     tensors: list[tf.Tensor]
@@ -85,8 +85,7 @@ class Reduction(Protocol):
 
     Attributes:
         layout: of the tensors.
-        shapes: of the tensors that `encode` makes of a shard's.
-        dtype: of the tensors that `encode` makes.
+        shapes, dtype: of the tensors that `encode` makes of a shard's.
         extra: columns that `encode` appends to a shard's row.
     """
 
@@ -149,8 +148,7 @@ class FloatReduction:
     """Plain float addition: one pass, and last bits that depend on the number of workers.
 
     Args:
-        layout: of the tensors.
-        dtype: in which they travel.
+        layout, dtype: of the tensors, and in which they travel.
         overlap: add over workers in buckets while gradients are computed; by default all at once.
     """
 

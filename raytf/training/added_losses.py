@@ -63,6 +63,19 @@ def divided(model: keras.Model, training: bool | None, records: int | None, part
         yield
 
 
+@contextlib.contextmanager
+def collected() -> Iterator[list[Any]]:
+    """Collect what layers add to the loss while the `with` statement lasts."""
+    found: list[Any] = []
+
+    def change(loss: Any) -> Any:
+        found.append(loss)
+        return loss
+
+    with updates.changed_losses(change):
+        yield found
+
+
 def note(model: keras.Model, x: Any) -> bool:
     """Find out which of the added losses are sums over records, and store it in the model.
 
@@ -84,7 +97,9 @@ def note(model: keras.Model, x: Any) -> bool:
     if calm.changed or calm != measured(model, x, False) or records < 2:
         return True  # random numbers differ from one number of records to another
     cut = max(1, records // 3)
-    parts = [measured(model, _with(x, [leaf[rows] for leaf in leaves]), False) for rows in (slice(cut), slice(cut, None))]
+    parts = [
+        measured(model, _with(x, [leaf[rows] for leaf in leaves]), False) for rows in (slice(cut), slice(cut, None))
+    ]
     shares = cut / records, 1 - cut / records
     for whole, is_sum, *each in zip(calm.sums, found[False], *(part.sums for part in parts), strict=True):
         expected = sum(each) if is_sum else shares[0] * each[0] + shares[1] * each[1]
@@ -105,18 +120,13 @@ def _kinds(once: Added, twice: Added) -> tuple[bool, ...]:
 
 def measured(model: keras.Model, x: Any, training: bool) -> Added:
     """Return what a call of the model adds to the loss; the model stays as it is."""
-    found: list[Any] = []
-    before = [(variable, variable.value) for variable in model.variables]
-
-    def change(loss: Any) -> Any:
-        found.append(loss)
-        return loss
-
-    with keras.StatelessScope(before, collect_losses=True) as scope, updates.changed_losses(change):
+    values = [(variable, variable.value) for variable in model.variables]
+    with keras.StatelessScope(values, collect_losses=True) as scope, collected() as found:
+        before = [scope.get_current_value(variable) for variable, _ in values]
         model(x, training=training) if takes_training(model) else model(x)
     records = len(tree.flatten(x)[0][1])
     sums = [float(np.sum(keras.ops.convert_to_numpy(loss), dtype=np.float64)) for loss in found]
-    changed = any(scope.get_current_value(variable) is not value for variable, value in before)
+    changed = any(scope.get_current_value(v) is not value for (v, _), value in zip(values, before, strict=True))
     return Added(sums, [bool(loss.shape) and loss.shape[0] == records for loss in found], changed)
 
 

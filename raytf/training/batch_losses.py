@@ -1,8 +1,8 @@
-"""Find losses of the whole batch before the first step, such as Dice or a contrastive loss with negatives of the batch.
+"""Find losses of the whole batch before the first step, such as Dice, or a contrastive loss with negatives of it.
 
-A step cuts its batch into logical shards and adds up their losses. That is Keras's loss where the loss is a mean or a sum
-over records. Here the loss of some records is compared with those of two parts of them, given the model's predictions:
-layers that look at the batch themselves, such as BatchNormalization, are no part of it.
+A step cuts its batch into logical shards and combines their losses. The result is Keras's where the loss is a mean or a
+sum over records. Here the loss of some records is compared with those of two parts of them, given the model's
+predictions, so layers that look at the batch themselves, such as BatchNormalization, do not count.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from raytf.training import added_losses, loss_division
 
 _NOTED = "_raytf_sums"
 #: Relative differences that rounding explains, of predictions of 32 bits and of 16.
-_RELATIVE, _OF_HALF = 2e-3, 2e-2
-_WARNING = (
+RELATIVE, _OF_HALF = 2e-3, 2e-2
+WARNING = (
     "WARNING: the loss looks at the whole batch ({}), and each logical shard computes it of its own records alone, so "
     "training differs from Keras's. --logical-shards 1 gives Keras's value."
 )
@@ -45,7 +45,7 @@ def sums(model: keras.Model) -> bool:
     return vars(model).get(_NOTED, False)
 
 
-def check(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, is_own: bool) -> str:
+def check(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, is_own: bool, adds: bool) -> str:
     """Compare the loss of a batch with the losses of its parts, and note whether it is a sum over records.
 
     Args:
@@ -53,18 +53,19 @@ def check(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, is_ow
         batch: (x, y, sample_weight) of a few records, tensors.
         predicted: the model's output.
         is_own: whether `compute_loss` is the program's own.
+        adds: whether layers add losses.
 
     Returns:
         A warning; empty if the loss can be cut into shards.
     """
     records = len(tree.flatten(batch[0])[0][1])
-    if not added_losses.note(model, batch[0]):
-        return _WARNING.format("a layer's add_loss does")
+    if adds and not added_losses.note(model, batch[0]):
+        return WARNING.format("a layer's add_loss does")
     has_loss = is_own or _keras.compiled_loss(model) is not None
     if records < 2 or not has_loss or loss_division.places(model):
         return ""
     difference = _differs(model, batch, predicted, not is_own, records)
-    return _WARNING.format(difference) if difference else ""
+    return WARNING.format(difference) if difference else ""
 
 
 def _differs(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, may_sum: bool, records: int) -> str:
@@ -80,7 +81,7 @@ def _differs(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, ma
         numbers = [whole.loss, *(part.loss for part in parts)]
         if whole.changed or whole != again or not np.isfinite(numbers).all():  # it draws random numbers, for example
             continue
-        allowed = (_RELATIVE if is_wide else _OF_HALF) * max(map(abs, numbers)) + 1e-6
+        allowed = (RELATIVE if is_wide else _OF_HALF) * max(map(abs, numbers)) + 1e-6
         average = shares[0] * parts[0].loss + shares[1] * parts[1].loss
         is_mean = abs(whole.loss - average) <= allowed
         is_sum &= not is_mean and abs(whole.loss - parts[0].loss - parts[1].loss) <= allowed
@@ -103,12 +104,14 @@ def _trials(predicted: Any, leaves: Sequence[np.ndarray]) -> list[Any]:
 def _value(model: keras.Model, given: tuple[Any, ...], rows: slice) -> Values:
     """Return the loss of some records of (x, y, sample_weight, predicted)."""
     x, y, weight, predicted = tree.map_leaves(lambda leaf: leaf[rows], given)
-    before = [(variable, variable.value) for variable in model.variables]
-    with keras.StatelessScope(before, collect_losses=True) as scope:
+    variables = [(variable, variable.value) for variable in model.variables]
+    with keras.StatelessScope(variables, collect_losses=True) as scope:
+        before = [scope.get_current_value(variable) for variable, _ in variables]
         beside = sum((float(keras.ops.sum(loss)) for loss in model.losses), 0.0)
         loss = np.asarray(keras.ops.convert_to_numpy(_keras.compute_loss(model, x, y, predicted, weight, True)))
     ignored = {id(v) for v in model.metrics_variables}
-    changed = any(scope.get_current_value(v) is not value for v, value in before if id(v) not in ignored)
+    pairs = [(v, value) for (v, _), value in zip(variables, before, strict=True) if id(v) not in ignored]
+    changed = any(scope.get_current_value(v) is not value for v, value in pairs)
     total = float(np.sum(loss, dtype=np.float64))
     if loss.ndim:  # of reduction=None, of which the mean is shown
         total /= loss.size

@@ -54,6 +54,12 @@ def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return updates.own_metrics(own_steps.metrics_within(model), model)
 
 
+def needs_call(model: keras.Model) -> bool:
+    """Return whether metrics may be updated in a call of the model, and not from its output alone."""
+    compiled = updates.compiled_metrics(model)
+    return any(all(metric is not known for known in compiled) for metric in own_metrics(model))
+
+
 @contextlib.contextmanager
 def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
     """Collect the updates of the program's metrics while the `with` statement lasts.
@@ -63,7 +69,11 @@ def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
         records: how many there are in a batch.
     """
     found: list[Update] = []
-    with updates.noted_updates(own_metrics(model), lambda *call: found.append(update_of(*call, records))):
+
+    def on_update(metric: keras.metrics.Metric, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(update_of(metric, args, kwargs, records))
+
+    with updates.noted_updates(own_metrics(model), on_update):
         yield found
 
 
@@ -97,7 +107,9 @@ def note(model: keras.Model, found: Sequence[Update], records: int, batch: int, 
         own = [update for update in found if update.metric is metric]
         made = [kind_of(update, records) for update in own]
         if not any(kind is Kind.WHOLE for kind, _ in made):
-            kinds.means |= {id(v) for _, each in made for v, kind in zip(metric.variables, each) if kind is Kind.MEAN}
+            for _, each in made:
+                pairs = zip(metric.variables, each, strict=True)
+                kinds.means |= {id(variable) for variable, kind in pairs if kind is Kind.MEAN}
             continue
         if any(metric is known for known in [*kinds.whole, *kinds.left_out]):
             continue
@@ -116,7 +128,9 @@ def _obstacle(own: Sequence[Update], has_lengths: bool, batch: int) -> str:
         return "and is updated with tensors that do not have a row for each record"
     width = sum(_width(each) for a in tensors for each in (a.value, a.mask) if each is not None)
     if 4 * width * batch > MOST_BYTES:
-        return f"which take {4 * width * batch >> 20} MB on each worker, and raytf gathers at most {MOST_BYTES >> 20} MB"
+        return (
+            f"which take {4 * width * batch >> 20} MB on each worker, and raytf gathers at most {MOST_BYTES >> 20} MB"
+        )
     return ""
 
 
@@ -183,7 +197,7 @@ class Gathered:
         return {id(v) for metric in self._metrics for v in metric.variables}
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[list[tuple[Any, ...]]]:
+    def noted(self) -> Iterator[list[tuple[keras.metrics.Metric, tuple[Any, ...], dict[str, Any]]]]:
         """Collect the calls of the metrics' updates while the `with` statement lasts; to be traced."""
         calls: list[tuple[Any, ...]] = []
         with updates.noted_updates(self._metrics, lambda *call: calls.append(call)):
@@ -242,8 +256,8 @@ def _leaf(leaf: Any) -> Leaf:
     shapes = [tuple(each.shape[1:]) for each in (leaf, mask) if each is not None]
     if any(length is None for shape in shapes for length in shape):
         raise ModelError(
-            f"a metric of the whole batch gets predictions of shape {tuple(leaf.shape)}, whose lengths are not known when "
-            "the step is traced. Give them a fixed shape, for example with keras.ops.reshape."
+            f"a metric of the whole batch gets a tensor of shape {tuple(leaf.shape)}. Expected known lengths after the "
+            "first one. Give the tensor a fixed shape, for example with keras.ops.reshape."
         )
     return Leaf(leaf.dtype, *shapes)
 

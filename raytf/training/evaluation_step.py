@@ -74,7 +74,7 @@ class EvalStep:
         micro = MicroBatch(model, template, training=False)
         if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
-            probe = tf.function(lambda *given: micro(*given, tf.constant(1.0)).row, autograph=False)
+            probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
             probe.get_concrete_function(leaves, seeds)
         return micro
 

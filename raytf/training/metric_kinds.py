@@ -95,7 +95,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
             is_additive = near(again[place] - later[place])
             sums[place] &= is_additive and near(one + other)
             means[place] &= is_additive and near(shares[0] * one + shares[1] * other)
-    kinds = [_kind(*both, variable) for *both, variable in zip(sums, means, metric.variables, strict=True)]
+    kinds = [_kind(a_sum, mean, v) for a_sum, mean, v in zip(sums, means, metric.variables, strict=True)]
     return max(kinds, default=Kind.SUM), kinds
 
 
@@ -179,8 +179,9 @@ def _invented(
     classes = max([2, *widths])
 
     def labels(value: np.ndarray) -> np.ndarray:
-        if not np.array_equal(value, np.round(value.astype(np.float64))) or not has_classes:
-            return draw.normal(0, 1, value.shape) if np.issubdtype(value.dtype, np.floating) else draw.permutation(value)
+        is_float = np.issubdtype(value.dtype, np.floating)
+        if not has_classes or not np.array_equal(value, np.round(value.astype(np.float64))):
+            return draw.normal(0, 1, value.shape) if is_float else draw.permutation(value)
         if value.ndim > 1 and value.shape[-1] == classes > 2:
             return np.eye(classes)[draw.integers(0, classes, value.shape[:-1])]
         return draw.integers(0, classes, value.shape)
@@ -234,9 +235,7 @@ def _state(metric: keras.metrics.Metric) -> list[np.ndarray]:
     return [np.asarray(keras.ops.convert_to_numpy(variable), np.float64) for variable in metric.variables]
 
 
-def _after(
-    update: Update, arguments: Sequence[Argument], state: Sequence[np.ndarray], rows: slice
-) -> list[np.ndarray]:
+def _after(update: Update, arguments: Sequence[Argument], state: Sequence[np.ndarray], rows: slice) -> list[np.ndarray]:
     """Return a metric's state after an update with some of the records."""
     metric = update.metric
     args, kwargs = update.call(arguments, rows)

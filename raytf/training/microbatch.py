@@ -155,9 +155,7 @@ class MicroBatch(ShardWork):
                 d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
                 for v, d in zip(self.metrics, deltas, strict=True)
             ]
-        deltas = [
-            d * tf.cast(part, d.dtype) if is_mean else d for d, is_mean in zip(deltas, self._means, strict=True)
-        ]
+        deltas = [d * tf.cast(part, d.dtype) if is_mean else d for d, is_mean in zip(deltas, self._means, strict=True)]
         gradients, updates = [], []
         if self._training:
             gradients = self._gradients(tape, objective, weights)

@@ -66,7 +66,7 @@ class Phase(ShardWork):
         super().apply(gradients, updates)
         self._step.note_update(self._place)
 
-    def _compute(self, values: OwnValues, leaves: Any, seeds: Any, weight: tf.Tensor) -> tuple[Any, Any, Any, Any, Any, Any]:
+    def _compute(self, values: OwnValues, leaves: Any, seeds: Any, weight: tf.Tensor) -> tuple[Any, ...]:
         step = self._step
         found, scope, logs, outputs = step.run(self._place, values, leaves, seeds, weight)
         gradients = self._kept(found)

@@ -29,9 +29,7 @@ class OwnTest(ShardWork):
 
     divided: tuple[int, ...] = ()
 
-    def __init__(
-        self, model: keras.Model, template: tuple[Any, Any, Any], leaves: Sequence[tf.TensorSpec], batch: int
-    ):
+    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], leaves: Sequence[tf.TensorSpec], batch: int):
         parts = own_run.parts_of(model, variables.seed_states(model))
         super().__init__(None, parts.trainable, parts.states, keeps_slices=False)
         self._model, self._template = model, template
@@ -46,7 +44,7 @@ class OwnTest(ShardWork):
             tf.function(self._compute, autograph=False).get_concrete_function(list(leaves), seeds)
         self._gathered = batch_metrics.Gathered(model)
         if self._gathered:
-            probe = tf.function(lambda *given: self(*given, tf.constant(1.0)).row, autograph=False)
+            probe = tf.function(lambda leaves, seeds: self(leaves, seeds, tf.constant(1.0)).row, autograph=False)
             probe.get_concrete_function(list(leaves), seeds)
         self.row_width = 1 + sum(elements(self.metrics)) + len(self.names)
 

@@ -90,7 +90,7 @@ def loop_shards(
         values: values of the model; all shards start from them.
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
-    size, layouts = shards.seeds.shape[0], [*micro.slices.values(), *micro.outputs]
+    size, layouts = shards.seeds.shape[0], micro.layouts
     count = tf.shape(shards.seeds)[0] if size is None else size
     packed = [layout.spec for layout in layouts]
 

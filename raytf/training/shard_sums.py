@@ -77,7 +77,7 @@ class ShardSums:
             summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
 
-        all_reduce, count, layouts = self.all_reduce, len(work.slices), [*work.slices.values(), *work.outputs]
+        all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
         specs = [layout.spec for layout in layouts]
         told = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
         reduced = reduction.reduce(all_reduce, compute, flags, *told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -31,7 +32,8 @@ class ShardResult(NamedTuple):
     outputs: Sequence[tf.Tensor] = ()
 
 
-class OutputLayout(NamedTuple):
+@dataclass(frozen=True)
+class OutputLayout:
     """The rows of records that metrics of the whole batch get.
 
     Attributes:
@@ -100,6 +102,11 @@ class ShardWork:
             factors: factors of the losses that are divided by data, in a step of several shards.
         """
         raise NotImplementedError
+
+    @property
+    def layouts(self) -> list[SliceLayout | OutputLayout]:
+        """What a traced shard returns that is not summed: slices, then outputs."""
+        return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
         """What variables hold at the beginning of a step, on the current device.

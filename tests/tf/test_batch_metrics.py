@@ -15,9 +15,7 @@ from keras import layers, ops
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.group import SingleWorkerGroup
 from raytf.distributed.devices import OneDevice
-from raytf.training import batch_metrics, remarks
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
@@ -85,7 +83,9 @@ def two_outputs() -> keras.Model:
 
 
 def masked() -> keras.Model:
-    model = keras.Sequential([keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[root, "mae"])
     return model
 
@@ -205,7 +205,8 @@ def keras_in_steps(make: Callable[[], keras.Model], data: tuple[Any, ...], plan:
             found.append(tuple(part for part in keras.tree.pack_sequence_as(data, leaves)))
         return found
 
-    trains, tests = (tf.function(step, autograph=False, reduce_retracing=True) for step in (model.train_step, model.test_step))
+    own = model.train_step, model.test_step
+    trains, tests = (tf.function(step, autograph=False, reduce_retracing=True) for step in own)
     for step, batch in enumerate(batches(0, steps)):
         if step and step % plan.steps_per_epoch == 0:
             model.reset_metrics()
@@ -215,7 +216,7 @@ def keras_in_steps(make: Callable[[], keras.Model], data: tuple[Any, ...], plan:
     for batch in batches(0, plan.steps_per_epoch):
         tests(batch)
     pipeline.close()
-    return model, trained, {name: float(value) for name, value in model.get_metrics_result().items()}
+    return trained, {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -224,7 +225,7 @@ def test_metrics_are_those_of_keras_for_any_shards_and_ranks(name: str):
     steps, source, evaluated = 5, ArraySource(*data), {}
     for shards, world_size in ((1, 1), (4, 3)):
         plan = StepPlan(RECORDS, 9, shards)  # shards differ in size, and the last batch is smaller
-        theirs, trained, tested = keras_in_steps(make, data, plan, steps)
+        trained, tested = keras_in_steps(make, data, plan, steps)
         ranks = train(make, source, 9, shards, steps, world_size, shuffle=False)
         world = World(world_size)
         evaluators = []
