@@ -81,26 +81,31 @@ def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]
 
         return update_state
 
-    # As attributes of the objects, which go before the methods of their classes.
-    for metric in metrics:
-        vars(metric)["update_state"] = noting(metric, metric.update_state)
-    try:
+    with _attributes(metrics, "update_state", lambda metric: noting(metric, metric.update_state)):
         yield
-    finally:
-        for metric in metrics:
-            del vars(metric)["update_state"]
 
 
 @contextlib.contextmanager
 def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
     """While the `with` statement lasts, some metrics have this result."""
-    for metric in metrics:
-        vars(metric)["result"] = lambda: result
+    with _attributes(metrics, "result", lambda metric: lambda: result):
+        yield
+
+
+@contextlib.contextmanager
+def _attributes(objects: Sequence[Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Give objects an attribute, which goes before the method of their class, while the `with` statement lasts."""
+    before = [vars(each).get(name) for each in objects]
+    for each in objects:
+        vars(each)[name] = make(each)
     try:
         yield
     finally:
-        for metric in metrics:
-            del vars(metric)["result"]
+        for each, value in zip(objects, before, strict=True):
+            if value is None:
+                del vars(each)[name]
+            else:
+                vars(each)[name] = value
 
 
 def set_mask(tensor: Any, mask: Any) -> None:

@@ -361,7 +361,9 @@ CASES = {
 CASES |= {
     "add_loss of each record": Case(plain(adds(lambda h, _: 0.3 * ops.mean(h**2, -1)))),
     "add_loss of each record and place": Case(plain(adds(lambda h, _: 0.1 * h**2), rate=1e-3)),
-    "add_loss of each record, as a mean": Case(plain(adds(lambda h, _: h[:, 0] ** 2 / ops.shape(h)[0]))),
+    "add_loss of each record, as a mean": Case(
+        plain(adds(lambda h, _: h[:, 0] ** 2 / ops.cast(ops.shape(h)[0], "float32")))
+    ),
     "add_loss of a sum over records": Case(plain(adds(lambda h, _: 0.1 * ops.sum(h**2)), rate=1e-3)),
     "add_loss of each record when training": Case(
         plain(adds(lambda h, t: ops.mean(h**2, -1) if t else None), rate=1e-3)
