@@ -66,6 +66,7 @@ class Reduced(NamedTuple):
         exponents: of the next step, for `settle`; None where there are none.
         digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
         audit: None where no step is audited.
+        outputs: of all shards, what metrics of the whole batch get; filled in by the caller.
     """
 
     tensors: list[tf.Tensor]
@@ -76,6 +77,7 @@ class Reduced(NamedTuple):
     exponents: tf.Tensor | None = None
     digests: tf.Tensor | None = None
     audit: audit_rows.AuditRow | None = None
+    outputs: Sequence[tf.Tensor] = ()
 
 
 class Reduction(Protocol):
@@ -83,8 +85,7 @@ class Reduction(Protocol):
 
     Attributes:
         layout: of the tensors.
-        shapes: of the tensors that `encode` makes of a shard's.
-        dtype: of the tensors that `encode` makes.
+        shapes, dtype: of the tensors that `encode` makes of a shard's.
         extra: columns that `encode` appends to a shard's row.
     """
 
@@ -121,6 +122,7 @@ class Reduction(Protocol):
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         """Compute this worker's shards and add them over all workers.
 
@@ -132,6 +134,7 @@ class Reduction(Protocol):
             total_shards: V.
             slices: specs of the packed slices that `compute` returns.
             audit: where the rows of a shard are that another worker computes, too; None where no step is audited.
+            outputs: how many of the slices, the last ones, are rows for metrics, which have no digests.
         """
         ...
 
@@ -145,8 +148,7 @@ class FloatReduction:
     """Plain float addition: one pass, and last bits that depend on the number of workers.
 
     Args:
-        layout: of the tensors.
-        dtype: in which they travel.
+        layout, dtype: of the tensors, and in which they travel.
         overlap: add over workers in buckets while gradients are computed; by default all at once.
     """
 
@@ -180,6 +182,7 @@ class FloatReduction:
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         if all_reduce is None:
             summed, rows, found = compute(tf.zeros([0]), None)
@@ -270,6 +273,7 @@ class FixedPointReduction:
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
         audit: audit_rows.AuditPlaces | None = None,
+        outputs: int = 0,
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
@@ -310,7 +314,7 @@ class FixedPointReduction:
         found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
-        beside, every, matrix = self.extra + self.digest_width(len(slices)), matrix, matrix[:total_shards]
+        beside, every, matrix = self.extra + self.digest_width(len(slices) - outputs), matrix, matrix[:total_shards]
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, :-beside], 0)
         finite = tf.math.is_finite(largest)
         # A value that is not finite makes its whole tensor not finite.

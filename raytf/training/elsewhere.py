@@ -209,7 +209,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     try:
         model = models.build(
             code.make,
-            pipeline.sample(),
+            pipeline.sample(models.SAMPLE),
             [source] if asked["trains"] else [],
             asked["compute"],
             seed,

@@ -14,6 +14,7 @@ from raytf.data.prefetch import Prefetch
 from raytf.data.sources import Source
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, Ranks
+from raytf.training import batch_metrics
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation_step import EvalStep
@@ -121,6 +122,25 @@ class Evaluator:
         every[:, shards.start : shards.stop] = own
         return self._group.sum(every.ravel()).reshape(every.shape).sum(1)
 
+    def _update(self, call: CallBatch, outputs: np.ndarray) -> None:
+        """Update the metrics of the whole batch after some steps.
+
+        Args:
+            call: the steps.
+            outputs: [K, n, width] the rows of this rank's records.
+        """
+        shards, sizes = self._pipeline.shards, self._plan.sizes
+        if not call.full:
+            own = np.zeros(self._plan.shards, np.int64)
+            own[shards.start : shards.stop] = call.counts
+            sizes = self._group.sum(own)
+        begin, total = int(sizes[: shards.start].sum()), int(sizes.sum())
+        bits = outputs.view(np.int64)
+        every = np.zeros((len(bits), total, bits.shape[2]), np.int64)
+        every[:, begin : begin + bits.shape[1]] = bits
+        for rows in self._group.sum(every.ravel()).reshape(every.shape).view(np.float32):
+            self.step.update(rows)
+
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Loss and metrics by name; the model's metrics are reset before and after.
 
@@ -131,16 +151,24 @@ class Evaluator:
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
         rows = np.zeros((len(shards), self.step.micro.row_width), np.float32)
-        calls = Prefetch(self._pipeline, 0, lambda at, end: plan.call_end(at, _CALL_STEPS, end))
+        width, steps = self.step.output_width, _CALL_STEPS
+        if width:
+            steps = max(1, min(steps, batch_metrics.MOST_BYTES // (4 * width * plan.global_batch_size)))
+            self._model.reset_metrics()
+        calls = Prefetch(self._pipeline, 0, lambda at, end: plan.call_end(at, steps, end))
         while calls.fill(plan.steps_per_epoch):
             call = calls.take()
-            rows += self.step(call, self._totals(call))
+            more, outputs = self.step(call, self._totals(call))
+            rows += more
+            if outputs is not None:
+                self._update(call, outputs)
             progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
         # Each row is zero on all ranks but one, so this sum is exact, and all ranks then add rows in the same order.
         everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
-        self._model.reset_metrics()
+        if not width:
+            self._model.reset_metrics()
         row = everyones.sum(0)[1:]
         self.step.micro.add_metrics(row)
         logs, micro = models.results(self._model), self.step.micro

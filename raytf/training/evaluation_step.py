@@ -15,6 +15,7 @@ from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.shard_span import in_graph
 from raytf.inference.own_run import overrides_test
+from raytf.training import batch_metrics
 from raytf.training.microbatch import MicroBatch
 from raytf.training.own_test import OwnTest
 from raytf.training.shard_loop import (
@@ -49,6 +50,7 @@ class EvalStep:
     ):
         self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
         self.micro, self._specs = self._make_micro(model, template, specs), specs
+        self._update: Any = tf.function(self.micro.update_metrics, autograph=False)
         self.is_general = len(self._devices.names) == 1
         count = None if self.is_general else len(shards)
         signature = [
@@ -66,23 +68,43 @@ class EvalStep:
     def _make_micro(
         self, model: keras.Model, template: tuple[Any, Any, Any], specs: list[Spec]
     ) -> MicroBatch | OwnTest:
-        if not overrides_test(model):
-            return MicroBatch(model, template, training=False)
         leaves = [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in specs]
-        return OwnTest(model, template, leaves)
+        if overrides_test(model):
+            return OwnTest(model, template, leaves, self._plan.global_batch_size)
+        micro = MicroBatch(model, template, training=False)
+        if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
+            seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
+            probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
+            probe.get_concrete_function(leaves, seeds)
+        return micro
 
-    def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> np.ndarray:
-        """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
+    def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Evaluate some steps of this worker's shards.
 
         Args:
-            call: K steps of this worker's shards.
+            call: K steps.
             totals: [K, n] `divisors` summed over all shards; by default this worker is assumed to have all of them.
+
+        Returns:
+            [L, 1 + M] what the records add to loss and metrics, for each shard; and [K, n, width] what metrics of the
+            whole batch get of each step, None where there are none.
         """
         if totals is None:
             totals = self.divisors(call).sum(1)
         if call.full:
-            return self._full(call.leaves, call.seeds, np.int32(self._shards.start), totals).numpy()
-        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
+            rows, outputs = self._full(call.leaves, call.seeds, np.int32(self._shards.start), totals)
+        else:
+            rows, outputs = self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals)
+        return rows.numpy(), outputs[0].numpy() if outputs else None
+
+    @property
+    def output_width(self) -> int:
+        """float32 words of a record that metrics of the whole batch get; 0 where there are none."""
+        return sum(layout.width for layout in self.micro.outputs)
+
+    def update(self, rows: np.ndarray) -> None:
+        """Update the metrics of the whole batch with the rows of all records of a step, in their order."""
+        self._update([tf.constant(rows)])
 
     def take(self, shards: range) -> None:
         """Compute other shards from the next call on; where the step is general."""
@@ -128,18 +150,23 @@ class EvalStep:
         fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
         counts, total = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
-        def body(k, rows):
-            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], counts, total, fixed, totals[k])
+        def body(k, rows, *arrays):
+            batch = [leaf[k] for leaf in leaves]
+            more, outputs = self._rows(batch, seeds[k], counts, total, fixed, totals[k])
+            return k + 1, rows + more, *(array.write(k, o) for array, o in zip(arrays, outputs, strict=True))
 
-        start = (tf.constant(0), tf.zeros([tf.shape(seeds)[1], self.micro.row_width]))
         steps = tf.shape(seeds)[0]
-        return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
+        arrays = [tf.TensorArray(tf.float32, steps, element_shape=layout.spec.shape) for layout in self.micro.outputs]
+        start = (tf.constant(0), tf.zeros([tf.shape(seeds)[1], self.micro.row_width]), *arrays)
+        _, rows, *arrays = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return rows, [array.stack() for array in arrays]
 
     def _partial_step(self, leaves, seeds, counts, total, totals):
         fixed = fixed_values(self._devices, self.micro)
-        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
+        rows, outputs = self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
+        return rows, [each[None] for each in outputs]
 
-    def _rows(self, leaves, seeds, counts, total, fixed, totals) -> tf.Tensor:
+    def _rows(self, leaves, seeds, counts, total, fixed, totals) -> tuple[tf.Tensor, list[tf.Tensor]]:
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             return [], tf.zeros([0])
 
@@ -150,4 +177,4 @@ class EvalStep:
             factors = shard_factors(own, totals, counts, total, self._plan)
         how = ShardSum(encode, like, self._plan.shards)
         batch = ShardBatch(leaves, seeds, counts, total, factors)
-        return spread_shards(self._devices, self.micro, how, batch, fixed)[1]
+        return spread_shards(self._devices, self.micro, how, batch, fixed)[1:]

@@ -8,6 +8,7 @@ is on, and the values that layers and metrics would have written are returned an
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,7 +20,7 @@ from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import OwnScope
-from raytf.training import loss_division, program_variables
+from raytf.training import added_losses, batch_metrics, loss_division, program_variables
 from raytf.training import model as models
 from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beginning, elements, flat
 
@@ -64,6 +65,8 @@ class MicroBatch(ShardWork):
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
         self._loss_metric = models.loss_metric(model)
+        self._gathered = batch_metrics.Gathered(model)
+        self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
         self.divided = loss_division.places(model)
         self.row_width = 1 + sum(elements(self.metrics))
@@ -75,8 +78,8 @@ class MicroBatch(ShardWork):
     ) -> ShardResult:
         """Compute the shard; see `ShardWork`."""
         weights, states = values or self.values()
-        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
-        return self._result(gradients, updates, flat([loss * weight, *deltas]), weight)
+        gradients, updates, deltas, loss, outputs = self._run(weights, states, leaves, seeds, weight, factors)
+        return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
         """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
@@ -127,7 +130,8 @@ class MicroBatch(ShardWork):
             tape.watch(weights)
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
             scope = OwnScope(mapping)
-            with scope, divided as called, draws.seeded(seeds[-1]):
+            added_by = added_losses.divided(model, self._training, leaves[0].shape[0], part)
+            with scope, divided as called, draws.seeded(seeds[-1]), added_by, self._gathered.noted() as noted:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 models.check_added(model, scope.losses)
@@ -153,11 +157,12 @@ class MicroBatch(ShardWork):
                 d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
                 for v, d in zip(self.metrics, deltas, strict=True)
             ]
+        deltas = [d * tf.cast(part, d.dtype) if is_mean else d for d, is_mean in zip(deltas, self._means, strict=True)]
         gradients, updates = [], []
         if self._training:
             gradients = self._gradients(tape, objective, weights)
             updates = self._updates(states, {id(v): scope.get_current_value(v) for v in self.states})
-        return gradients, updates, deltas, tf.cast(loss, tf.float32)
+        return gradients, updates, deltas, tf.cast(loss, tf.float32), self._gathered.pack(noted)
 
     def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:
         every = tape.gradient(objective, weights)
@@ -177,6 +182,10 @@ class MicroBatch(ShardWork):
     def finish(self, row: tf.Tensor) -> None:
         """Nothing is left to do after the update."""
 
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self._gathered.update(outputs)
+
     def add_metrics(self, row: tf.Tensor) -> None:
-        """Add reduced rows to the model's metrics."""
-        add_to(self.metrics, row)
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row, self._gathered.variables)

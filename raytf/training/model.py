@@ -22,8 +22,10 @@ from raytf.errors import DataError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
-from raytf.training import loss_division, own_build
+from raytf.training import added_losses, batch_losses, batch_metrics, loss_division, own_build, remarks
 
+#: Records of the sample that a model is built with, at most.
+SAMPLE = 8
 _NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
 _TRACED = (
     "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
@@ -81,7 +83,8 @@ def build(
         return model
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
-        predicted = model(x, training=False) if takes_training(model) else model(x)
+        with added_losses.collected() as adds:
+            predicted = model(x, training=False) if takes_training(model) else model(x)
     except Exception as error:
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
         raise DataError(
@@ -112,8 +115,42 @@ def build(
     model.reset_metrics()
     if not model.trainable_variables:
         say(_NOTHING_TO_TRAIN)
+    _note_loss(model, (x, y, weight), predicted, bool(adds), records)
+    _note_metrics(model, (x, y, weight), predicted, sources, records[1])
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _note_loss(
+    model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, adds: bool, records: tuple[int, int]
+) -> None:
+    """Note in the model how the loss of a batch follows from those of its shards, and warn where it does not."""
+    if overrides_loss(model) and sums_over_batch(model):  # its value does not tell which parts of it are sums
+        return
+    try:
+        warning = batch_losses.check(model, batch, predicted, overrides_loss(model), adds)
+    except Exception:  # a model or a loss need not take another number of records, and then nothing can be compared
+        return
+    if warning and records[0] < records[1]:
+        remarks.add(model, warning)
+
+
+def _note_metrics(
+    model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, sources: list[Source], size: int
+) -> None:
+    """Note in the model how its metrics follow from those of the shards."""
+    if not batch_metrics.own_metrics(model):
+        return
+    x, y, weight = batch
+    count = len(tree.flatten(x)[0][1])
+    has_lengths = all(spec.has_lengths for source in sources for _, spec in tree.flatten(source.spec))
+    values = [(variable, variable.value) for variable in model.variables]
+    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as found:
+        if batch_metrics.needs_call(model):
+            predicted = model(x, training=False) if takes_training(model) else model(x)
+            compute_loss(model, x, y, predicted, weight, training=True)
+        model.compute_metrics(x, y, predicted, weight)
+    batch_metrics.note(model, found, count, size, has_lengths)
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str], None]) -> None:
@@ -230,7 +267,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     }
     if len(kinds) > 1:
         raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
-    return kinds == {True}
+    return kinds == {True} or batch_losses.sums(model)
 
 
 def logs(model: keras.Model) -> dict[str, float]:
@@ -252,7 +289,7 @@ def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
 def results(model: keras.Model) -> dict[str, float]:
     """Current loss and metrics by name; a vector, such as the result of F1Score, becomes one number for each class."""
     named: dict[str, float] = {}
-    for name, value in model.get_metrics_result().items():
+    for name, value in batch_metrics.results(model).items():
         values = np.asarray(value, np.float64)
         if values.ndim:
             named.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, WholeBatchError
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step, overrides_test
+from raytf.training import own_losses, remarks
 
 
 def build(model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, int], is_evaluated: bool) -> None:
@@ -43,6 +45,11 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, 
                 "Have it ask for the size of its batch (keras.ops.shape(x)[0]), or use --logical-shards 1 --workers 1."
             ) from error
         raise
+    if records[0] < records[1]:
+        with contextlib.suppress(Exception):  # a step need not take another number of records: nothing can be compared
+            warning = own_losses.check(model, sample)
+            if warning:
+                remarks.add(model, warning)
 
 
 def sample_for(model: keras.Model, sample: Any, records: tuple[int, int], is_evaluated: bool) -> Any:

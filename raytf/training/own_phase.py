@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from raytf.inference import own_run
+from raytf.training import batch_metrics
 from raytf.training.shard_work import ShardResult, ShardWork, added, elements, flat
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ class Phase(ShardWork):
 
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
         """Compute a shard; see `MicroBatch`."""
-        gradients, updates, loss, deltas, logs = self._run(values or self.values(), leaves, seeds)
-        return self._result(
-            gradients, updates, flat([loss * weight, *deltas, *(each * weight for each in logs)]), weight
-        )
+        gradients, updates, loss, deltas, logs, outputs = self._run(values or self.values(), leaves, seeds, weight)
+        means = batch_metrics.kinds_of(self._step.model).means
+        deltas = [d * weight if id(v) in means else d for v, d in zip(self._step.metrics, deltas, strict=False)]
+        row = flat([loss * weight, *deltas, *(each * weight for each in logs)])
+        return self._result(gradients, updates, row, weight, outputs)
 
     def values(self, known: Any = None) -> OwnValues:
         """What variables hold in this phase."""
@@ -64,17 +66,17 @@ class Phase(ShardWork):
         super().apply(gradients, updates)
         self._step.note_update(self._place)
 
-    def _compute(self, values: OwnValues, leaves: Any, seeds: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _compute(self, values: OwnValues, leaves: Any, seeds: Any, weight: tf.Tensor) -> tuple[Any, ...]:
         step = self._step
-        found, assigned, scope, logs = step.run(self._place, values, leaves, seeds)
+        found, assigned, scope, logs, outputs = step.run(self._place, values, leaves, seeds, weight)
         gradients = self._kept(found)
         before = [*values.states, *values.weights]
         self.before_update = {i for i, v in enumerate(self.states) if id(v) in assigned}
         if not self._is_last:
-            return gradients, self._updates(before, assigned), tf.constant(0.0), [], []
+            return gradients, self._updates(before, assigned), tf.constant(0.0), [], [], []
         deltas = added(scope, step.metrics, step.initial_metrics)
         late = {id(v) for v in step.found.late}
         changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
         after = {id(v): scope.get_current_value(v) for v in changed}
         updates = self._updates(before, assigned | after)
-        return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values())
+        return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values()), outputs

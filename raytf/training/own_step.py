@@ -27,6 +27,7 @@ from raytf.data import tree
 from raytf.errors import ModelError, WholeBatchError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
+from raytf.training import added_losses, batch_metrics
 from raytf.training.own_phase import OwnValues, Phase
 from raytf.training.shard_work import add_to, beginning, elements
 from raytf.training.traced_ops import WRITES, ops_of
@@ -63,6 +64,7 @@ class OwnStep:
         model: built and compiled.
         template: a batch's structure, (x, y, sample_weight).
         leaves: specs of a full shard's leaves.
+        batch: records in a full step.
         jit: compile with XLA.
         shards: logical shards of a step. With one, the step may assign a weight before its optimizer updates it.
 
@@ -75,10 +77,11 @@ class OwnStep:
         model: keras.Model,
         template: tuple[Any, Any, Any],
         leaves: Sequence[tf.TensorSpec],
+        batch: int,
         jit: bool = False,
         shards: int = 1,
     ):
-        self._model, self._template, self._shards = model, template, shards
+        self.model, self._template, self._batch, self._shards = model, template, batch, shards
         self.parts = own_run.parts_of(model, variables.seed_states(model))
         self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
         #: All that may change apart from an optimizer's update.
@@ -91,7 +94,9 @@ class OwnStep:
         self._later: list[list[Any]] = []
         #: Whether what the step returns under a name is made of the weights after their last update.
         self._of_weights: dict[str, bool] = {}
-        self._survey_updates()
+        with batch_metrics.noted_while_traced(model, self._leaves, batch):
+            self._survey_updates()
+        self.gathered = batch_metrics.Gathered(model)
         self._survey_end()
         self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.found.applies)))]
 
@@ -120,13 +125,14 @@ class OwnStep:
         """No value is known not to change."""
 
     def run(
-        self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any
-    ) -> tuple[Any, dict[int, Any], OwnScope, Any]:
+        self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
+    ) -> tuple[Any, dict[int, Any], OwnScope, Any, list[tf.Tensor]]:
         """Run the step up to the end of a phase.
 
         Returns:
             The gradients at that end; by their `id`, the values of weights that the step has assigned before it; the
-            scope with all changes; and the numbers that the step returned, None in phases before the last.
+            scope with all changes; the numbers that the step returned, None in phases before the last; and what metrics
+            of the whole batch get, in the last phase.
         """
         gradients: list[Any] = []
         assigned: dict[int, Any] = {}
@@ -152,11 +158,13 @@ class OwnStep:
                 raise Held
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
-        try:
-            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
-        except Held:
-            logs = None
-        return gradients, assigned, scope, logs
+        with self.gathered.noted() as calls, added_losses.divided(self.model, None, leaves[0].shape[0], part):
+            try:
+                data = self._data(leaves)
+                logs = own_run.run(self.model.train_step, data, seeds[-1], scope, self.trainable, on_apply)
+            except Held:
+                return gradients, assigned, scope, None, []
+        return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
         """What comes after the last update and is the same for all shards; to be traced.
@@ -172,11 +180,15 @@ class OwnStep:
                 variable.assign(scope.get_current_value(variable))
             numbers |= {name: logs[name] for name in self.found.late_names}
         if numbers:
-            own_run.latest(self._model).assign(tf.stack(list(numbers.values())))
+            own_run.latest(self.model).assign(tf.stack(list(numbers.values())))
+
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self.gathered.update(outputs)
 
     def add_metrics(self, row: tf.Tensor) -> None:
-        """Add reduced rows to the model's metrics."""
-        add_to(self.metrics, row[: sum(elements(self.metrics))])
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
         """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
@@ -204,7 +216,7 @@ class OwnStep:
 
             start = self._now(self.trainable), self._now(self.parts.states)
             scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
-            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
             known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
             for variable in scope.changed.values():
                 if id(variable) not in known:
@@ -268,7 +280,7 @@ class OwnStep:
         # An average of something that the shards have changed is made of what they have changed together.
         states, metrics = self._now(self.parts.states), self._now(self.metrics)
         scope = OwnScope(self._mapping(weights, states, seeds, metrics), pinned)
-        logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+        logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
     def _check_weights(self, scope: OwnScope, weights: Sequence[keras.Variable]) -> None:

@@ -23,7 +23,7 @@ from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
 from raytf.inference.user_model import run_user_code
 from raytf.training import model as models
-from raytf.training import program_variables, run_identity
+from raytf.training import program_variables, remarks, run_identity
 from raytf.training.attempt import Attempt
 from raytf.training.evaluation_step import EvalStep
 from raytf.training.executor import CompiledStep, Executor
@@ -92,6 +92,9 @@ def build(attempt: Attempt, executor: Executor) -> Program:
         known += variables.seed_states(model)
         variables.keep_program(model, program_variables.find(step.probe_function, known))
     named = variables.variables(model)
+    if not attempt.earlier:
+        for line in remarks.take(model):
+            attempt.reporter.say(line)
     identity |= executor.admit(attempt, pipeline)
     if not (job.config.strategy.has_servers or executor.meets_again):  # the place on the node is not known yet
         check_needs(attempt, named)
@@ -134,7 +137,7 @@ def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> kera
     job, given = attempt.job, (sources.train, sources.validation, sources.test)
     return models.build(
         job.model,
-        pipeline.sample(),
+        pipeline.sample(models.SAMPLE),
         [source for source in given if source is not None],
         job.config.compute,
         job.config.batch.seed,

@@ -17,7 +17,7 @@ from raytf.distributed.shard_span import Span
 from raytf.distributed.slices import SliceLayout
 from raytf.training import loss_division
 from raytf.training.microbatch import MicroBatch, StepValues
-from raytf.training.shard_work import HasFixed, ShardResult, ShardWork
+from raytf.training.shard_work import HasFixed, OutputLayout, ShardResult, ShardWork
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class ShardSum:
 def loop_shards(
     micro: ShardWork, how: ShardSum, shards: ShardBatch, values: Any
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices in shard order.
+    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices and outputs in
+    shard order.
 
     Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
     single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
@@ -89,7 +90,7 @@ def loop_shards(
         values: values of the model; all shards start from them.
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
-    size, layouts = shards.seeds.shape[0], list(micro.slices.values())
+    size, layouts = shards.seeds.shape[0], micro.layouts
     count = tf.shape(shards.seeds)[0] if size is None else size
     packed = [layout.spec for layout in layouts]
 
@@ -98,11 +99,12 @@ def loop_shards(
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
-        tensors, row, slices = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
+        made = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
+        tensors, row, slices, outputs = made
         encoded, extra = how.encode(tensors, weight)
         told = [] if how.digest is None else [how.digest(encoded, slices, row)]
         row = tf.concat([row, *told, extra], 0)
-        return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), slices)
+        return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), [*slices, *outputs])
 
     def nothing() -> ShardResult:
         empty = [tf.zeros([0, spec.shape[1]]) for spec in packed]
@@ -110,7 +112,7 @@ def loop_shards(
         return ShardResult(zeros, tf.zeros(like[1].shape, like[1].dtype), empty)
 
     if size == 1 and counts is None and not how.alike and (early is None or early.rounds == 1):
-        tensors, row, slices = one(tf.constant(0))
+        tensors, row, slices, _ = one(tf.constant(0))
         return tensors if early is None else early(None, tensors), row[None], slices
 
     rounds, idle = (count, 0) if early is None else (early.rounds, early.rounds - size)
@@ -122,7 +124,7 @@ def loop_shards(
         place = k if how.beside is None else (k - beside) % rounds
         i = tf.maximum(k - idle, 0) if early else place
         conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
-        more, row, found = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        more, row, found, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
         summed = tf.cond(k <= beside, lambda: more, lambda: _added(summed, more))
         if how.beside is not None:
             found = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in found]
@@ -146,7 +148,7 @@ def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.ensure_shape(a, b.shape) + b for a, b in zip(before, more, strict=True)]
 
 
-def _joined(array: tf.TensorArray, layout: SliceLayout, has_gaps: bool) -> tf.Tensor:
+def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps: bool) -> tf.Tensor:
     """The slices of all shards one after another."""
     if has_gaps or layout.count is None:
         return array.concat()

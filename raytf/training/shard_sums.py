@@ -77,18 +77,19 @@ class ShardSums:
             summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
 
-        all_reduce, layouts = self.all_reduce, list(work.slices.values())
+        all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
         specs = [layout.spec for layout in layouts]
-        reduced = reduction.reduce(all_reduce, compute, flags, self.shards, self.total_shards, specs, self.audit)
+        told = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
+        reduced = reduction.reduce(all_reduce, compute, flags, *told)
         known = [layout.count if batch.counts is None else None for layout in layouts]
         own = reduced.slices
         if all_reduce is not None and own:
             own = after(results(reduced, []), list(own))
         slices = gather(all_reduce, own, known, self.shards, self.total_shards)
-        gradients = work.gradients(reduced.tensors, slices)
+        gradients = work.gradients(reduced.tensors, slices[:count])
         values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
         finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
-        return reduced._replace(finite=finite), gradients
+        return reduced._replace(finite=finite, outputs=slices[count:]), gradients
 
 
 def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
@@ -97,5 +98,5 @@ def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Te
     TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
     of a host bring at the same time. So whatever is added next must wait for these.
     """
-    every = [*reduced.tensors, reduced.row, reduced.flags, *gradients]
+    every = [*reduced.tensors, reduced.row, reduced.flags, *gradients, *reduced.outputs]
     return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]

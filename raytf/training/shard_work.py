@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -22,11 +23,31 @@ class ShardResult(NamedTuple):
         tensors: gradients and layers' updates; a gradient that is slices has no elements here.
         row: [1 + M] the loss times the shard's weight, and what is added to metrics.
         slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
+        outputs: what metrics of the whole batch get, a row for each record; nothing where there are none.
     """
 
     tensors: list[tf.Tensor]
     row: tf.Tensor
     slices: list[tf.Tensor]
+    outputs: Sequence[tf.Tensor] = ()
+
+
+@dataclass(frozen=True)
+class OutputLayout:
+    """The rows of records that metrics of the whole batch get.
+
+    Attributes:
+        width: float32 words of a record, an even number.
+        count: records in a full shard; None if it differs from shard to shard.
+    """
+
+    width: int
+    count: int | None
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Of the rows."""
+        return tf.TensorSpec([None, self.width], tf.float32)
 
 
 class HasFixed(Protocol):
@@ -49,6 +70,7 @@ class ShardWork:
         updated: indices of states that a step changes; set by a trace.
         before_update: those of them that change before the optimizer's update; set by a trace.
         slices: the gradients that are slices, by their place in `with_gradient`; set by the first trace.
+        outputs: the layouts of `ShardResult.outputs`; set by the first trace.
         row_width: columns of a shard's row.
     """
 
@@ -67,6 +89,7 @@ class ShardWork:
         self.updated: list[int] = []
         self.before_update: set[int] = set()
         self.slices: dict[int, SliceLayout] = {}
+        self.outputs: list[OutputLayout] = []
 
     def __call__(
         self, leaves: Any, seeds: Any, weight: tf.Tensor, values: Any = None, factors: Any = None
@@ -81,6 +104,11 @@ class ShardWork:
             factors: factors of the losses that are divided by data, in a step of several shards.
         """
         raise NotImplementedError
+
+    @property
+    def layouts(self) -> list[SliceLayout | OutputLayout]:
+        """What a traced shard returns that is not summed: slices, then outputs."""
+        return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
         """What variables hold at the beginning of a step, on the current device.
@@ -134,11 +162,17 @@ class ShardWork:
                 variable.assign_add(tf.cast(tf.round(value), variable.dtype))
 
     def _result(
-        self, gradients: list[Any], updates: list[tf.Tensor], row: list[tf.Tensor], weight: tf.Tensor
+        self,
+        gradients: list[Any],
+        updates: list[tf.Tensor],
+        row: list[tf.Tensor],
+        weight: tf.Tensor,
+        outputs: Sequence[tf.Tensor] = (),
     ) -> ShardResult:
         slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
         dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
-        return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices)
+        self.outputs = self.outputs or [OutputLayout(int(rows.shape[1]), rows.shape[0]) for rows in outputs]
+        return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices, outputs)
 
     def _kept(self, found: Sequence[Any]) -> list[Any]:
         """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
@@ -183,9 +217,11 @@ def elements(of: Sequence[keras.Variable]) -> list[int]:
     return [int(np.prod(v.shape, dtype=np.int64)) for v in of]
 
 
-def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor) -> None:
-    """Add the columns of a reduced row to the variables of metrics."""
+def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int] = ()) -> None:
+    """Add the columns of a reduced row to the variables of metrics, but not to those with the ids in `but`."""
     for variable, part in zip(metrics, tf.split(row, elements(metrics)), strict=True):
+        if id(variable) in but:
+            continue
         variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
 

@@ -261,7 +261,8 @@ class TrainStep:
 
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
-            return OwnStep(self._model, template, self._shard_specs(), options.jit, self._plan.shards)
+            batch, shards = self._plan.global_batch_size, self._plan.shards
+            return OwnStep(self._model, template, self._shard_specs(), batch, options.jit, shards)
         return MicroBatch(self._model, template, training=True, jit=options.jit, keeps_slices=True)
 
     def _shard_specs(self) -> list[tf.TensorSpec]:
@@ -377,6 +378,7 @@ class TrainStep:
                 if not isinstance(phase.optimizer, keras.optimizers.LossScaleOptimizer):
                     finite = finite & reduced.finite
             with tf.control_dependencies(done):
+                self.micro.update_metrics(reduced.outputs)
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one

@@ -55,7 +55,7 @@ def rows(step: EvalStep, plan: StepPlan, shards: range, totals: dict[int, np.nda
     while calls.fill(plan.steps_per_epoch):
         call = calls.take()
         totals.setdefault(call.start, step.divisors(call).sum(1))
-        found.append(step(call, totals[call.start]))
+        found.append(step(call, totals[call.start])[0])
     pipeline.close()
     return np.sum(found, 0, dtype=np.float32)
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.errors import ModelError
+from raytf.training import model as models
+from raytf.training import remarks
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
 from tests.tf.ranks import Alone, train
@@ -136,6 +139,15 @@ class Scaled(Subclassed):
         return 3 * super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
+class OfEach(Scaled):
+    """Adds a loss for each record."""
+
+    def call(self, x, training=False):
+        h = self.first(x)
+        self.add_loss(0.01 * ops.mean(h**2, -1))
+        return self.last(h)
+
+
 def summed(kind: type[keras.Model]) -> Callable[[], keras.Model]:
     """With a loss that is a sum over the batch."""
     return lambda: subclass(kind, loss=keras.losses.MeanSquaredError(reduction="sum"))()
@@ -251,6 +263,10 @@ def own_function(y_true: Any, y_pred: Any) -> Any:
     return ops.mean((y_true - y_pred) ** 4, -1)
 
 
+def total_error(y_true: Any, y_pred: Any) -> Any:
+    return ops.sum((y_true - y_pred) ** 2)
+
+
 def autoencoder() -> keras.Model:
     x = keras.Input((6,))
     code = layers.Dense(2)(x)
@@ -342,11 +358,29 @@ CASES = {
     "masks for one output of two": Case(two_of_tokens, (TOKENS, {"each": STEPS_OF_TOKENS, "all": Y[:, :1]})),
     "masks in compute_loss": Case(tokens_twice, (TOKENS, STEPS_OF_TOKENS)),
 }
+CASES |= {
+    "add_loss of each record": Case(plain(adds(lambda h, _: 0.3 * ops.mean(h**2, -1)))),
+    "add_loss of each record and place": Case(plain(adds(lambda h, _: 0.1 * h**2), rate=1e-3)),
+    "add_loss of each record, as a mean": Case(
+        plain(adds(lambda h, _: h[:, 0] ** 2 / ops.cast(ops.shape(h)[0], "float32")))
+    ),
+    "add_loss of a sum over records": Case(plain(adds(lambda h, _: 0.1 * ops.sum(h**2)), rate=1e-3)),
+    "add_loss of each record when training": Case(
+        plain(adds(lambda h, t: ops.mean(h**2, -1) if t else None), rate=1e-3)
+    ),
+    "add_loss of each record alone": Case(plain(adds(lambda h, _: ops.mean(h**2, -1)), loss=None, rate=1e-3), (X,)),
+    "add_loss of each record, and means": Case(
+        plain(adds(lambda h, _: [ops.mean(h**2, -1), ops.mean(h**2)]), lambda: layers.Dense(4, **L2), rate=1e-3)
+    ),
+    "a function that sums": Case(plain(loss=lambda: total_error, rate=1e-3)),
+}
 
 
 PARTS = {"activity_regularizer": "l2", "kernel_regularizer": "l2", "return_sequences": True}
 SEQUENCES = (RNG.normal(size=(RECORDS, 7, 2)).astype("float32"), STEPS_OF_TOKENS)
 CASES |= {
+    "compute_loss scales losses of each record": Case(subclass(OfEach, loss="mse")),
+    "sums, and losses of each record": Case(summed(OfEach)),
     "add_loss of weights, in a list": Case(plain(OfWeights)),
     "add_loss outside of a call": Case(outside_of_a_call),
     "a function regularizes": Case(
@@ -427,6 +461,55 @@ def check(case: Case, worlds: Sequence[tuple[int, int]]) -> None:
         pipeline.close()
         for key, value in evaluated.items():
             same(logs[key], value, f"{shards} shards, evaluated {key}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_loss_that_can_be_cut_is_called_one_of_the_whole_batch(name: str):
+    assert warnings_of(CASES[name]) == []
+
+
+def warnings_of(case: Case) -> list[str]:
+    """What is said before a model is trained in 4 shards."""
+    source = ArraySource(*case.data)
+    pipeline = Pipeline(source, StepPlan(RECORDS, RECORDS, 4), range(4), seed=0, class_weight=case.class_weight)
+    model = models.build(case.make, pipeline.sample(8), [source], ComputeSection(), 0, records=(6, RECORDS))
+    pipeline.close()
+    return remarks.take(model)
+
+
+def dice(y_true: Any, y_pred: Any) -> Any:
+    return 1 - (2 * ops.sum(y_true * y_pred) + 1) / (ops.sum(y_true) + ops.sum(y_pred) + 1)
+
+
+def contrastive(y_true: Any, y_pred: Any) -> Any:
+    logits = ops.matmul(y_true, ops.transpose(y_pred))
+    labels = ops.arange(ops.shape(logits)[0])
+    return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+
+def noisy(*made: Callable[[], layers.Layer], **compiled: Any) -> Callable[[], keras.Model]:
+    return plain(layers.BatchNormalization, lambda: layers.Dropout(0.5), *made, **compiled)
+
+
+OF_THE_BATCH = {
+    "Dice": Case(plain(loss=lambda: dice), (X, ops.convert_to_numpy(ops.one_hot(LABELS, 3)))),
+    "Dice of Keras": Case(plain(loss=loss("Dice")), (X, ops.convert_to_numpy(ops.one_hot(LABELS, 3)))),
+    "contrastive": Case(plain(loss=lambda: contrastive)),
+    "add_loss": Case(plain(adds(lambda h, _: ops.logsumexp(ops.matmul(h, ops.transpose(h)))))),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_BATCH)
+def test_a_loss_of_the_whole_batch_is_named(name: str):
+    (warning,) = warnings_of(OF_THE_BATCH[name])
+    assert "looks at the whole batch" in warning
+    assert "--logical-shards 1" in warning
+
+
+def test_layers_that_look_at_the_batch_are_no_such_loss():
+    sampled = adds(lambda h, _: ops.mean((h + keras.random.normal(ops.shape(h), seed=1)) ** 2))
+    assert warnings_of(Case(noisy())) == []
+    assert warnings_of(Case(noisy(sampled, loss="mae"))) == []
 
 
 def test_a_model_whose_loss_is_nowhere_is_refused():

@@ -24,6 +24,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
+from raytf.training import batch_metrics
 from raytf.training.learning_rate import LearningRate
 from raytf.training.microbatch import MicroBatch, StepValues
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
@@ -122,6 +123,7 @@ class ServerStep:
                 "on its servers. Override compute_loss instead, or use another strategy."
             )
         self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
+        batch_metrics.leave_out(model, "which no worker has with --strategy parameter-server")
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)

@@ -1,4 +1,4 @@
-"""Runs a Keras program as it is and writes down the loss of each step of each `fit`, for comparison.
+"""Runs a Keras program as it is and writes down the loss of each step of each `fit`, and whether `fit` got batches.
 
 python -m tests.stress.keras_examples.plain PROGRAM OUT.json
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 
 class Losses(keras.callbacks.Callback):
@@ -43,9 +44,11 @@ def main(program: str, out: str) -> None:
     own, fits = keras.Model.fit, []
 
     def fit(model: Any, *args: Any, **options: Any) -> Any:
-        fits.append([])
+        x = args[0] if args else options.get("x")
+        has_batches = not isinstance(x, (np.ndarray, list, tuple, dict)) and not keras.ops.is_tensor(x)
+        fits.append({"losses": [], "has_batches": has_batches})
         callbacks = options.pop("callbacks", None) or []
-        return own(model, *args, callbacks=[*callbacks, Losses(fits[-1])], **options)
+        return own(model, *args, callbacks=[*callbacks, Losses(fits[-1]["losses"])], **options)
 
     keras.Model.fit = fit
     sys.argv = [program]
