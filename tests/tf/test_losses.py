@@ -312,6 +312,10 @@ CASES = {
     "weights for both outputs": Case(outputs(dict, loss={"a": "mse", "b": "mae"}), (*TWO, WEIGHT)),
     "sample weights": Case(plain(adds(mean_square)), (X, Y, WEIGHT)),
     "class weights": Case(plain(adds(mean_square), **SPARSE), (X, LABELS), {0: 0.5, 1: 2.0, 2: 1.0}),
+    "class weights of smoothed labels": Case(plain(), (X, np.where(X[:, :3] > 0, 0.9, 0.1)), {0: 0.5, 2: 4.0}),
+    "class weights of labels below 0": Case(
+        plain(last=lambda: layers.Dense(1)), (X, LABELS[:, None] - 0.9), {0: 0.5, 1: 2.0}
+    ),
     "summed": Case(
         plain(
             lambda: layers.Dense(4, **L2), adds(mean_square), loss=loss("MeanSquaredError", reduction="sum"), rate=1e-3
