@@ -15,6 +15,8 @@ _CONTEXT = "tensorflow.python.eager.context.Context"
 _LAUNCHER = "tensorflow.python.distribute.cross_device_utils.CollectiveReplicaLauncher"
 SEEN = {
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob": "2.21.0",
+    "tensorflow.python.data.util.structure.get_flat_tensor_shapes": "2.21.0",
+    "tensorflow.python.data.util.structure.get_flat_tensor_types": "2.21.0",
     "tensorflow.core.protobuf.saved_model_pb2.SavedModel": "2.21.0",
     "tensorflow.python.distribute.collective_util.CommunicationImplementation.RING": "2.21.0",
     "tensorflow.python.distribute.collective_util.Options": "2.21.0",
@@ -34,6 +36,23 @@ SEEN = {
     "tensorflow.python.ops.lookup_ops.MutableHashTable._default_value": "2.21.0",
     "tensorflow.python.saved_model.signature_serialization.canonicalize_signatures": "2.21.0",
 }
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
+    """Return the dtypes and the shapes of the tensors that an element of a data set consists of."""
+    from tensorflow.python.data.util import structure
+
+    return structure.get_flat_tensor_types(element_spec), structure.get_flat_tensor_shapes(element_spec)
+
+
+def padded_rows(ragged: Any, rows: Any) -> Any:
+    """Return rows of a RaggedTensor as an array, padded with zeros to the longest of them."""
+    import tensorflow as tf
+
+    return tf.gather(ragged, rows).to_tensor().numpy()
+
 
 # -- operations and graphs ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from raytf._tensorflow import operation
+from raytf._tensorflow import flat_element, operation
 
 #: Operations that call a function of the program, which no graph has.
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "GeneratorDataset")
@@ -108,18 +108,20 @@ class DatasetGraph:
 
         Args:
             seeds: (place of an operation in the graph, number of the pass) -> two seeds, each positive and below 2**31.
-            number: of the pass; an operation whose draws are to be the same in each pass gets pass 0.
+            number: of the pass; an operation whose draws are to be the same in each pass, such as one before a cache,
+                gets pass 0.
             cache: a folder for what the data set would keep in memory from one pass to the next.
         """
         import tensorflow as tf
 
         graph = tf.compat.v1.GraphDef()
         graph.CopyFrom(self._graph)
-        drawing = _drawing_functions(graph)
+        drawing, cached = _drawing_functions(graph), _cached(graph)
         place = 0
-        for nodes in _bodies(graph):
+        for function, nodes in _bodies(graph):
             for node in list(nodes):
-                _draw(node, nodes, seeds(place, 0 if _is_the_same(node) else number), nodes is not graph.node)
+                of_pass = 0 if (function, node.name) in cached or _is_the_same(node) else number
+                _draw(node, nodes, seeds(place, of_pass), nodes is not graph.node)
                 _one_by_one(node, nodes, drawing, nodes is not graph.node)
                 place += 1
         _cache_in(cache, graph.node)
@@ -182,16 +184,14 @@ def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
     writes a variable is called for one element after another, also where the program asks for calls side by side."""
     import tensorflow as tf
 
-    specs = tf.nest.flatten(element_spec)
-    if not all(type(spec) is tf.TensorSpec for spec in specs):  # of others nothing is read
-        return tf.data.experimental.from_variant(variant, element_spec)
+    types, shapes = flat_element(element_spec)
     made = tf.raw_ops.OptimizeDatasetV2(
         input_dataset=variant,
         optimizations_enabled=["make_deterministic"],
         optimizations_disabled=[],
         optimizations_default=[],
-        output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs],
+        output_types=types,
+        output_shapes=shapes,
     )
     return tf.data.experimental.from_variant(made, element_spec)
 
@@ -236,19 +236,39 @@ def _drawing_functions(graph: Any) -> set[str]:
         found |= more
 
 
-def _bodies(graph: Any) -> Iterator[Any]:
-    """Nodes of a graph, and of its functions in the order in which they are called: their names differ from one time
-    to the next."""
-    functions, seen, coming = {f.signature.name: f.node_def for f in graph.library.function}, set(), [graph.node]
+def _cached(graph: Any) -> set[tuple[str, str]]:
+    """Return (function, or "" for the graph itself; node) for all whose results are cached in the first pass."""
+    bodies = {"": {node.name: node for node in graph.node}}
+    bodies |= {f.signature.name: {node.name: node for node in f.node_def} for f in graph.library.function}
+    found: set[tuple[str, str]] = set()
+    coming = [("", node.input[0]) for node in graph.node if node.op.startswith("CacheDataset")]
     while coming:
-        nodes = coming.pop(0)
-        yield nodes
+        function, name = place = coming.pop()
+        node = bodies[function].get(name)
+        if node is None or place in found:
+            continue
+        found.add(place)
+        if not function:  # of functions all nodes are here already
+            coming += [("", given) for given in node.input]
+        called = [node.op, *(value.func.name for value in node.attr.values())]
+        coming += [(inner, own) for inner in called if inner for own in bodies.get(inner, ())]
+    return found
+
+
+def _bodies(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Nodes of a graph ("") and of its functions, in the order in which they are called: their names differ from one
+    time to the next."""
+    functions, seen = {f.signature.name: f.node_def for f in graph.library.function}, set()
+    coming = [("", graph.node)]
+    while coming:
+        function, nodes = coming.pop(0)
+        yield function, nodes
         for node in nodes:
             called = [node.op, *(node.attr[key].func.name for key in sorted(node.attr))]
             for name in called:
                 if name in functions and name not in seen:
                     seen.add(name)
-                    coming.append(functions[name])
+                    coming.append((name, functions[name]))
 
 
 def _calls(node: Any, functions: set[str]) -> bool:

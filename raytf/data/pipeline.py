@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf.data import tree
+from raytf.data import class_weights, tree
 from raytf.data.order import BatchOrder, EpochOrder, Order, step_seeds
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Source, Spec
@@ -97,13 +97,13 @@ class Pipeline:
         self._whole, self.plan = source, plan
         self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
         self.send: Callable[[list[np.ndarray]], list[Any]] = list
-        self._weights = _weight_table(class_weight)
+        self._class_weight = class_weight or None
         self._augment = _compile(augment) if augment is not None else None
         self._seeds_per_shard = 0
         self._classes: int | None = None
         self._template = source.spec
-        if self._weights is not None:
-            self._template = (*source.spec[:2], Spec((), "float32"))
+        if self._class_weight is not None:
+            self._template = (*source.spec[:2], class_weights.weight_spec(source.spec, source.name))
         self._begin(shards)
         self.template, self.leaf_specs = self._describe()
 
@@ -316,31 +316,12 @@ class Pipeline:
         return batch if self._augment is None else self._augment(batch, seed)
 
     def _with_class_weight(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
-        if self._weights is None:
+        if self._class_weight is None:
             return leaves
         x, y, weight = tree.unflatten(self.source.spec, leaves)
-        if not isinstance(y, np.ndarray):
-            raise DataError("class_weight needs one target. For several outputs give sample_weight.")
-        classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y)).astype(np.int64)
-        if len(classes) and classes.min() < 0:
-            raise DataError(f"{self.source.name}: there is a label {classes.min()}. Number the classes from 0.")
-        if len(classes) and classes.max() >= len(self._weights):
-            extra = np.ones(int(classes.max()) + 1 - len(self._weights), np.float32)
-            self._weights = np.concatenate([self._weights, extra])
-        factor = self._weights[classes]
+        factor = class_weights.weights_of(y, self._class_weight)
         merged = factor if weight is None else np.asarray(weight, np.float32) * factor
         return [leaf for _, leaf in tree.flatten((x, y, merged))]
-
-
-def _weight_table(class_weight: dict[int, float] | None) -> np.ndarray | None:
-    if not class_weight:
-        return None
-    if min(class_weight) < 0:
-        raise DataError(f"class_weight has the class {min(class_weight)}. Expected classes from 0.")
-    table = np.ones(max(class_weight) + 1, np.float32)
-    for label, weight in class_weight.items():
-        table[label] = weight
-    return table
 
 
 def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], tuple[Any, Any, Any]]:

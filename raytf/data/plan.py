@@ -79,6 +79,23 @@ class StepPlan:
         """(epoch, step within it) of a global step, all counted from 0."""
         return divmod(step, self.steps_per_epoch)
 
+    def epoch_start(self, epoch: int) -> int:
+        """Return the global step at which an epoch, counted from 0, begins."""
+        return epoch * self.steps_per_epoch
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Return whether the first `step` steps are whole epochs."""
+        return self.locate(step)[1] == 0
+
+    def pass_of(self, step: int) -> tuple[int, int]:
+        """(pass over the data, batch within it) of a global step, all counted from 0."""
+        return self.locate(step)
+
+    def samples(self, steps: int) -> int:
+        """Return the number of records in the first `steps` steps."""
+        passes, rest = self.pass_of(steps)
+        return passes * self.records + sum(self.records_of(step) for step in range(rest))
+
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
         """Records that each of some shards has at this step; by default of all."""
         low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
@@ -105,10 +122,11 @@ class StepPlan:
         `boundary` (the checkpoint cadence) and at `total`.
         """
         epoch, inside = self.locate(step)
-        end = min(total, (epoch + 1) * self.steps_per_epoch, step + limit)
+        start = self.epoch_start(epoch)
+        end = min(total, self.epoch_start(epoch + 1), step + limit)
         if not self.is_full(inside):
             return step + 1
-        end = min(end, epoch * self.steps_per_epoch + self.full_until(inside))
+        end = min(end, start + self.full_until(inside))
         if boundary:
             end = min(end, (step // boundary + 1) * boundary)
         return end
@@ -119,14 +137,18 @@ class BatchPlan(StepPlan):
     """Where the batches of a data set of batches lie: a step of an epoch has its batch, divided among the shards.
 
     Attributes:
-        records: of an epoch; if nobody knows before they are read, as if all batches were full.
+        records: of a pass over the data; if nobody knows before they are read, as if all batches were full.
         global_batch_size: records in the largest batch.
         steps: batches in an epoch.
         rows: records in each batch of an epoch, or None if only the batch itself says it.
+        batches: batches in a pass over the data, where an epoch is not a pass: the epochs of a pass then have `steps`
+            batches each, and the last one has the batches that are left, as in Keras. None where an epoch is a pass, or
+            the data has no end.
     """
 
     steps: int = 1
     rows: tuple[int, ...] | None = None
+    batches: int | None = None
 
     @classmethod
     def of(cls, rows: Sequence[int], shards: int) -> BatchPlan:
@@ -136,6 +158,22 @@ class BatchPlan(StepPlan):
     @property
     def steps_per_epoch(self) -> int:
         return self.steps
+
+    def locate(self, step: int) -> tuple[int, int]:
+        if self.batches is None:
+            return super().locate(step)
+        number, batch = divmod(step, self.batches)
+        epoch, inside = divmod(batch, self.steps)
+        return number * -(-self.batches // self.steps) + epoch, inside
+
+    def epoch_start(self, epoch: int) -> int:
+        if self.batches is None:
+            return super().epoch_start(epoch)
+        number, inside = divmod(epoch, -(-self.batches // self.steps))
+        return number * self.batches + inside * self.steps
+
+    def pass_of(self, step: int) -> tuple[int, int]:
+        return super().pass_of(step) if self.batches is None else divmod(step, self.batches)
 
     def parts(self, rows: int) -> np.ndarray:
         """[V] records of a batch of this many that each shard has."""

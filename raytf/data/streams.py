@@ -1,34 +1,31 @@
-"""Batches that a program makes while it runs: a data set of TensorFlow, a PyDataset, a generator.
+"""Batches that a program makes while it runs.
 
 A stream is read in order, in one process, and gives what Keras would train on: its i-th element is the i-th batch.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from raytf._tensorflow import datasets
-from raytf.data import tree
-from raytf.data.order import fold, permutation
+from raytf.data import sparse_rows, tree
 from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
 #: (x, y, sample_weight), nested arrays of which each has the records of the batch in its first dimension.
 Batch = tuple[Any, Any, Any]
-#: Keep what is drawn here from the run's seed apart from all else that is: a PyDataset's order, and a pipeline's draws.
-_BATCHES, _PIPELINE = 4, 5
-#: What TensorFlow says of a data set without end, and of one whose end it does not know.
-_ENDLESS, _UNKNOWN = -1, -2
+#: Bytes of batches that are kept in memory while they are counted; more are kept in a file.
+_KEPT_BYTES = 64 << 20
 
 
 class Stream:
-    """Batches in order. An epoch is one pass over the data, or a number of steps of a pass that goes on.
+    """Batches in order. An epoch is one pass over the data, a part of a pass, or a number of steps of a pass that goes
+    on.
 
     Args:
         name: of the data, for people.
@@ -40,12 +37,19 @@ class Stream:
 
     Attributes:
         name, steps: as given.
+        batches: batches of a pass, where an epoch is not a pass; as in `BatchPlan`.
+        is_dataset: whether it is a `tf.data.Dataset`.
+        end: to be called when nothing more is read.
+        is_ragged: whether the first batch has ragged tensors, which become dense.
         changes: why two passes need not be the same, for people; empty if they are, so that the data can be recorded.
         free: for each leaf which of a record's lengths differ from batch to batch; None for a leaf of which nothing is
             known. By default none differs.
     """
 
     changes = "it is code of the program"
+    batches: int | None = None
+    is_dataset = False
+    end: Callable[[], Any] = staticmethod(lambda: None)
     free: list[list[bool] | None] | None = None
 
     def __init__(
@@ -66,6 +70,9 @@ class Stream:
         #: The first batch of all, and whether it was looked at and not read yet.
         self._first: Batch | None = None
         self._is_ahead = False
+        #: The first pass, if it was read to be counted and cannot be read again.
+        self._kept: _Kept | None = None
+        self.is_ragged = False
 
     def peek(self) -> Batch:
         """The first batch; if nothing was read before, it is still read as the first one.
@@ -83,6 +90,10 @@ class Stream:
     def read(self, epoch: int, index: int) -> Batch | None:
         """The batch of an epoch; those before it are skipped, and are made for it where they must be.
 
+        Args:
+            epoch: number of the epoch or, where an epoch is a part of a pass, of the pass.
+            index: of the batch within it.
+
         Returns:
             None at the end of the data.
 
@@ -97,11 +108,31 @@ class Stream:
             return self._first
         self._seek(number, index)
         element = self._take()
+        if self._first is None:
+            self.is_ragged |= any(sparse_rows.is_ragged(leaf) for _, leaf in tree.flatten(element))
         return None if element is _END else batch_of(element, self.name)
 
     def count(self) -> int:
-        """Batches of a pass, which is read for it, and is the first one no longer where passes depend on each other."""
-        return sum(1 for _ in self._opened(0, 0))
+        """Return the number of batches of the first pass, which is read to its end.
+
+        What cannot be read again is kept in a file until the program ends, and is still the first pass.
+
+        Raises:
+            DataError: the data fails, or there is no room for it.
+        """
+        kept, number = None if self._can_go_back else _Kept(), 0
+        while (batch := self.read(0, number)) is not None:
+            number += 1
+            try:
+                if kept is not None:
+                    kept.add(batch)
+            except OSError as error:
+                raise DataError(
+                    f"{self.name} data does not say how many batches it has, and can be read only once. Keeping it in "
+                    f"{tempfile.gettempdir()} to count them failed: {error}. Pass steps_per_epoch."
+                ) from None
+        self._kept = kept
+        return number
 
     def spec(self) -> tuple[Any, Any, Any]:
         """What a record looks like, nested as in a batch, with -1 for lengths that differ."""
@@ -120,7 +151,7 @@ class Stream:
         at = 1 if self._is_ahead else self._next
         self._is_ahead = False
         if number < self._pass or (number == self._pass and index < at):
-            if not self._can_go_back:
+            if not self._can_go_back and not (self._kept is not None and number == self._pass == 0):
                 raise DataError(
                     f"{self.name} data would have to be read again from batch {index + 1} on, and it can be read once "
                     "only. Start the program again: it goes on from the newest checkpoint."
@@ -140,6 +171,8 @@ class Stream:
         self._next = index
 
     def _opened(self, number: int, first: int) -> Iterator[Any]:
+        if self._kept is not None and number == 0:
+            return self._kept.read(first)
         return self._asked(lambda: self._open(number, first))
 
     def _take(self) -> Any:
@@ -156,6 +189,24 @@ class Stream:
 
 #: After the last element.
 _END = object()
+
+
+class _Kept:
+    """Batches in a temporary file, which ends with this object."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - it lives as long as this object
+        self._starts = list[int]()
+
+    def add(self, batch: Batch) -> None:
+        self._starts.append(self._file.tell())
+        pickle.dump(batch, self._file, pickle.HIGHEST_PROTOCOL)
+
+    def read(self, first: int) -> Iterator[Batch]:
+        """Batches from one on, in order."""
+        for start in self._starts[first:]:
+            self._file.seek(start)
+            yield pickle.load(self._file)
 
 
 def batch_of(element: Any, name: str) -> Batch:
@@ -211,12 +262,7 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
 
 
 def _array(leaf: Any, name: str) -> np.ndarray:
-    if hasattr(leaf, "to_tensor") or hasattr(leaf, "dense_shape"):
-        raise DataError(
-            f"{name} data has a {type(leaf).__name__}. Make it dense in the pipeline, as with "
-            ".map(lambda x: x.to_tensor()) or tf.sparse.to_dense."
-        )
-    found = np.asarray(leaf)
+    found = np.asarray(sparse_rows.dense(leaf))
     text = as_text(found)
     if text is not None:
         return text
@@ -226,116 +272,3 @@ def _array(leaf: Any, name: str) -> np.ndarray:
             "pipeline."
         )
     return found
-
-
-def from_py_dataset(data: Any, name: str, steps: int | None, shuffle: bool, seed: int) -> Stream:
-    """A keras.utils.PyDataset. Its batches have another order in each epoch if they are shuffled, as with Keras.
-
-    Args:
-        steps: batches of an epoch; None for all.
-        seed: of the run, from which the order is drawn.
-
-    Raises:
-        DataError: it has no end, and nobody says how long an epoch is.
-    """
-    batches = data.num_batches
-    told = -1
-
-    def open_pass(number: int, first: int) -> Iterator[Any]:
-        nonlocal told
-        for passed in range(told + 1, number + 1):  # of passes that are skipped as well
-            if passed:
-                data.on_epoch_end()
-            data.on_epoch_begin()
-        told = max(told, number)
-        if batches is None:
-            return (data[i] for i in itertools.count(first))
-        order = permutation(batches, _BATCHES, seed, number) if shuffle else np.arange(batches)
-        return (data[int(i)] for i in order[first:])
-
-    return Stream(name, open_pass, _steps(name, batches, steps), goes_on=batches is None)
-
-
-def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: int) -> Stream:
-    """A generator of Python, which can be read once.
-
-    Args:
-        steps: batches of an epoch; None for all that it has, in a single epoch.
-
-    Raises:
-        DataError: it would be read for a second epoch.
-    """
-    if steps is None and epochs > 1:
-        raise DataError(
-            f"{name} data is a {type(data).__name__}, which can be read once, and there are {epochs} epochs. Give "
-            "steps_per_epoch, or a tf.data.Dataset.from_generator, which is read again for each epoch."
-        )
-
-    def open_pass(number: int, first: int) -> Iterator[Any]:
-        return itertools.islice(data, first, None)
-
-    return Stream(name, open_pass, steps, goes_on=True, can_go_back=False)
-
-
-def _steps(name: str, batches: int | None, steps: int | None) -> int:
-    """Batches of an epoch, for data that knows how many it has.
-
-    Raises:
-        DataError: nobody says it, or Keras would end an epoch before its time.
-    """
-    if batches is None:
-        if steps is None:
-            raise DataError(f"{name} data has no end. Give steps_per_epoch.")
-        return steps
-    if batches == 0:
-        raise DataError(f"{name} data has no batches.")
-    if steps not in (None, batches):
-        raise DataError(
-            f"{name} data has {batches} batches, and steps_per_epoch is {steps}. Leave it out for epochs of {batches} "
-            "steps, or make data without end, as with dataset.repeat()."
-        )
-    return batches
-
-
-def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Stream:
-    """A data set of TensorFlow.
-
-    What it draws is drawn from (seed, number of the pass, place of the operation), so that the n-th pass is the same in
-    every process, and is opened without those before it. If it keeps something that no seed tells (a generator, a
-    function of Python, a variable), passes are made one after another, as they come.
-
-    Args:
-        steps: batches of an epoch; None for a pass.
-        seed: of the run.
-
-    Raises:
-        DataError: it has no end, and nobody says how long an epoch is.
-    """
-    count = int(data.cardinality())
-    length = steps if count == _UNKNOWN else _steps(name, None if count == _ENDLESS else count, steps)
-    graph = datasets.DatasetGraph(data)
-    keeps, draws = graph.keeps(), graph.draws()
-    # What the data set caches in memory would end with each of the data sets that are drawn. The folder ends with them.
-    is_drawn = bool(draws and not keeps)
-    cache = tempfile.TemporaryDirectory(prefix="raytf-cache-", ignore_cleanup_errors=True) if is_drawn else None
-
-    def seeds(place: int, number: int) -> tuple[int, int]:
-        first, second = (int(fold(_PIPELINE, seed, number, place, i)) % (2**31 - 1) + 1 for i in range(2))
-        return first, second
-
-    def open_pass(number: int, first: int) -> Iterator[Any]:
-        made = graph.ordered if cache is None else graph.drawn(seeds, number, cache.name)
-        return itertools.islice(iter(made), first, None)
-
-    goes_on = count == _ENDLESS or (count == _UNKNOWN and steps is not None)
-    found = Stream(name, open_pass, length, goes_on, depends_on_passes=bool(keeps), can_go_back=not keeps)
-    found.changes = f"it has {keeps or draws}" if keeps or draws else "it has no end" if goes_on else ""
-    found.free = _free(data.element_spec)
-    return found
-
-
-def _free(spec: Any) -> list[list[bool] | None]:
-    """For each leaf which of a record's lengths differ from batch to batch; None where nothing is known of it."""
-    parts = tuple(spec) if isinstance(spec, (list, tuple)) else (spec,)
-    shapes = [getattr(leaf, "shape", None) for _, leaf in tree.flatten(parts)]
-    return [None if s is None or s.rank is None else [n is None for n in s.as_list()[1:]] for s in shapes]

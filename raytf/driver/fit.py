@@ -27,7 +27,7 @@ from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import check_room, has_trained, staying_connected
-from raytf.driver.feed.given import rows_of
+from raytf.driver.feed.given import are_batches, rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.ray_train.start_ahead import start_ahead
@@ -80,7 +80,7 @@ def fit(
     callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     class_weight: dict[int, float] | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
@@ -109,23 +109,24 @@ def fit(
             batches, which are the batches of the steps: a tf.data.Dataset, a keras.utils.PyDataset or a generator.
         y: targets, if they are not in x.
         batch_size: records of a step, over all workers together. Default: that of `config`; without one, 32 if x has
-            arrays, else 128.
+            arrays, else 128. Batches have a size of their own, and ignore it, as in Keras.
         epochs: passes over the data.
-        verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere; 2 a line for each
-            epoch; 0 neither.
+        verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere; 0 nothing; any other
+            value, such as 2, a line for each epoch.
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
         validation_split: part of the arrays that is held out for validation, the last records; without
             validation_data.
         validation_data: as x, or a tuple (x, y) or (x, y, sample_weight); evaluated at the end of every
             `validation_freq` epochs.
-        shuffle: whether each epoch has an order of its own.
-        class_weight: weight of each class.
+        shuffle: whether each epoch has an order of its own. "batch" keeps the records of each batch together.
+        class_weight: weight of each class, by the rules of Keras.
         sample_weight: weight of each record.
         initial_epoch: number of the first epoch, counted from 0; the last one is `epochs` - 1, as in Keras.
-        steps_per_epoch: batches of an epoch, for arrays and batches without end. The next one goes on where it ended.
+        steps_per_epoch: batches of an epoch, for arrays and batches. The next one continues where it ended; one that
+            comes to the end of the data ends there, as in Keras.
         validation_steps: batches of the validation data that are evaluated, the first ones; by default all.
-        validation_batch_size: changes nothing: what is computed does not depend on it.
+        validation_batch_size: records of the batches that `validation_steps` counts, if the validation data is arrays.
         validation_freq: epochs between validations.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
@@ -145,20 +146,23 @@ def fit(
     callbacks, reporting = callback_tracker.split(callbacks, model)
     x = inputs.one_of("x", x, "train", train)
     validation = inputs.one_of("validation_data", validation_data, "validation", validation)
-    is_whole = keras_arguments.is_plain(x) and steps_per_epoch is None
-    config, overruled = keras_arguments.settings(config, batch_size, epochs, is_whole)
+    is_whole = (keras_arguments.is_plain(x) or y is not None) and steps_per_epoch is None
+    size = None if are_batches(x) else batch_size
+    config, overruled = keras_arguments.settings(config, size, epochs, is_whole)
     if x is not None:
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
         validation = held_out if validation is None else validation
-    keras_arguments.check_epochs(initial_epoch, config)
     own = precision.of_process()
     refusals.refuse(config, own, model, x, validation, validation_freq)
     replay = replaying.asked(config)
     config = config if replay is None else replaying.settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
-    x, validation, test = keras_arguments.streams(parts, config, batch_size, steps_per_epoch, validation_steps, shuffle)
+    left = keras_arguments.epochs_left(initial_epoch, config)
+    lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
+    x, validation, test = keras_arguments.streams(parts, config, *lengths)
     given = inputs.RunData.of(x, validation, test)
+    refusals.refuse_ragged(model, x)
     if given.stream is not None:  # which makes its batches
         config = config.replace(global_batch_size=rows_of(given.stream))
         config.check()
@@ -172,6 +176,7 @@ def fit(
         replaying.check_other(run)
     sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
     original = run if replay is None else Storage(replay.run)
+    weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
     code = Parcel(UserCode(model, callbacks, augment))
@@ -189,10 +194,10 @@ def fit(
             monitor=MonitorClient(None),
             run_uri=run.uri,
             plan=plan,
-            total_steps=config.length.steps or ((config.length.epochs or 1) - initial_epoch) * plan.steps_per_epoch,
+            total_steps=config.length.steps or plan.epoch_start(left),
             first_epoch=initial_epoch,
-            class_weight=class_weight,
-            shuffle=shuffle,
+            class_weight=weights,
+            shuffle=keras_arguments.draws_order(shuffle),
             validation_freq=validation_freq,
             precision=own,
             verbose=shown,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
 
 from raytf.config.train_config import TrainConfig
-from raytf.data import tree
+from raytf.data import class_weights, sparse_rows, tree
+from raytf.data.stream_kinds import from_arrays
+from raytf.data.streams import Stream
 from raytf.driver.feed import given
 from raytf.errors import ConfigError, DataError
 
@@ -52,25 +54,17 @@ def settings(
 
 
 def verbosity(verbose: Any) -> int:
-    """`verbose` of a call as 0, 1 or 2.
+    """Return `verbose` of a call as 0, 1 or 2. Keras takes any value, and shows no bar but for 1 and "auto"."""
+    if not verbose:
+        return 0
+    return 1 if verbose in ("auto", 1) else 2
+
+
+def epochs_left(initial_epoch: int, config: TrainConfig) -> int:
+    """Return the number of epochs from the first one on; a huge number where a run has a number of steps.
 
     Raises:
-        ConfigError: it is something else.
-    """
-    if verbose == "auto":
-        return 1
-    if verbose not in (0, 1, 2):
-        raise ConfigError(
-            f'verbose={verbose!r}: expected "auto" or 1 (a bar), 2 (a line for each epoch) or 0 (no progress).'
-        )
-    return int(verbose)
-
-
-def check_epochs(initial_epoch: int, config: TrainConfig) -> None:
-    """Refuse a first epoch after the last one.
-
-    Raises:
-        DataError: it is.
+        DataError: the first epoch is after the last one.
     """
     epochs = None if config.length.steps else config.length.epochs or 1
     if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
@@ -78,11 +72,31 @@ def check_epochs(initial_epoch: int, config: TrainConfig) -> None:
             f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected 0 or more, and more epochs: they "
             "count from 0 on, and not from initial_epoch."
         )
+    return sys.maxsize if epochs is None else epochs - initial_epoch
+
+
+def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -> dict[int, float] | None:
+    """Return `class_weight` of a call with plain numbers.
+
+    Args:
+        data: the training data, as `streams` returns it.
+        spec: of a record's x, y and sample_weight.
+
+    Raises:
+        DataError: it is not a dict of numbers, or Keras takes none with such data.
+    """
+    weights = class_weights.checked(class_weight)
+    if weights is not None:
+        is_source = not isinstance(data, (tuple, Stream))  # which Keras does not have
+        has_positions = is_source or (isinstance(data, Stream) and data.is_dataset)
+        class_weights.refuse(spec, "train", has_positions, is_weighted=is_source)
+    return weights
 
 
 def is_plain(data: Any) -> bool:
-    """Whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, or a table of pandas."""
-    if isinstance(data, (dict, list)):
+    """Whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas, or what
+    is sparse or ragged."""
+    if isinstance(data, (dict, list)) or sparse_rows.is_compressed(data):
         return True
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
 
@@ -102,7 +116,8 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
     Raises:
         DataError: says which argument does not go with which.
     """
-    if not is_plain(x):
+    has_targets = y is not None and isinstance(x, tuple)  # so that it is a tuple of inputs
+    if not is_plain(x) and not has_targets:
         if y is not None or sample_weight is not None:
             raise DataError(
                 f"{name} is a {type(x).__name__}, which has its targets and weights in it. Leave out y and "
@@ -113,10 +128,11 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
                 f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Give validation_data, or "
                 "split the data with raytf.hold_out."
             )
-    parts = x if isinstance(x, tuple) else (x, y, sample_weight) if is_plain(x) else None
+    is_whole = isinstance(x, tuple) and not has_targets
+    parts = x if is_whole else (x, y, sample_weight) if has_targets or is_plain(x) else None
     if parts is None:
         return x, None
-    arrays = tuple(None if part is None else tree.map_leaves(as_array, part) for part in parts)
+    arrays = _arrays(parts)
     if not split:
         return arrays, None
     if not 0 < split < 1:
@@ -126,45 +142,53 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
     if not 0 < at < records:
         raise DataError(f"validation_split={split} of {records} records leaves none on one side.")
 
-    return _rows(arrays, slice(None, at)), _rows(arrays, slice(at, None))
+    return _part(arrays, 0, at), _part(arrays, at, records)
 
 
 def validation_data(given: Any) -> Any:
     """Validation data of a call, for `RunData.of`."""
     if isinstance(given, list) and 1 <= len(given) <= 3:
         given = tuple(given)
+    elif is_plain(given):
+        given = (given,)
     return training_data(given, None, None, 0.0, "validation_data")[0] if isinstance(given, tuple) else given
 
 
-def as_array(leaf: Any) -> Any:
-    """A tensor, or a column or table of pandas, as an array; anything else as it is."""
+def as_array(path: str, leaf: Any) -> Any:
+    """Return a tensor, a table of pandas, or what is sparse or ragged, as rows; and anything else as it is.
+
+    Raises:
+        DataError: it is what Keras takes for no array, such as a list of numbers, or sparse targets.
+    """
+    if sparse_rows.is_compressed(leaf):
+        return sparse_rows.compressed_rows(leaf, path)
     if hasattr(leaf, "to_numpy"):
-        return leaf.to_numpy()
-    return leaf if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__") else np.asarray(leaf)
+        found = leaf.to_numpy()
+        is_column = found.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
+        return found[:, None] if is_column else found  # as Keras does
+    if isinstance(leaf, (int, float, complex, str, bytes)):
+        raise DataError(
+            f"{path} is the {type(leaf).__name__} {leaf!r}. Expected an array: in Keras, too, a list is a list of "
+            "arrays. Convert lists of numbers with np.array."
+        )
+    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+
+def _arrays(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """(x, y, sample_weight) with rows for all that Keras takes as an array."""
+    found = []
+    for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
+        found.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
+    return tuple(found)
 
 
 def _records(arrays: tuple[Any, ...]) -> int:
     return len(next(leaf for _, leaf in tree.flatten(arrays)))
 
 
-def _rows(arrays: tuple[Any, ...], rows: Any) -> tuple[Any, ...]:
-    """The same rows of all arrays."""
-    return tuple(None if own is None else tree.map_leaves(lambda leaf: leaf[rows], own) for own in arrays)
-
-
-def _endless(arrays: tuple[Any, ...], size: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-    """Batches of pass after pass; the last one of each pass may be smaller.
-
-    Args:
-        arrays: of x, y and sample_weight.
-        size: of a batch.
-        seed: from which each pass draws an order of its own; None for that of the records.
-    """
-    records = _records(arrays)
-    for number in itertools.count():
-        order = np.arange(records) if seed is None else np.random.default_rng((seed, number)).permutation(records)
-        for begin in range(0, records, size):
-            yield _rows(arrays, order[begin : begin + size])
+def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
+    """Rows [first, stop) of all arrays."""
+    return tuple(tree.map_leaves(lambda leaf: sparse_rows.part(leaf, first, stop), part) for part in arrays)
 
 
 def _refuse_servers(config: TrainConfig, why: str) -> None:
@@ -199,38 +223,77 @@ def streams(
     batch_size: int | None,
     steps_per_epoch: int | None,
     validation_steps: int | None,
-    shuffle: bool,
+    shuffle: bool | str,
+    validation_batch_size: int | None = None,
+    epochs: int = 1,
 ) -> tuple[Any, Any, Any]:
     """(training, validation, test) data with streams for those that give batches, and all others as they are.
 
     Args:
         parts: the data.
         config: the run's settings.
-        batch_size, steps_per_epoch, validation_steps, shuffle: of the call.
+        batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size: of the call.
+        epochs: how many epochs are trained.
 
     Raises:
         DataError: an argument does not go with the data.
     """
     train, validation, test = parts
-    if given.are_batches(train):
-        if batch_size is not None:
-            raise DataError(
-                f"batch_size={batch_size} goes with arrays, and x is a {type(train).__name__}, which makes its batches "
-                "itself. Leave it out."
-            )
+    if given.are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
         _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
-        train = given.stream_of(train, "train", steps_per_epoch, config, config.length.epochs or 2, shuffle)
-    elif steps_per_epoch is not None:
-        _check_arrays("steps_per_epoch", steps_per_epoch, train)
-        records, asked = _records(train), config.batch.global_batch_size
-        size = math.ceil(records / steps_per_epoch) if batch_size is None and asked == _USUAL else asked
-        if batch_size is None or steps_per_epoch != math.ceil(records / size):  # else an epoch is a pass, as without it
-            _refuse_servers(config, "steps_per_epoch makes batches of arrays")
-            batches = _endless(train, size, config.batch.seed if shuffle else None)
-            train = given.stream_of(batches, "train", steps_per_epoch, config, config.length.epochs or 2)
-    if given.are_batches(validation):
-        validation = given.evaluated_of(validation, "validation", validation_steps, config)
-    elif validation_steps is not None:
+        train = given.stream_of(train, "train", steps_per_epoch, config, epochs, bool(shuffle))
+    elif steps_per_epoch is not None or _is_ragged(train):
+        train = _stream_of_arrays(train, config, batch_size, steps_per_epoch, draws_order(shuffle))
+    if isinstance(train, Stream):
+        _warn_of_short_epochs(train, epochs)
+    if validation_steps is not None and not given.are_batches(validation):
         _check_arrays("validation_steps", validation_steps, validation)
-        validation = _rows(validation, slice(validation_steps * (batch_size or KERAS_BATCH_SIZE)))
-    return train, validation, given.evaluated_of(test, "test", None, config) if given.are_batches(test) else test
+        records = _records(validation)
+        size = validation_batch_size or batch_size or math.ceil(records / validation_steps)
+        validation = _part(validation, 0, min(records, validation_steps * size))
+    size = validation_batch_size or config.batch.global_batch_size
+    validation = _evaluated(validation, "validation", validation_steps, size, config)
+    return train, validation, _evaluated(test, "test", None, size, config)
+
+
+def draws_order(shuffle: bool | str) -> bool:
+    """Return whether records are in another order in each epoch. Keras's "batch" has the same records in each batch, in
+    another order within it, which changes nothing."""
+    return bool(shuffle) and shuffle != "batch"
+
+
+def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int | None, draws: bool) -> Any:
+    """Arrays as batches, where an epoch is not a pass over their records or where batches have different shapes."""
+    size = config.batch.global_batch_size
+    if steps is not None:
+        _check_arrays("steps_per_epoch", steps, train)
+        records = _records(train)
+        if batch_size is None and size == _USUAL:
+            size = math.ceil(records / steps)
+        elif batch_size is not None and steps == math.ceil(records / size) and not _is_ragged(train):
+            return train  # an epoch is a pass, as without it
+    _refuse_servers(config, "steps_per_epoch and ragged arrays make batches of arrays")
+    return from_arrays(train, "train", size, steps, config.batch.seed if draws else None)
+
+
+def _evaluated(data: Any, name: str, steps: int | None, size: int, config: TrainConfig) -> Any:
+    if given.are_batches(data):
+        return given.evaluated_of(data, name, steps, config)
+    return from_arrays(data, name, size, None) if _is_ragged(data) else data
+
+
+def _is_ragged(data: Any) -> bool:
+    return isinstance(data, tuple) and any(isinstance(leaf, sparse_rows.RaggedRows) for _, leaf in tree.flatten(data))
+
+
+def _warn_of_short_epochs(stream: Stream, epochs: int) -> None:
+    """Warn as Keras does where an epoch ends before `steps_per_epoch` because a pass over the data ends."""
+    batches, steps = stream.batches, stream.steps
+    if batches is not None and steps is not None and batches % steps and epochs >= math.ceil(batches / steps):
+        warnings.warn(
+            f"Your input ran out of data; interrupting training. A pass over the data has {batches} batches, and "
+            f"steps_per_epoch is {steps}, so that some epochs have fewer steps. Make sure that your dataset or "
+            "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` "
+            "function when building your dataset.",
+            stacklevel=3,
+        )

@@ -26,6 +26,9 @@ from raytf.errors import ConfigError
 from raytf.runs import notebook
 from raytf.storage.storage import Storage
 
+#: The size of batches where no flag gives another one.
+_USUAL = TrainConfig().batch.global_batch_size
+
 
 def run(script: str, args: list[str], config: TrainConfig) -> None:
     """Run a script as `python SCRIPT ARGS` does, with its training on workers.
@@ -85,8 +88,9 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]
     x = asked.pop("x", None)
-    if asked.get("batch_size") is None and asked.get("steps_per_epoch") is None and not are_batches(x):
-        asked["batch_size"] = KERAS_BATCH_SIZE
+    has_size = asked.get("batch_size") is not None or config.batch.global_batch_size != _USUAL
+    if not has_size and asked.get("steps_per_epoch") is None and not are_batches(x):
+        config = config.replace(global_batch_size=KERAS_BATCH_SIZE)
     asked.setdefault("epochs", 1)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained

@@ -110,7 +110,7 @@ class Context:
     @property
     def is_at_epoch_end(self) -> bool:
         """Whether the run is between two epochs, or at the beginning of the first."""
-        return self.state.step % self.plan.steps_per_epoch == 0
+        return self.plan.is_epoch_end(self.state.step)
 
     def logs(self) -> dict[str, float]:
         """Loss and metrics of the current epoch so far."""

@@ -93,7 +93,7 @@ class TrainingJob:
     @property
     def epochs(self) -> int:
         """The number of the epoch after the last one."""
-        return self.first_epoch - (-self.total_steps // self.plan.steps_per_epoch)
+        return self.epoch_of(self.total_steps - 1) + 1
 
     @property
     def model(self) -> Callable[[], Any]:

@@ -116,4 +116,4 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
 def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> LearningRate:
     """The learning rate of a model's optimizer with a run's flags applied. Call it before a checkpoint is restored,
     which holds the scaled rate."""
-    return LearningRate(model.optimizer, law(section, plan.global_batch_size, plan.steps_per_epoch))
+    return LearningRate(model.optimizer, law(section, plan.global_batch_size, plan.epoch_start(1)))

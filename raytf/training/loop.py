@@ -63,7 +63,7 @@ class TrainLoop:
             epoch, inside = plan.locate(context.state.step)
             if inside == 0:
                 executor.begin_epoch(context.job.epoch_of(context.state.step))
-            executor.train_until(min(context.job.end_step, (epoch + 1) * plan.steps_per_epoch))
+            executor.train_until(min(context.job.end_step, plan.epoch_start(epoch + 1)))
             if context.is_at_epoch_end:
                 self._end_epoch()
             executor.rest()

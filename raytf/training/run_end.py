@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from raytf.checkpoint import variables
-from raytf.data.plan import StepPlan
 from raytf.inference import export
 from raytf.runs.events import HELD
 from raytf.runs.run_log import read_attempts
@@ -52,13 +51,14 @@ def finish(context: Context) -> dict[str, Any] | None:
 def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
     state, storage = context.state, context.attempt.storage
     attempts = read_attempts(storage)
-    samples, digest = samples_of(context.plan, state.step), variables.weights_sha256(context.program.model)
+    plan, digest = context.plan, variables.weights_sha256(context.program.model)
+    samples, (epoch, inside) = plan.samples(state.step), plan.locate(state.step)
     return {
         "run": context.config.run.run,
         "status": "finished",
         "metrics": metrics,
         "steps": state.step,
-        "epochs": state.step / context.plan.steps_per_epoch,
+        "epochs": epoch + inside / plan.steps_per_epoch,
         "samples": samples,
         "stopped_early": state.stopped_early,
         "wall_seconds": time.time() - attempts[0]["time"] if attempts else state.train_seconds,
@@ -72,9 +72,3 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "identity": context.program.identity,
         "history": state.history,
     }
-
-
-def samples_of(plan: StepPlan, steps: int) -> int:
-    """Number of records in a run's first `steps` steps."""
-    epochs, rest = divmod(steps, plan.steps_per_epoch)
-    return epochs * plan.records + sum(plan.records_of(step) for step in range(rest))

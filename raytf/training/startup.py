@@ -310,7 +310,7 @@ def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Che
             for problem in export.obstacles(program.model):
                 reporter.say(f"WARNING: {problem}")
         return
-    if chosen.step % plan.steps_per_epoch:
+    if not plan.is_epoch_end(chosen.step):
         callbacks.run("on_epoch_begin", attempt.job.epoch_of(chosen.step))
     tiers_of_run.restore(program, chosen)
     callbacks.load_state(chosen.document.callbacks, chosen.tensors)

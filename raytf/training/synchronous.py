@@ -323,7 +323,7 @@ class SynchronousExecutor:
     def _votes(self, stop: int) -> np.ndarray:
         """This rank's flags for the call that ends at step `stop`."""
         context = self._context
-        ends_epoch = stop % context.plan.steps_per_epoch == 0
+        ends_epoch = context.plan.is_epoch_end(stop)
         given: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
         if context.is_first_rank:
             given[StepFlag.PARK] = context.reporter.is_parking_wanted()

@@ -17,7 +17,8 @@ from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.recording import recorded
-from raytf.data.streams import Stream, from_tf_dataset
+from raytf.data.stream_kinds import from_tf_dataset
+from raytf.data.streams import Stream
 from raytf.storage.storage import Storage
 from tests.tf.ranks import train
 
@@ -75,7 +76,7 @@ def live(stream: Stream) -> Source:
         return [leaf[shards.start * rows // of : shards.stop * rows // of] for leaf in leaves], rows
 
     fetch.shards = SHARDS
-    return LiveBatches("train", first, stream.spec(), steps, fetch)
+    return LiveBatches("train", first, stream.spec(), steps, fetch=fetch)
 
 
 SHARDS = 4

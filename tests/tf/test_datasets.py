@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +14,8 @@ import tensorflow as tf
 
 from raytf._tensorflow.datasets import DatasetGraph, is_dataset
 from raytf.data import tree
-from raytf.data.streams import Stream, from_tf_dataset
+from raytf.data.stream_kinds import from_tf_dataset
+from raytf.data.streams import Stream
 from raytf.errors import DataError
 
 IMAGES = np.random.default_rng(0).uniform(size=(8, 4, 4, 3)).astype(np.float32)
@@ -170,7 +172,7 @@ def test_lengths_that_differ_from_batch_to_batch_are_known():
     ("dataset", "steps", "length", "words"),
     [
         (lambda: numbers().batch(5), None, 3, ""),
-        (lambda: numbers().batch(5), 2, 0, "has 3 batches, and steps_per_epoch is 2"),
+        (lambda: numbers().batch(5), 2, 2, ""),
         (lambda: numbers().repeat().batch(5), 4, 4, ""),
         (lambda: numbers().repeat().batch(5), None, 0, "has no end. Give steps_per_epoch"),
         (lambda: numbers().filter(lambda i: i > 3).batch(5), None, None, ""),
@@ -184,10 +186,57 @@ def test_how_long_an_epoch_is(dataset: Callable[[], Any], steps: int | None, len
         assert from_tf_dataset(dataset(), "train", steps, 0).steps == length
 
 
-def test_ragged_and_sparse_batches_are_refused_with_what_makes_them_dense():
-    ragged = numbers().map(lambda i: tf.range(i)).ragged_batch(4)
-    with pytest.raises(DataError, match=r"RaggedTensor\. Make it dense in the pipeline"):
-        from_tf_dataset(ragged, "train", None, 0).peek()
+def test_ragged_and_sparse_batches_become_dense():
+    counter = tf.Variable(0)  # so that passes are made one after another
+    ragged = numbers().map(lambda i: tf.range(i + 0 * tf.cast(counter.assign_add(1), tf.int64))).ragged_batch(4)
+    stream = from_tf_dataset(ragged, "train", None, 0)
+    assert stream.spec()[0].shape == (-1,)
+    assert stream.read(0, 1)[0].tolist() == [[0, 1, 2, 3, 0, 0, 0], [0, 1, 2, 3, 4, 0, 0], [*range(6), 0], [*range(7)]]
+    assert stream.is_ragged
+    sparse = tf.data.Dataset.from_tensor_slices((tf.sparse.eye(4), tf.range(4))).batch(2)
+    stream = from_tf_dataset(sparse, "train", None, 0)
+    assert [stream.read(0, i)[0].tolist() for i in range(2)] == [
+        [[1, 0, 0, 0], [0, 1, 0, 0]],
+        [[0, 0, 1, 0], [0, 0, 0, 1]],
+    ]
+    assert not stream.is_ragged
+
+
+CACHED: dict[str, Callable[[], tf.data.Dataset]] = {
+    "shuffled": lambda: numbers().shuffle(12).batch(4).cache(),
+    "shuffled, of unknown size": lambda: numbers().shuffle(12).filter(lambda i: i < 12).batch(4).cache(),
+    "noisy": lambda: numbers().map(noisy).cache().batch(4),
+    "zipped": lambda: tf.data.Dataset.zip((numbers().shuffle(12), numbers().shuffle(12))).batch(4).cache().prefetch(2),
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_what_is_cached_is_that_of_the_first_pass_also_where_a_run_goes_on_later(name: str):
+    assert len({*passes(CACHED[name](), [0, 1, 2]), *passes(CACHED[name](), [2, 0])}) == 1
+    reshuffled = [passes(CACHED[name]().unbatch().shuffle(12).batch(4), order) for order in ([0, 1, 2], [2])]
+    assert len(set(reshuffled[0])) == 3
+    assert reshuffled[0][2] == reshuffled[1][0]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_cache_of_unknown_size_is_counted_and_read(in_file: bool, tmp_path: Path):
+    made = numbers().shuffle(12).filter(lambda i: i < 12).batch(4).cache(*[str(tmp_path / "cache")] * in_file)
+    stream = from_tf_dataset(made, "train", None, 0)
+    first = stream.peek()[0].tolist()
+    assert stream.count() == 3
+    epochs = [[batch[0].tolist() for batch in read(stream, epoch)] for epoch in (0, 1)]
+    assert epochs[0] == epochs[1]
+    assert epochs[0][0] == first
+    assert sorted(itertools.chain(*epochs[0])) == list(range(12))
+
+
+def test_a_data_set_over_a_generator_that_can_be_read_once_has_all_of_it():
+    elements = iter(range(12))
+    made = tf.data.Dataset.from_generator(lambda: elements, output_signature=tf.TensorSpec([], tf.int64)).batch(4)
+    stream = from_tf_dataset(made, "train", None, 0)
+    stream.peek()
+    assert stream.count() == 3
+    assert [batch[0].tolist() for batch in read(stream, 0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_data_sets_are_known_from_others():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 from raytf.config.sections import ComputeSection
@@ -328,6 +329,10 @@ CASES = {
     "weights for both outputs": Case(outputs(dict, loss={"a": "mse", "b": "mae"}), (*TWO, WEIGHT)),
     "sample weights": Case(plain(adds(mean_square)), (X, Y, WEIGHT)),
     "class weights": Case(plain(adds(mean_square), **SPARSE), (X, LABELS), {0: 0.5, 1: 2.0, 2: 1.0}),
+    "class weights of smoothed labels": Case(plain(), (X, np.where(X[:, :3] > 0, 0.9, 0.1)), {0: 0.5, 2: 4.0}),
+    "class weights of labels below 0": Case(
+        plain(last=lambda: layers.Dense(1)), (X, LABELS[:, None] - 0.9), {0: 0.5, 1: 2.0}
+    ),
     "summed": Case(
         plain(
             lambda: layers.Dense(4, **L2), adds(mean_square), loss=loss("MeanSquaredError", reduction="sum"), rate=1e-3
@@ -516,3 +521,26 @@ def test_a_model_whose_loss_is_nowhere_is_refused():
     source = ArraySource(X)
     with pytest.raises(ModelError, match="no layer adds one"):
         train(plain(loss=None), source, RECORDS, 1, 1)
+
+
+@pytest.mark.parametrize("is_one_hot", [True, False])
+def test_class_weights_of_positions_are_those_of_keras_with_a_dataset(is_one_hot: bool):
+    labels, weights = RNG.integers(0, 3, (RECORDS, 7)), {0: 0.5, 2: 4.0}
+    y = np.eye(3, dtype="float32")[labels] if is_one_hot else labels[..., None]
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((7, 2)), layers.Dense(3)])
+        kind = keras.losses.CategoricalCrossentropy if is_one_hot else keras.losses.SparseCategoricalCrossentropy
+        model.compile(sgd(), kind(from_logits=True))
+        return model
+
+    keras.utils.set_random_seed(0)
+    model = make()
+    dataset = tf.data.Dataset.from_tensor_slices((SEQUENCES[0], y)).batch(RECORDS)
+    losses = model.fit(dataset, epochs=STEPS, verbose=0, class_weight=weights).history["loss"]
+    for shards in (1, 4):
+        source = ArraySource(SEQUENCES[0], y)
+        [(ours, found)] = train(make, source, RECORDS, shards, STEPS, shuffle=False, class_weight=weights)
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        for mine, theirs in zip(ours.trainable_weights, model.trainable_weights, strict=True):
+            same(mine.numpy(), theirs.numpy(), f"{shards} shards, {theirs.path}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources.base import Spec, as_text
+from raytf.data.sparse_rows import SparseRows
 from raytf.errors import DataError
 
 
@@ -15,7 +16,8 @@ class ArraySource:
     """Numpy arrays in memory, or memory-mapped.
 
     Args:
-        x: inputs, an array or nested dicts, lists and tuples of them, all with the same first dimension.
+        x: inputs, an array (or `SparseRows`) or nested dicts, lists and tuples of them, all with the same first
+            dimension.
         y: targets, likewise.
         sample_weight: one number a record, or nested as y for several outputs.
 
@@ -28,7 +30,7 @@ class ArraySource:
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "arrays"):
         self.name = name
-        self._tree = tree.map_leaves(np.asarray, (x, y, sample_weight))
+        self._tree = tree.map_leaves(_as_rows, (x, y, sample_weight))
         self._tree = tree.map_leaves(_with_text, self._tree[0]), *self._tree[1:]
         parts = dict(zip(("x", "y", "sample_weight"), self._tree, strict=True))
         leaves = [pair for part, value in parts.items() for pair in tree.flatten(value, part)]
@@ -67,6 +69,10 @@ class ArraySource:
         return float(y.min()), float(y.max())
 
 
-def _with_text(leaf: np.ndarray) -> np.ndarray:
-    text = as_text(leaf)
+def _as_rows(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, SparseRows) else np.asarray(leaf)
+
+
+def _with_text(leaf: Any) -> Any:
+    text = None if isinstance(leaf, SparseRows) else as_text(leaf)
     return leaf if text is None else text

@@ -57,6 +57,7 @@ class LiveBatches:
         first: leaves of the first batch, in the order of `tree.flatten`.
         spec: what a record looks like, nested as in a batch; a length that differs from batch to batch is -1.
         steps: batches of an epoch.
+        batches: batches of a pass over the data, where an epoch is not a pass; as in `BatchPlan`.
         fetch: gets a batch; None before the run begins.
 
     Attributes:
@@ -67,19 +68,27 @@ class LiveBatches:
     window = 1
 
     def __init__(
-        self, name: str, first: list[np.ndarray], spec: tuple[Any, Any, Any], steps: int, fetch: Fetch | None = None
+        self,
+        name: str,
+        first: list[np.ndarray],
+        spec: tuple[Any, Any, Any],
+        steps: int,
+        batches: int | None = None,
+        fetch: Fetch | None = None,
     ):
-        self.name, self._first, self.spec, self.steps, self.fetch = name, first, spec, steps, fetch
+        self.name, self._first, self.spec, self.fetch = name, first, spec, fetch
+        self.steps, self.batches = steps, batches
         self.records = len(first[0])
 
     @property
     def identity(self) -> str:
         """What must be the same when the program is started again: it may shuffle, so that no record need be."""
-        return f"{self.steps} batches an epoch, which the program makes"
+        passes = "" if self.batches is None else f" and {self.batches} a pass"
+        return f"{self.steps} batches an epoch{passes}, which the program makes"
 
     def fed(self, fetch: Fetch) -> LiveBatches:
         """The same, with a way to get batches."""
-        return LiveBatches(self.name, self._first, self.spec, self.steps, fetch)
+        return LiveBatches(self.name, self._first, self.spec, self.steps, self.batches, fetch)
 
     def reader(self, shards: int) -> LiveBatches:
         """The same for a thread of its own."""
@@ -97,5 +106,6 @@ def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
     if isinstance(source, BatchedSource):
         return BatchPlan.of(source.rows, shards)
     if isinstance(source, LiveBatches):
-        return BatchPlan(source.steps * global_batch_size, global_batch_size, shards, source.steps)
+        size = global_batch_size
+        return BatchPlan((source.batches or source.steps) * size, size, shards, source.steps, batches=source.batches)
     return StepPlan(source.records, global_batch_size, shards)

@@ -10,8 +10,10 @@ from raytf.config.train_config import TrainConfig
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
+from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.data.sources.recording import NotRecordableError, recorded
-from raytf.data.streams import Stream, from_generator, from_py_dataset, from_tf_dataset
+from raytf.data.stream_kinds import from_generator, from_iterable, from_py_dataset, from_tf_dataset
+from raytf.data.streams import Stream
 from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
 
@@ -26,7 +28,17 @@ def is_py_dataset(data: Any) -> bool:
 
 def are_batches(data: Any) -> bool:
     """Whether something gives batches, one after another."""
-    return is_dataset(data) or is_py_dataset(data) or (hasattr(data, "__next__") and hasattr(data, "__iter__"))
+    return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
+
+
+def _is_iterator(data: Any) -> bool:
+    return hasattr(data, "__next__") and hasattr(data, "__iter__")
+
+
+def _is_loader(data: Any) -> bool:
+    """Whether `iter` makes an iterator over batches of something, as of a `torch.utils.data.DataLoader`."""
+    has_items = hasattr(data, "__getitem__") or isinstance(data, (set, frozenset)) or is_ray_dataset(data)
+    return hasattr(data, "__iter__") and not has_items and not _is_iterator(data)
 
 
 def stream_of(
@@ -52,6 +64,8 @@ def stream_of(
         return from_tf_dataset(data.rebatch(asked) if is_asked else data, name, steps, seed)
     if is_py_dataset(data):
         found = from_py_dataset(data, name, steps, shuffle and name == "train", seed)
+    elif _is_loader(data):
+        found = from_iterable(data, name, steps)
     else:
         found = from_generator(data, name, steps, epochs)
     rows = rows_of(found)
@@ -64,10 +78,13 @@ def stream_of(
 
 
 def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -> Stream:
-    """As `stream_of`, for data of an evaluation, of which the program may want the first batches only."""
+    """As `stream_of`, for data of an evaluation, of which the program may want the first batches only.
+
+    Keras evaluates `steps` batches, or as many as there are.
+    """
     if steps is not None and is_dataset(data):
         return stream_of(data.take(steps), name, None, config)
-    has_end = is_py_dataset(data) and data.num_batches is not None
+    has_end = _is_loader(data) or (is_py_dataset(data) and data.num_batches is not None)
     return stream_of(data, name, None if has_end else steps, config)
 
 
@@ -89,10 +106,16 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
         ConfigError: batches cannot be recorded, and --pipeline asks for it.
         DataError: the data fails.
     """
+    if how == "record" and stream.batches is not None:
+        raise ConfigError(
+            f"--pipeline record records the batches of one epoch, and a pass of {stream.name} data has "
+            f"{stream.batches} batches where steps_per_epoch is {stream.steps}. Leave the flag or steps_per_epoch out."
+        )
     why = _why_live(stream, how)
     if not why:
         try:
-            found = recorded(stream, folder, say)
+            found = recorded(stream, folder, say, most=stream.steps)
+            stream.end()
             say(f"{stream.name} data: {len(found.rows)} batches, recorded, {_why_recorded(stream)}")
             return found
         except NotRecordableError as error:
@@ -104,7 +127,7 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
         stream.steps = stream.count()
     say(f"{stream.name} data: {stream.steps} batches an epoch, made by this program while the run trains, since {why}")
     first = [leaf for _, leaf in tree.flatten(stream.peek())]
-    return LiveBatches(stream.name, first, stream.spec(), stream.steps)
+    return LiveBatches(stream.name, first, stream.spec(), stream.steps, stream.batches)
 
 
 def _why_recorded(stream: Stream) -> str:
@@ -134,4 +157,6 @@ def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: C
     Raises:
         DataError: the data fails, or its batches have records of different shapes.
     """
-    return recorded(stream, folder, say, most=steps)
+    found = recorded(stream, folder, say, most=steps)
+    stream.end()
+    return found

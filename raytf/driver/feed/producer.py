@@ -51,6 +51,7 @@ def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]
     producer.start()
     try:
         yield FeedClient(mailbox, plan)
+        stream.end()
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(mailbox.close.remote(), timeout=_END_SECONDS)
@@ -118,7 +119,7 @@ class _Producer:
         epoch, index = self._plan.locate(step)
         name, steps = self._stream.name, self._plan.steps_per_epoch
         try:
-            batch = self._stream.read(epoch, index)
+            batch = self._stream.read(*self._plan.pass_of(step))
         except RaytfError as error:
             return str(error)
         if batch is None:

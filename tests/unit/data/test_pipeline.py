@@ -64,17 +64,6 @@ def test_class_weights_multiply_sample_weights():
     assert weight.ravel().tolist() == [{0: 3.0, 1: 10.0}[label] for label in y.ravel().tolist()]
 
 
-@pytest.mark.parametrize("y", [np.array([-1, 0, 1, 1]), np.array([0, 1, 1, -3])], ids=["first", "later"])
-def test_labels_below_0_with_class_weights(y):
-    with pytest.raises(DataError), pipeline(n=4, batch=4, shards=1, y=y, class_weight={0: 1.0, 5: 2.0}) as p:
-        p.submit(0, 1).result()
-
-
-def test_class_weights_below_0():
-    with pytest.raises(DataError, match="class -1"):
-        pipeline(y=np.zeros(11, int), class_weight={-1: 1.0})
-
-
 def test_class_weights_with_several_targets():
     with pytest.raises(DataError, match="class_weight needs one target"):
         pipeline(y={"a": np.zeros(11, int)}, class_weight={0: 1.0})

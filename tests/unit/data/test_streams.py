@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.data import tree
+from raytf.data import streams, tree
 from raytf.data.sources.base import Spec
-from raytf.data.streams import Stream, batch_of, from_generator, from_py_dataset, misfit
+from raytf.data.stream_kinds import from_arrays, from_generator, from_iterable, from_py_dataset
+from raytf.data.streams import Stream, batch_of, misfit
 from raytf.errors import DataError
 
 LENGTH = 7
@@ -92,6 +93,70 @@ def test_a_generator_for_several_epochs_needs_their_length():
         from_generator(iter([]), "train", None, 2)
 
 
+@pytest.mark.parametrize("kept", [1, 64 << 20])
+def test_a_generator_that_was_counted_is_read_from_its_first_batch_on(kept: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streams, "_KEPT_BYTES", kept)  # beyond which batches are in a file
+    stream = from_generator(((np.full((2, 1), i), np.zeros(2)) for i in range(5)), "train", None, 1)
+    stream.peek()
+    stream.steps = stream.count()
+    assert stream.steps == 5
+    assert read(stream, 0) == read(stream, 0) == list(range(5))  # workers that start again want old batches
+    assert stream.read(0, 5) is None
+
+
+def test_a_first_pass_that_was_counted_is_the_first_one():
+    opened = []
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        opened.append((number, first))
+        return iter([np.full((2, 1), 10 * len(opened) + i) for i in range(first, 3)])
+
+    stream = Stream("train", open_pass, None, depends_on_passes=True, can_go_back=False)
+    stream.peek()
+    stream.steps = stream.count()
+    assert [read(stream, 0), read(stream, 1)] == [[10, 11, 12], [20, 21, 22]]
+    assert opened == [(0, 0), (1, 0)]
+
+
+class Loader:
+    """As a torch.utils.data.DataLoader."""
+
+    def __init__(self, length: int | None = 3):
+        self.length, self.passes = length, 0
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("object of type 'Loader' has no len()")
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        return iter([[np.full((2, 1), 10 * self.passes + i), np.zeros(2)] for i in range(self.length or 4)])
+
+
+def test_a_loader_is_read_anew_in_each_pass():
+    stream = from_iterable(Loader(), "train", None)
+    assert [read(stream, 0), read(stream, 1)] == [[10, 11, 12], [20, 21, 22]]
+    unknown = from_iterable(Loader(None), "train", None)
+    unknown.steps = unknown.count()
+    assert [read(unknown, 0), read(unknown, 1)] == [[10, 11, 12, 13], [20, 21, 22, 23]]
+    assert from_iterable(Loader(), "train", 2).batches == 3
+
+
+@given(records=st.integers(1, 12), size=st.integers(1, 5), steps=st.integers(1, 8), draws=st.booleans())
+def test_batches_of_arrays_have_each_record_once_a_pass(records: int, size: int, steps: int, draws: bool):
+    arrays = {"a": np.arange(records)}, np.arange(records), None
+    stream = from_arrays(arrays, "train", size, steps, 7 if draws else None)
+    batches = -(-records // size)
+    assert (stream.steps, stream.batches) == (steps, None if steps == batches else batches)
+    passes = [[stream.read(number, i) for i in range(batches)] for number in range(2)]
+    for batches_of_pass in passes:
+        found = np.concatenate([batch[1] for batch in batches_of_pass])
+        assert found.tolist() == np.concatenate([batch[0]["a"] for batch in batches_of_pass]).tolist()
+        assert sorted(found) == list(range(records))
+        assert draws or found.tolist() == list(range(records))
+
+
 class Batches:
     """As a keras.utils.PyDataset."""
 
@@ -123,8 +188,24 @@ def test_a_py_dataset_has_each_batch_once_an_epoch_in_an_order_of_the_seed():
 
 def test_a_py_dataset_is_told_of_epochs_also_of_those_that_are_skipped():
     batches = Batches()
-    from_py_dataset(batches, "train", None, False, 0).read(2, 1)
-    assert batches.hooks == ["begin", "end", "begin", "end", "begin"]
+    stream = from_py_dataset(batches, "train", None, False, 0)
+    stream.read(2, 1)
+    assert batches.hooks == ["end", "begin"] * 3  # Keras ends an epoch before the first one
+    stream.end()
+    assert batches.hooks == [*["end", "begin"] * 3, "end"]
+
+
+@pytest.mark.parametrize("count", [5, None])
+def test_a_py_dataset_is_told_of_epochs_that_are_parts_of_a_pass(count: int | None):
+    batches = Batches(count)
+    stream = from_py_dataset(batches, "train", 2, False, 0)
+    assert stream.batches == count
+    places = [(0, i) for i in range(5)] + [(1, 0)] if count else [divmod(i, 2) for i in range(6)]
+    hooks = []
+    for place in places:
+        stream.read(*place)
+        hooks.append(batches.hooks.count("begin"))
+    assert hooks == ([1, 1, 2, 2, 3, 4] if count else [1, 1, 2, 2, 3, 3])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +213,7 @@ def test_a_py_dataset_is_told_of_epochs_also_of_those_that_are_skipped():
     [
         (None, None, "has no end. Give steps_per_epoch"),
         (0, None, "has no batches"),
-        (5, 3, "has 5 batches, and steps_per_epoch is 3"),
+        (5, 0, "steps_per_epoch=0: expected 1 or more"),
     ],
 )
 def test_an_epoch_has_one_length(batches: int | None, steps: int | None, words: str):

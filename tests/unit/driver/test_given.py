@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from raytf.config.train_config import TrainConfig
 from raytf.data.sources.batches import BatchedSource, LiveBatches
+from raytf.data.sparse_rows import SparseRows
 from raytf.data.streams import Stream
-from raytf.driver import keras_arguments
+from raytf.driver import inputs, keras_arguments, refusals
 from raytf.driver.feed import given
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
+from raytf.training import run_identity
 
 ARRAYS = np.zeros((8, 2)), np.zeros(8)
 
@@ -39,7 +43,7 @@ def endless() -> Iterator[Any]:
 
 
 def streams(train: Any = None, validation: Any = None, test: Any = None, **given_: Any) -> tuple[Any, Any, Any]:
-    config = given_.pop("config", TrainConfig()).replace(epochs=given_.pop("epochs", 2))
+    config = given_.pop("config", TrainConfig())
     usual = {"batch_size": None, "steps_per_epoch": None, "validation_steps": None, "shuffle": False}
     return keras_arguments.streams((train, validation, test), config, **(usual | given_))
 
@@ -62,27 +66,95 @@ def test_arrays_with_steps_are_batches_as_in_keras():
     for arguments, rows in kinds:
         size = arguments.get("batch_size")
         config = TrainConfig() if size is None else TrainConfig().replace(global_batch_size=size)
-        found, *_ = streams(arrays, config=config, **arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found, *_ = streams(arrays, config=config, **arguments)
         assert found is arrays if rows is None else given.rows_of(found) == rows
-    batches = keras_arguments._endless(arrays, 4, None)
-    assert [next(batches)[1].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
-    drawn = keras_arguments._endless(arrays, 4, 7)
-    passes = [np.concatenate([next(drawn)[1] for _ in range(3)]).tolist() for _ in range(2)]
-    assert passes[0] != passes[1]
-    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
-    _, validation, _ = streams(arrays, arrays, validation_steps=2, batch_size=3)
-    assert validation[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "records"),
+    [
+        ({"batch_size": 3}, 6),
+        ({"batch_size": 3, "validation_batch_size": 2}, 4),
+        ({"batch_size": 8}, 10),
+        ({}, 10),  # as many batches of equal size as are asked for
+    ],
+)
+def test_validation_steps_of_arrays_are_batches_as_in_keras(sizes: dict[str, int], records: int):
+    arrays = np.arange(10.0).reshape(10, 1), np.arange(10), None
+    _, validation, _ = streams(arrays, arrays, validation_steps=2, **sizes)
+    assert validation[1].tolist() == list(range(records))
+    _, validation, _ = streams(Batches(), arrays, validation_steps=2, **sizes)
+    assert validation[1].tolist() == list(range(records))
+
+
+@pytest.mark.parametrize(("steps", "epochs", "warns"), [(2, 1, False), (2, 2, True), (5, 1, True), (3, 9, False)])
+def test_epochs_that_will_be_short_are_told_as_in_keras(steps: int, epochs: int, warns: bool):
+    context = pytest.warns(UserWarning, match="ran out of data") if warns else warnings.catch_warnings(action="error")
+    with context:
+        train, *_ = streams(Batches(), steps_per_epoch=steps, epochs=epochs)
+    assert (train.steps, train.batches) == (steps, None if steps == 3 else 3)
+
+
+def test_a_batch_size_beside_batches_is_ignored_as_in_keras():
+    train, *_ = streams(Batches(), batch_size=99)
+    assert given.rows_of(train) == 4
+
+
+@pytest.mark.parametrize("how", ["tensor", "scipy"])
+def test_sparse_arrays_stay_sparse_until_their_rows_are_taken(how: str):
+    dense = np.where(np.random.default_rng(0).random((10, 4)) > 0.7, 1.5, 0.0)
+    sparse = pytest.importorskip("scipy").sparse.csr_matrix(dense) if how == "scipy" else tf.sparse.from_dense(dense)
+    train, held_out = keras_arguments.training_data(sparse, np.arange(10), None, 0.3)
+    source = inputs.source(train, "train")
+    assert isinstance(train[0], SparseRows)
+    assert source.take(np.array([5, 0]))[0].tolist() == dense[[5, 0]].tolist()
+    assert inputs.source(held_out, "validation").take(np.arange(3))[0].tolist() == dense[7:].tolist()
+    assert run_identity.contents(source) == run_identity.contents(inputs.source((dense[:7], np.arange(7)), "train"))
+
+
+def test_ragged_arrays_are_batches_padded_to_their_longest_record():
+    ragged = tf.ragged.constant([[1, 2, 3], [4], [], [5, 6]])
+    data, _ = keras_arguments.training_data(ragged, np.arange(4), None, 0.0)
+    train, *_ = streams(data, config=TrainConfig().replace(global_batch_size=2))
+    assert [train.read(0, i)[0].tolist() for i in range(2)] == [[[1, 2, 3], [4, 0, 0]], [[0, 0], [5, 6]]]
+    assert (train.steps, train.batches, train.spec()[0].shape) == (2, None, (-1,))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tf.sparse.eye(4), r"y is a SparseTensor\. .*tf\.sparse\.to_dense"),
+        (lambda: tf.ragged.constant([[1], [2, 3]]), r"y is a RaggedTensor\. .*y\.to_tensor"),
+        (lambda: pytest.importorskip("scipy").sparse.eye(4), r"y is a .*\. .*y\.toarray"),
+    ],
+)
+def test_targets_that_are_not_dense_are_refused_by_their_kind(make: Any, words: str):
+    with pytest.raises(DataError, match=words):
+        keras_arguments.training_data(np.zeros((4, 2)), make(), None, 0.0)
+
+
+def test_ragged_data_is_refused_for_models_that_get_it_ragged_in_keras():
+    data, _ = keras_arguments.training_data(tf.ragged.constant([[1.0], [2.0, 3.0]]), np.zeros(2), None, 0.0)
+    sequential = keras.Sequential([keras.Input((None, 1)), keras.layers.GlobalAveragePooling1D()])
+    refusals.refuse_ragged(sequential, data)
+    takes_ragged = keras.Input((None,), ragged=True)
+    for model in (keras.Model(takes_ragged, takes_ragged * 2), type("Own", (keras.Model,), {})()):
+        with pytest.raises(DataError, match="x has ragged tensors"):
+            refusals.refuse_ragged(model, data)
+    stream = given.stream_of(iter([(tf.ragged.constant([[1.0], [2.0, 3.0]]), np.zeros(2))]), "train", 1, TrainConfig())
+    with pytest.raises(DataError, match="x has ragged tensors"):
+        refusals.refuse_ragged(model, stream)
 
 
 @pytest.mark.parametrize(
     ("parts", "arguments", "words"),
     [
-        ((Batches(),), {"batch_size": 4}, "batch_size=4 goes with arrays, and x is a Batches, which makes its batches"),
         ((ARRAYS,), {"steps_per_epoch": 0}, "steps_per_epoch=0 with tuple: expected 1 or more"),
         ((Source(),), {"steps_per_epoch": 2}, "steps_per_epoch=2 with Source: expected 1 or more, with arrays"),
         ((Batches(), Source()), {"validation_steps": 2}, "validation_steps=2 with Source: expected"),
-        ((endless(),), {}, "can be read once, and there are 2 epochs"),
-        ((Batches(),), {"steps_per_epoch": 2}, "has 3 batches, and steps_per_epoch is 2"),
+        ((endless(),), {"epochs": 2}, "can be read once, and there are 2 epochs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(parts: tuple[Any, ...], arguments: dict[str, Any], words: str):
@@ -95,7 +167,7 @@ def test_flags_that_batches_cannot_follow_are_refused():
         streams(Batches(), config=TrainConfig().replace(global_batch_size=64))
     with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and x is a Batches"):
         streams(Batches(), config=TrainConfig().replace(strategy="parameter-server"))
-    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch makes"):
+    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch and ragged"):
         streams(ARRAYS, config=TrainConfig().replace(strategy="parameter-server"), steps_per_epoch=3)
 
 
@@ -128,6 +200,20 @@ def test_which_of_the_two_is_chosen_and_why_is_one_line(stream: Any, how: str, k
     assert isinstance(given.training_source(stream, how, Storage(str(tmp_path)), said.append), kind)
     assert len(said) == 1
     assert why in said[0]
+
+
+def test_epochs_that_are_parts_of_a_pass_are_not_recorded(tmp_path: Path):
+    stream = fixed("steps_per_epoch is 1")
+    stream.steps, stream.batches = 1, 2
+    with pytest.raises(ConfigError, match="a pass of train data has 2 batches where steps_per_epoch is 1"):
+        given.training_source(stream, "record", Storage(str(tmp_path)), print)
+    found = given.training_source(stream, "auto", Storage(str(tmp_path)), print)
+    assert (found.steps, found.batches, found.identity[:38]) == (1, 2, "1 batches an epoch and 2 a pass, which")
+
+
+def test_records_of_data_without_end_are_those_of_an_epoch(tmp_path: Path):
+    stream = given.stream_of(endless(), "train", 3, TrainConfig(), 5)
+    assert given.training_source(stream, "record", Storage(str(tmp_path)), print).rows == [4, 4, 4]
 
 
 def test_what_cannot_be_recorded_is_not_with_a_flag_that_asks_for_it(tmp_path: Path):

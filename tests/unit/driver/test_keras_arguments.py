@@ -7,7 +7,7 @@ import pytest
 
 from raytf.config.train_config import TrainConfig
 from raytf.driver import keras_arguments
-from raytf.errors import ConfigError, DataError
+from raytf.errors import DataError
 
 X, Y, WEIGHT = np.arange(20.0).reshape(10, 2), np.arange(10), np.ones(10)
 
@@ -97,12 +97,41 @@ def test_what_does_not_go_together_is_refused(arguments, words):
         keras_arguments.training_data(*arguments)
 
 
-@pytest.mark.parametrize(("verbose", "shown"), [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0)])
+@pytest.mark.parametrize(
+    ("verbose", "shown"),
+    [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0), (3, 2), (-1, 2), (None, 0), (np.int64(1), 1)],
+)
 def test_verbose_is_what_it_is_in_keras(verbose, shown):
     assert keras_arguments.verbosity(verbose) == shown
 
 
-@pytest.mark.parametrize("verbose", [3, -1, "yes", None])
-def test_another_verbose_is_refused(verbose):
-    with pytest.raises(ConfigError, match="verbose="):
-        keras_arguments.verbosity(verbose)
+def test_a_tuple_of_inputs_has_targets_beside_it():
+    (x, y, weight), _ = keras_arguments.training_data((X, X[:, 0]), Y, None, 0.0)
+    assert isinstance(x, tuple)
+    assert [len(x), len(y), weight] == [2, 10, None]
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], {"a": [1.0, 2.0]}, [["a"]]])
+def test_lists_of_numbers_are_refused_as_in_keras(data):
+    with pytest.raises(DataError, match=r"Expected an array: .* np\.array"):
+        keras_arguments.training_data(data, Y, None, 0.0)
+    with pytest.raises(DataError, match=r"^y.* Expected an array: .* np\.array"):
+        keras_arguments.training_data(X, data, None, 0.0)
+
+
+def test_columns_of_pandas_are_matrices_as_in_keras():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": range(10), "b": range(10)})
+    (x, y, weight), _ = keras_arguments.training_data({"a": table["a"], "both": table}, table["b"], table["a"], 0.0)
+    assert [x["a"].shape, x["both"].shape, y.shape, weight.shape] == [(10, 1), (10, 2), (10, 1), (10, 1)]
+
+
+def test_validation_data_may_have_inputs_alone():
+    assert keras_arguments.validation_data(X)[0] is X
+    assert keras_arguments.validation_data({"a": X})[0]["a"] is X
+
+
+@pytest.mark.parametrize(("initial", "settings", "left"), [(0, {}, 1), (2, {"epochs": 5}, 3)])
+def test_epochs_that_are_left(initial, settings, left):
+    assert keras_arguments.epochs_left(initial, TrainConfig.of(**settings)) == left
+    assert keras_arguments.epochs_left(initial, TrainConfig.of(steps=7)) > 10**9
