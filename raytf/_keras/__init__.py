@@ -79,6 +79,12 @@ def layers_within(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def strategy_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager that enters the scope of the TensorFlow strategy in whose scope a model was made."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
 def has_layers(layer: Any) -> bool:
     """Whether a layer is made of others."""
     return bool(layer._layers)

@@ -79,7 +79,8 @@ def export(
     digest: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Export the model at the end of a run: the next version in `export/` (signature `serving_default`), `model.keras`.
+    """Export the model at the end of a run: its weights by variable, the next version in `export/` (signature
+    `serving_default`), and `model.keras`.
 
     Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
 
@@ -89,7 +90,7 @@ def export(
 
     Returns:
         What was written, name -> location: `saved_model` and `keras`, each where the model allows it; `weights` where
-        it does not, which `load_weights` puts into a model.
+        there is no `keras`, which `load_weights` puts into a model.
 
     Raises:
         StorageError: storage refuses.
@@ -97,6 +98,8 @@ def export(
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
+    # First, and whatever a layer does when it saves itself: these are the weights that come back to a program.
+    run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
         written["saved_model"] = target.locate(version.name)
@@ -106,7 +109,6 @@ def export(
         run.put(KERAS_FILE, model_files.keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
-        run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
         written["weights"] = run.locate(WEIGHTS_FILE)
         say(f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}")
     return written
