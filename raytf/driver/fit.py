@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -174,7 +175,7 @@ def fit(
     original = run if replay is None else Storage(replay.run)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    code = Parcel(UserCode(model, callbacks, augment))
+    code = Parcel(UserCode(model, callbacks, augment, tuple(warnings.filters)))
     for line in overruled:
         print(line, flush=True)
 
@@ -309,7 +310,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    sending.check(job)
+    sending.check(job, display.say)
     start_ahead(job.config, resources)
     with (
         monitoring(run_log.attempt_names(run), void.read(run)) as monitor,

@@ -8,12 +8,14 @@ import os
 import random
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import raytf
 from raytf import _keras, _process
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
@@ -22,9 +24,10 @@ from raytf.driver.connection import connected
 from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.storage.storage import Storage
+from raytf.training import user_errors
 
 
 def run(script: str, args: list[str], config: TrainConfig) -> None:
@@ -37,8 +40,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
 
     Raises:
         ConfigError: there is no such file, or the program uses another backend of Keras.
-        RaytfError: any error of `fit`.
-        Exception: whatever the script raises.
+        RaytfError: any error of `fit`, also where the script does not catch what its own code raised in a worker.
+        Exception: whatever else the script raises.
     """
     path = Path(script)
     if not path.is_file():
@@ -57,8 +60,37 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     _keras.seed_all(config.batch.seed)
     sys.argv[:] = [script, *args]
     sys.path[0] = str(path.resolve().parent)
-    with trained_by_workers(config):
+    with trained_by_workers(config), _explained():
         runpy.run_path(script, run_name="__main__")
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Show what ends the program because it failed on a worker as raytf's error, with the program's lines alone."""
+    try:
+        yield
+    except Exception as error:
+        explanation = user_errors.explanation(error)
+        if explanation is None:
+            raise
+        if isinstance(explanation, JobError):
+            explanation.traceback = _joined(error, explanation.traceback)
+        raise explanation from None
+
+
+def _joined(error: Exception, below: str) -> str:
+    """Return one traceback of the program's lines: those that called `fit`, and those that ran in a worker.
+
+    Args:
+        error: of the program.
+        below: the traceback from the worker.
+    """
+    package = str(Path(raytf.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    first = max(i for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>") + 1
+    own = [frame for frame in frames[first:] if not frame.filename.startswith(package)]
+    header, _, rest = below.rpartition("Traceback (most recent call last):\n")
+    return f"{header}Traceback (most recent call last):\n{''.join(traceback.format_list(own))}{rest}".rstrip()
 
 
 @contextlib.contextmanager
@@ -90,7 +122,13 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked.setdefault("epochs", 1)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained
-    result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    try:
+        result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    except RaytfError as error:
+        raised = user_errors.original(error)
+        if raised is None:
+            raise
+        raise raised from raised.__cause__
     return _keras.history(model, result.params, result.history, result.epoch)
 
 

@@ -27,11 +27,13 @@ class UserCode:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
         augment: of each micro-batch.
+        warning_filters: the program's, as `warnings.filters` has them.
     """
 
     model: Any
     callbacks: Any = None
     augment: Augment | None = None
+    warning_filters: tuple[Any, ...] = ()
 
     @property
     def make(self) -> Callable[[], Any]:

@@ -22,6 +22,7 @@ from raytf.errors import DataError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
+from raytf.runs.program_output import ProgramOutput
 from raytf.training import loss_division, own_build
 
 _NOTHING_TO_TRAIN = "the model has no trainable weights. Set trainable=True on the layers that should learn."
@@ -33,7 +34,7 @@ def build(
     sources: list[Source],
     compute: ComputeSection,
     seed: int,
-    say: Callable[[str], None] = print,
+    say: Callable[[str | ProgramOutput], None] = print,
     own: Precision = precision.DEFAULT,
     records: tuple[int, int] = (2, 2),
 ) -> keras.Model:
@@ -45,7 +46,7 @@ def build(
         sources: sources whose labels must fit the model.
         compute: has the setting of mixed precision.
         seed: for initial weights.
-        say: called with each line that the function prints, and with the dtype policy if the job has set one.
+        say: called with what the function prints and warns of, and with the dtype policy if the job has set one.
         own: what the job has set in Keras, which may differ from the settings in this process.
         records: how many there are in a full shard, and in a full batch, for a `train_step` that counts on it.
 
@@ -116,7 +117,7 @@ def build(
     return model
 
 
-def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str], None]) -> None:
+def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
     policies = layer_policies(model)
     precision.check_made(compute.mixed_precision, precision.of_process(), policies)
     if compute.mixed_precision is None and set(policies) - {"float32"}:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from raytf import _tensorflow
 from raytf._keras import live_objects
+from raytf.training import left_behind
 
 T = TypeVar("T")
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
@@ -29,6 +30,8 @@ class Parcel(Generic[T]):
     def __init__(self, value: T):
         self._value: T | None = value
         self._body: bytes | None = None
+        #: What stayed in this process when the value was pickled, in words.
+        self.left_behind: list[str] = []
 
     def get(self) -> T:
         """The value; in another process than it was made in, a copy of it, made by the first call."""
@@ -39,7 +42,8 @@ class Parcel(Generic[T]):
 
     def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
         if self._body is None:
-            self._body = packed(self._value)
+            with left_behind.noted() as self.left_behind:
+                self._body = packed(self._value)
         return _closed, (self._body,)
 
 
@@ -54,7 +58,9 @@ def packed(value: Any) -> bytes:
     from raytf._ray import pickling
 
     whole = live_objects.registered(), value
-    return _with_deep_stack(lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS))
+    return _with_deep_stack(
+        lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS | left_behind.REDUCERS)
+    )
 
 
 def opened(body: bytes) -> Any:
