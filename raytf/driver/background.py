@@ -28,7 +28,7 @@ from raytf.runs.display import Display
 from raytf.runs.events import Driver, RunEvent
 from raytf.runs.lease import Lease
 from raytf.runs.metrics import Metrics, RunFigures
-from raytf.runs.program_output import ProgramOutput
+from raytf.runs.program_output import Explained, ProgramOutput
 from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
 from raytf.training.monitor_client import MonitorClient
@@ -246,8 +246,16 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
             show(_LAST_READ_SECONDS)
 
 
+#: Topics that were explained in this process.
+_explained: set[str] = set()
+
+
 def _deliver(message: str | ProgramOutput, display: Display) -> None:
     """Show a line of raytf's, or hand the program what its own code has printed or warned of."""
+    if isinstance(message, Explained):
+        if message.topic in _explained:
+            return
+        _explained.add(message.topic)
     if isinstance(message, str):
         display.say(message)
         return

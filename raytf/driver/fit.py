@@ -38,7 +38,7 @@ from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import digest_log, notebook, run_log, start_command, ui_address
-from raytf.runs.display import Display
+from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
@@ -177,7 +177,7 @@ def fit(
     preflight.compare_strategy(stored, config)
     code = Parcel(UserCode(model, callbacks, augment, tuple(warnings.filters)))
     for line in overruled:
-        print(line, flush=True)
+        print(line, file=stream_of(shown), flush=True)
 
     def finish(config: TrainConfig) -> dict[str, Any]:
         plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
@@ -205,11 +205,12 @@ def fit(
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)
 
     try:
-        document = finish(_with_shards_of(stored, config))
+        document = finish(_with_shards_of(stored, config, shown))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
+        told = "train_step takes whole batches, and no parts of them: one worker computes each"
+        print(told, file=stream_of(shown), flush=True)
         document = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
@@ -226,13 +227,13 @@ def _parent(run: Storage) -> str:
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
 
-def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
+def _with_shards_of(stored: dict[str, str], config: TrainConfig, verbose: int) -> TrainConfig:
     """The settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
     if shards == 1 and config.worker_range[1] > 1:  # its step takes whole batches, or it began with one GPU
-        print("the run has one logical shard, so one worker trains", flush=True)
+        print("the run has one logical shard, so one worker trains", file=stream_of(verbose), flush=True)
         config = config.replace(**_ONE_SHARD)
     config = config.replace(logical_shards=shards)
     config.check()

@@ -26,6 +26,7 @@ from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
+from raytf.runs.display import lines_on
 from raytf.storage.storage import Storage
 from raytf.training import user_errors
 
@@ -52,8 +53,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     if config.run.run == TrainConfig().run.run:
         config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
         config.check()
-    # What the program prints is its own, where nobody watches; and GPUs are the workers'.
-    with visibility.unseen(), notebook.display(verbose=int(sys.stdout.isatty())) as display:
+    # GPUs are the workers', and standard output is the program's.
+    with visibility.unseen(), lines_on(sys.stderr), notebook.display() as display:
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
@@ -95,7 +96,10 @@ def _joined(error: Exception, below: str) -> str:
 
 @contextlib.contextmanager
 def trained_by_workers(config: TrainConfig) -> Iterator[None]:
-    """While the `with` statement lasts, `keras.Model.fit` trains on workers: the n-th call is the run NAME/n."""
+    """While the `with` statement lasts, `keras.Model.fit` trains on workers: the n-th call is the run NAME/n.
+
+    raytf's own lines go to what is standard error now, whatever the program puts in its place.
+    """
     folder, count = Storage(config.storage_uri).child(config.run.run).uri, 0
 
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +111,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
                     stack.enter_context(connected(replaying.with_room(config), display.stage))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
-    with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:
+    with contextlib.ExitStack() as stack, lines_on(sys.stderr), _keras.with_fit(train) as own:
         yield
 
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 #: Locations from which a warning was shown, by file, as Python keeps them for each module.
 _shown: dict[str, dict[Any, Any]] = {}
@@ -55,6 +55,25 @@ class Warned:
         message, file, line = self.load(self.body)
         # The category and the module's name follow from the warning and the file.
         warnings.warn_explicit(message, type(message), file, line, registry=_shown.setdefault(file, {}))
+
+
+class Explained(str):
+    """A line of raytf's that is shown once in a program, however often it is said.
+
+    Args:
+        text: the line.
+        topic: what it explains; of lines of one topic only the first is shown.
+    """
+
+    topic: str
+
+    def __new__(cls, text: str, topic: str) -> Self:
+        made = super().__new__(cls, text)
+        made.topic = topic
+        return made
+
+    def __reduce__(self) -> tuple[type[Explained], tuple[str, str]]:
+        return Explained, (str(self), self.topic)
 
 
 #: What a worker sends to the driver besides lines of raytf's own.
