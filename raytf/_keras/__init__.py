@@ -57,6 +57,20 @@ def own_dtype_policy() -> Any:
     return global_state.get_global_attribute("dtype_policy")
 
 
+def max_epochs() -> int | None:
+    """The most epochs of any `fit` of this process; None for any number."""
+    import keras
+
+    return keras.config.max_epochs()
+
+
+def max_steps_per_epoch() -> int | None:
+    """The most steps of an epoch; None for any number."""
+    import keras
+
+    return keras.config.max_steps_per_epoch()
+
+
 def global_seed_state() -> Any:
     """State of the generator that layers without a seed of their own draw from."""
     from keras.src.random import seed_generator

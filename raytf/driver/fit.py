@@ -43,7 +43,7 @@ from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
-from raytf.training import finished_run, run_identity
+from raytf.training import finished_run, program_settings, run_identity
 from raytf.training.job import Sources, TrainingJob, UserCode
 from raytf.training.monitor_client import MonitorClient
 from raytf.training.parcel import Parcel
@@ -153,6 +153,7 @@ def fit(
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
         validation = held_out if validation is None else validation
     keras_arguments.check_epochs(initial_epoch, config)
+    overruled += program_settings.check()
     own = precision.of_process()
     refusals.refuse(config, own, model, x, validation, validation_freq)
     replay = replaying.asked(config)
@@ -196,6 +197,7 @@ def fit(
             shuffle=shuffle,
             validation_freq=validation_freq,
             precision=own,
+            settings=program_settings.of_process(),
             verbose=shown,
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,

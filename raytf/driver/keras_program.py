@@ -9,6 +9,7 @@ import random
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     if asked.get("batch_size") is None and asked.get("steps_per_epoch") is None and not are_batches(x):
         asked["batch_size"] = KERAS_BATCH_SIZE
     asked.setdefault("epochs", 1)
+    _limit(asked)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained
     try:
@@ -134,6 +136,14 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
             raise
         raise raised from raised.__cause__
     return _keras.history(model, result.params, result.history, result.epoch)
+
+
+def _limit(asked: dict[str, Any]) -> None:
+    """Have the arguments of a `fit` ask for no more than `keras.config` allows, as Keras does."""
+    for name, most in (("epochs", _keras.max_epochs()), ("steps_per_epoch", _keras.max_steps_per_epoch())):
+        if most and (not asked.get(name) or asked[name] > most):
+            warnings.warn(f"Limiting {name} to {most}", stacklevel=2)
+            asked[name] = most
 
 
 @contextlib.contextmanager

@@ -98,6 +98,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         "batch_section": config.batch,
         "class_weight": job.class_weight,
         "precision": job.precision,
+        "settings": job.settings,
         "trains": trains,
     }
     with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
@@ -201,6 +202,8 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.plan import StepPlan
     from raytf.training import model as models
 
+    if asked["settings"] is not None:
+        asked["settings"].apply()
     source, code = asked["sample"], asked["code"].get()
     # As a step of one shard.
     plan = StepPlan(source.records, source.records if asked["trains"] else 1, 1)

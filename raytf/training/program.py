@@ -77,6 +77,8 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     """
     job = attempt.job
     sources: Sources = ray.get(job.sources)
+    if job.settings is not None:
+        job.settings.apply()
     with attempt.group.devices.at_home():  # a model in it gets its variables now
         code = run_user_code("unpacking the job", job.code.get)
     set_warning_filters(code.warning_filters)
