@@ -48,6 +48,8 @@ class RaytfError(Exception):
     retryable = False
     #: Whether the same command may do what it should a while later, though nobody fixes anything.
     passes = False
+    #: The exception of the program's code that this error explains, as `raytf.training.user_errors` pickles it.
+    original: bytes | None = None
 
     def __reduce__(self):
         # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
@@ -243,7 +245,7 @@ class JobError(RaytfError):
     """The job's own code (model function, callback, augmentation) raised.
 
     Attributes:
-        traceback: the traceback, as text, where it was raised.
+        traceback: the traceback, as text, from the first line of the program's own code on.
         step: global steps done when it was raised; None before training began.
         is_bug: what was raised is a mistake in the code, which another attempt would meet again.
     """
@@ -256,7 +258,8 @@ class JobError(RaytfError):
         self.is_bug = type(error) in _BUGS
 
 
-#: What Python raises for mistakes in code; their subclasses come from files and networks, too.
+#: What Python raises for mistakes in code, and what ends a program; subclasses of the former come from files and
+#: networks, too.
 _BUGS = (
     ArithmeticError,
     AssertionError,
@@ -266,7 +269,9 @@ _BUGS = (
     KeyError,
     ModuleNotFoundError,
     NameError,
+    KeyboardInterrupt,
     NotImplementedError,
+    SystemExit,
     TypeError,
     UnboundLocalError,
     ValueError,

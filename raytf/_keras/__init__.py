@@ -58,6 +58,20 @@ def own_dtype_policy() -> Any:
     return global_state.get_global_attribute("dtype_policy")
 
 
+def max_epochs() -> int | None:
+    """The most epochs of any `fit` of this process; None for any number."""
+    import keras
+
+    return keras.config.max_epochs()
+
+
+def max_steps_per_epoch() -> int | None:
+    """The most steps of an epoch; None for any number."""
+    import keras
+
+    return keras.config.max_steps_per_epoch()
+
+
 def global_seed_state() -> Any:
     """State of the generator that layers without a seed of their own draw from."""
     from keras.src.random import seed_generator
@@ -78,6 +92,12 @@ def seed_all(seed: int) -> None:
 def layers_within(model: Any) -> list[Any]:
     """The model, its layers, theirs, and so on."""
     return list(model._flatten_layers())
+
+
+def strategy_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager that enters the scope of the TensorFlow strategy in whose scope a model was made."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def has_layers(layer: Any) -> bool:

@@ -17,15 +17,16 @@ def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
 
     Args:
         reducers: dotted path of a class -> what a pickler's `reducer_override` returns for an object of it, or of a
-            class that is derived from it.
+            class that is derived from it; NotImplemented leaves the object to the next class it derives from.
     """
 
     class Pickler(CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
             for kind in () if isinstance(obj, type) else type(obj).__mro__:
                 reducer = reducers.get(f"{kind.__module__}.{kind.__qualname__}")
-                if reducer is not None:
-                    return reducer(obj)
+                reduced = NotImplemented if reducer is None else reducer(obj)
+                if reduced is not NotImplemented:
+                    return reduced
             return super().reducer_override(obj)
 
     out = io.BytesIO()

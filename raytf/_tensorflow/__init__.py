@@ -33,9 +33,29 @@ SEEN = {
     "tensorflow.python.framework.kernels.get_registered_kernels_for_op": "2.21.0",
     "tensorflow.python.framework.op_def_registry.get": "2.21.0",
     "tensorflow.python.framework.ops.Graph._get_function": "2.21.0",
+    "tensorflow.python.framework.ops.get_dtype_conversion_mode": "2.21.0",
     "tensorflow.python.ops.lookup_ops.MutableHashTable._default_value": "2.21.0",
+    "tensorflow.python.ops.numpy_ops.np_dtypes.is_prefer_float32": "2.21.0",
     "tensorflow.python.saved_model.signature_serialization.canonicalize_signatures": "2.21.0",
 }
+
+# -- what is set in a process ------------------------------------------------------------------------------------------
+
+
+def numpy_behavior() -> tuple[bool, str] | None:
+    """Return how NumPy behavior is enabled: whether floats are float32, and the mode of dtype conversion.
+
+    Returns:
+        None where it is not enabled.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops.numpy_ops import np_dtypes
+
+    if not hasattr(tf.Tensor, "reshape"):  # one of the methods that tensors get with it
+        return None
+    return np_dtypes.is_prefer_float32(), ops.get_dtype_conversion_mode().name.lower()
+
 
 # -- data --------------------------------------------------------------------------------------------------------------
 

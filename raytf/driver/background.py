@@ -28,6 +28,7 @@ from raytf.runs.display import Display
 from raytf.runs.events import Driver, RunEvent
 from raytf.runs.lease import Lease
 from raytf.runs.metrics import Metrics, RunFigures
+from raytf.runs.program_output import Explained, ProgramOutput
 from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
 from raytf.training.monitor_client import MonitorClient
@@ -187,7 +188,7 @@ class MonitorReader:
         self._lock = threading.Lock()
         self._told = self._noted = 0
 
-    def read(self, seconds: float) -> tuple[Status | str, list[str]]:
+    def read(self, seconds: float) -> tuple[Status | str, list[str | ProgramOutput]]:
         """The latest status, or what goes on while there is none, and the messages since the last call.
 
         Args:
@@ -220,7 +221,7 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
         # The reader of the output may be gone (`| head`), on which rich ends the program.
         with contextlib.suppress(OSError, SystemExit):
             for message in messages:
-                display.say(message)
+                _deliver(message, display)
             if isinstance(status, Status):
                 display.show(status)
             elif status:
@@ -243,6 +244,25 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             show(_LAST_READ_SECONDS)
+
+
+#: Topics that were explained in this process.
+_explained: set[str] = set()
+
+
+def _deliver(message: str | ProgramOutput, display: Display) -> None:
+    """Show a line of raytf's, or hand the program what its own code has printed or warned of."""
+    if isinstance(message, Explained):
+        if message.topic in _explained:
+            return
+        _explained.add(message.topic)
+    if isinstance(message, str):
+        display.say(message)
+        return
+    try:
+        message.deliver()
+    except Warning as error:  # a filter that was set while the run trains makes it an error
+        display.say(f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager

@@ -91,5 +91,7 @@ def _set_up_ray_train() -> None:
     # `ScalingPolicy` follows notices of preemption: Ray's watcher would stop the run to wait for the end of the node,
     # and count it as a failure.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    # Ray Train would print what a callback prints to the log of its own, too.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     # Only nodes that answer are asked for workers; if these still cannot start, look again after this time.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")

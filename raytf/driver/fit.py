@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -37,12 +38,12 @@ from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import digest_log, notebook, run_log, start_command, ui_address
-from raytf.runs.display import Display
+from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
-from raytf.training import finished_run, run_identity
+from raytf.training import finished_run, program_settings, run_identity
 from raytf.training.job import Sources, TrainingJob, UserCode
 from raytf.training.monitor_client import MonitorClient
 from raytf.training.parcel import Parcel
@@ -153,6 +154,7 @@ def fit(
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
         validation = held_out if validation is None else validation
+    overruled += program_settings.check()
     own = precision.of_process()
     refusals.refuse(config, own, model, x, validation, validation_freq)
     replay = replaying.asked(config)
@@ -179,9 +181,9 @@ def fit(
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    code = Parcel(UserCode(model, callbacks, augment))
+    code = Parcel(UserCode(model, callbacks, augment, tuple(warnings.filters)))
     for line in overruled:
-        print(line, flush=True)
+        print(line, file=stream_of(shown), flush=True)
 
     def finish(config: TrainConfig) -> dict[str, Any]:
         plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
@@ -200,6 +202,7 @@ def fit(
             shuffle=keras_arguments.draws_order(shuffle),
             validation_freq=validation_freq,
             precision=own,
+            settings=program_settings.of_process(),
             verbose=shown,
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,
@@ -209,11 +212,12 @@ def fit(
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)
 
     try:
-        document = finish(_with_shards_of(stored, config))
+        document = finish(_with_shards_of(stored, config, shown))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        print("the model takes whole batches, and no parts of them: one worker computes each", flush=True)
+        told = "the model takes whole batches, and no parts of them: one worker computes each"
+        print(told, file=stream_of(shown), flush=True)
         document = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
@@ -234,13 +238,13 @@ def _parent(run: Storage) -> str:
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
 
-def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
+def _with_shards_of(stored: dict[str, str], config: TrainConfig, verbose: int) -> TrainConfig:
     """The settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
     if shards == 1 and config.worker_range[1] > 1:  # its step takes whole batches, or it began with one GPU
-        print("the run has one logical shard, so one worker trains", flush=True)
+        print("the run has one logical shard, so one worker trains", file=stream_of(verbose), flush=True)
         config = config.replace(**_ONE_SHARD)
     config = config.replace(logical_shards=shards)
     config.check()
@@ -318,7 +322,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    sending.check(job)
+    sending.check(job, display.say)
     start_ahead(job.config, resources)
     with (
         monitoring(run_log.attempt_names(run), void.read(run)) as monitor,

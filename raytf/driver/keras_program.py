@@ -8,12 +8,15 @@ import os
 import random
 import runpy
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import raytf
 from raytf import _keras, _process
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
@@ -22,9 +25,11 @@ from raytf.driver.connection import connected
 from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
+from raytf.runs.display import lines_on
 from raytf.storage.storage import Storage
+from raytf.training import user_errors
 
 #: The size of batches where no flag gives another one.
 _USUAL = TrainConfig().batch.global_batch_size
@@ -40,8 +45,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
 
     Raises:
         ConfigError: there is no such file, or the program uses another backend of Keras.
-        RaytfError: any error of `fit`.
-        Exception: whatever the script raises.
+        RaytfError: any error of `fit`, also where the script does not catch what its own code raised in a worker.
+        Exception: whatever else the script raises.
     """
     path = Path(script)
     if not path.is_file():
@@ -52,21 +57,53 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     if config.run.run == TrainConfig().run.run:
         config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
         config.check()
-    # What the program prints is its own, where nobody watches; and GPUs are the workers'.
-    with visibility.unseen(), notebook.display(verbose=int(sys.stdout.isatty())) as display:
+    # GPUs are the workers', and standard output is the program's.
+    with visibility.unseen(), lines_on(sys.stderr), notebook.display() as display:
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
     _keras.seed_all(config.batch.seed)
     sys.argv[:] = [script, *args]
     sys.path[0] = str(path.resolve().parent)
-    with trained_by_workers(config):
+    with trained_by_workers(config), _explained():
         runpy.run_path(script, run_name="__main__")
 
 
 @contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Show what ends the program because it failed on a worker as raytf's error, with the program's lines alone."""
+    try:
+        yield
+    except Exception as error:
+        explanation = user_errors.explanation(error)
+        if explanation is None:
+            raise
+        if isinstance(explanation, JobError):
+            explanation.traceback = _joined(error, explanation.traceback)
+        raise explanation from None
+
+
+def _joined(error: Exception, below: str) -> str:
+    """Return one traceback of the program's lines: those that called `fit`, and those that ran in a worker.
+
+    Args:
+        error: of the program.
+        below: the traceback from the worker.
+    """
+    package = str(Path(raytf.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    first = max(i for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>") + 1
+    own = [frame for frame in frames[first:] if not frame.filename.startswith(package)]
+    header, _, rest = below.rpartition("Traceback (most recent call last):\n")
+    return f"{header}Traceback (most recent call last):\n{''.join(traceback.format_list(own))}{rest}".rstrip()
+
+
+@contextlib.contextmanager
 def trained_by_workers(config: TrainConfig) -> Iterator[None]:
-    """While the `with` statement lasts, `keras.Model.fit` trains on workers: the n-th call is the run NAME/n."""
+    """While the `with` statement lasts, `keras.Model.fit` trains on workers: the n-th call is the run NAME/n.
+
+    raytf's own lines go to what is standard error now, whatever the program puts in its place.
+    """
     folder, count = Storage(config.storage_uri).child(config.run.run).uri, 0
 
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +115,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
                     stack.enter_context(connected(replaying.with_room(config), display.stage))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
-    with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:
+    with contextlib.ExitStack() as stack, lines_on(sys.stderr), _keras.with_fit(train) as own:
         yield
 
 
@@ -92,10 +129,25 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     if not has_size and asked.get("steps_per_epoch") is None and not are_batches(x):
         config = config.replace(global_batch_size=KERAS_BATCH_SIZE)
     asked.setdefault("epochs", 1)
+    _limit(asked)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained
-    result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    try:
+        result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    except RaytfError as error:
+        raised = user_errors.original(error)
+        if raised is None:
+            raise
+        raise raised from raised.__cause__
     return _keras.history(model, result.params, result.history, result.epoch)
+
+
+def _limit(asked: dict[str, Any]) -> None:
+    """Have the arguments of a `fit` ask for no more than `keras.config` allows, as Keras does."""
+    for name, most in (("epochs", _keras.max_epochs()), ("steps_per_epoch", _keras.max_steps_per_epoch())):
+        if most and (not asked.get(name) or asked[name] > most):
+            warnings.warn(f"Limiting {name} to {most}", stacklevel=2)
+            asked[name] = most
 
 
 @contextlib.contextmanager

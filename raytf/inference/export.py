@@ -23,6 +23,7 @@ from raytf.inference import architecture, model_files, trained_model, versions
 from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
 from raytf.runs import run_log
 from raytf.runs.inventory import main_goal
+from raytf.runs.program_output import Explained
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 
@@ -48,7 +49,11 @@ class Exported:
     is_new: bool = True
 
 
-def obstacles(model: keras.Model) -> list[str]:
+#: Topics of what is explained once in a program.
+_SERVING, _FILE = "export for serving", "model.keras"
+
+
+def obstacles(model: keras.Model) -> list[Explained]:
     """What will keep a model from being exported or loaded again, one line each; it is tried, and nothing is written.
 
     To be asked before training: at its end it is too late to change the model.
@@ -59,10 +64,14 @@ def obstacles(model: keras.Model) -> list[str]:
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
         found.append(
-            f"the model cannot be exported for serving, Keras says: {type(error).__name__}: {one_line(error, 200)}... "
-            "Give it one input, or a list or dict of them, as keras.Model(inputs, outputs) does."
+            Explained(
+                f"the model cannot be exported for serving, Keras says: {type(error).__name__}: "
+                f"{one_line(error, 200)}... Give it one input, or a list or dict of them, as keras.Model(inputs, "
+                "outputs) does.",
+                _SERVING,
+            )
         )
-    return [*found, *architecture.obstacles(model)]
+    return [*found, *(Explained(text, _FILE) for text in architecture.obstacles(model))]
 
 
 def _trace(model: keras.Model) -> None:
@@ -79,7 +88,8 @@ def export(
     digest: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Export the model at the end of a run: the next version in `export/` (signature `serving_default`), `model.keras`.
+    """Export the model at the end of a run: its weights by variable, the next version in `export/` (signature
+    `serving_default`), and `model.keras`.
 
     Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
 
@@ -89,7 +99,7 @@ def export(
 
     Returns:
         What was written, name -> location: `saved_model` and `keras`, each where the model allows it; `weights` where
-        it does not, which `load_weights` puts into a model.
+        there is no `keras`, which `load_weights` puts into a model.
 
     Raises:
         StorageError: storage refuses.
@@ -97,18 +107,20 @@ def export(
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
+    # First, and whatever a layer does when it saves itself: these are the weights that come back to a program.
+    run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
         written["saved_model"] = target.locate(version.name)
     except JobError as error:
-        say(f"the model is not exported for serving: {one_line(error, 300)}")
+        say(Explained(f"the model is not exported for serving: {one_line(error, 300)}", _SERVING))
     try:
         run.put(KERAS_FILE, model_files.keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
-        run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
         written["weights"] = run.locate(WEIGHTS_FILE)
-        say(f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}")
+        said = f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}"
+        say(Explained(said, _FILE))
     return written
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import keras
 
+from raytf import _keras
 from raytf.checkpoint import audit, codec, durable, variables
-from raytf.checkpoint.audit import Worth
+from raytf.checkpoint.audit import CheckpointFinding, Worth
 from raytf.checkpoint.variables import weights_sha256
 from raytf.errors import CheckpointError, JobError, ModelError, one_line
 from raytf.inference import architecture
@@ -58,18 +59,9 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
         made = model if isinstance(model, keras.Model) else run_user_code("the model function", model)
         if not isinstance(made, keras.Model):
             raise ModelError(f"the model function returned {type(made).__name__}. Expected a keras.Model.")
-        architecture.call(made, run)
-    result = run_log.read_result(run)
-    try:
-        _put_weights(made, run)
-    except (CheckpointError, JobError) as error:
-        raise ModelError(f"the weights of {run.locate('')} are of another model: {one_line(error, 300)}") from error
-    wanted = (result or {}).get("weights_sha256")
-    if wanted and weights_sha256(made) != wanted:
-        raise ModelError(
-            f"the model with the weights of {run.locate('')} is not what the run ended with (weights_sha256 {wanted}). "
-            "Give the model function of the job."
-        )
+        with _keras.strategy_scope(made):
+            architecture.call(made, run)
+            _put_weights(made, run)
     return made
 
 
@@ -79,15 +71,17 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
     Raises:
         ModelError: the weights are of another model.
     """
-    with with_precision(architecture.precision_of(run)):
+    with with_precision(architecture.precision_of(run)), _keras.strategy_scope(model):
         architecture.call(model, run)  # one that was not built yet has no weights
         model.optimizer.build(model.trainable_variables)
     load_weights(run, model)
-    finding = next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
+    finding = _newest_checkpoint(run)
     if finding is not None:
-        named = variables.weights(model, model.optimizer)
+        named = variables.variables(model)
         tensors = renamed(durable.load(run, finding.name).tensors, list(named))
-        _restore_optimizer(named, tensors)
+        with _keras.strategy_scope(model):
+            _restore_optimizer(named, tensors)
+            _restore_metrics(named, tensors)
     return model
 
 
@@ -98,19 +92,75 @@ def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]
     variables.restore(own, {name: value for name, value in tensors.items() if name.startswith(parts)})
 
 
+def _restore_metrics(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
+    """Assign the state of the metrics, unless Keras makes their variables only when they first see labels."""
+    own = {name: variable for name, variable in named.items() if name.startswith("metrics/")}
+    stored = {name: value for name, value in tensors.items() if name.startswith("metrics/")}
+    if {n: tuple(v.shape) for n, v in own.items()} == {n: v.shape for n, v in stored.items()}:
+        variables.restore(own, stored)
+
+
 def _put_weights(model: keras.Model, run: Storage) -> None:
-    """Give a model a run's weights, from whatever holds them."""
-    is_over = run_log.read_result(run) is not None
-    if is_over and (data := run.get_or_none(WEIGHTS_FILE)) is not None:
+    """Assign a run's weights to a model.
+
+    A run that has ended is asked for its weights by variable, then for its .keras file, then for its newest checkpoint:
+    an older raytf wrote the weights by variable only where Keras could not save the model, and a layer may save other
+    values than its variables hold, as one with LoRA does. The first of them that is what the run ended with is taken.
+
+    Raises:
+        ModelError: the run has no weights, or they are of another model.
+    """
+    result = run_log.read_result(run)
+    wanted = (result or {}).get("weights_sha256")
+    error: Exception | None = None
+    is_other = False
+    for put in (_put_variables, _put_keras_file, _put_checkpoint) if result is not None else (_put_checkpoint,):
+        try:
+            has_some = put(model, run)
+        except (CheckpointError, JobError) as problem:
+            error = error or problem
+            continue
+        if has_some and (not wanted or weights_sha256(model) == wanted):
+            return
+        is_other = is_other or has_some
+    where = run.locate("")
+    if error is not None:
+        raise ModelError(f"the weights of {where} are of another model: {one_line(error, 300)}") from error
+    if is_other:
+        raise ModelError(
+            f"the model with the weights of {where} is not what the run ended with (weights_sha256 {wanted}). "
+            "Give the model function of the job."
+        )
+    raise ModelError(f"{where} holds no weights: it has neither an end nor a whole checkpoint.")
+
+
+def _put_variables(model: keras.Model, run: Storage) -> bool:
+    """Assign the weights that the end of a run wrote by variable; returns whether there are any."""
+    data = run.get_or_none(WEIGHTS_FILE)
+    if data is not None:
         _restore(model, codec.decode(data))
-    elif is_over and run.exists(KERAS_FILE):
-        with _keras_file(run) as file:
-            run_user_code("loading the weights", lambda: model.load_weights(file))
-    else:
-        finding = next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
-        if finding is None:
-            raise ModelError(f"{run.locate('')} holds no weights: it has neither an end nor a whole checkpoint.")
+    return data is not None
+
+
+def _put_keras_file(model: keras.Model, run: Storage) -> bool:
+    """Have Keras load the weights of a run's .keras file; returns whether there is one."""
+    if not run.exists(KERAS_FILE):
+        return False
+    with _keras_file(run) as file:
+        run_user_code("loading the weights", lambda: model.load_weights(file))
+    return True
+
+
+def _put_checkpoint(model: keras.Model, run: Storage) -> bool:
+    """Assign the weights of a run's newest whole checkpoint; returns whether there is one."""
+    finding = _newest_checkpoint(run)
+    if finding is not None:
         _restore(model, durable.load(run, finding.name).tensors)
+    return finding is not None
+
+
+def _newest_checkpoint(run: Storage) -> CheckpointFinding | None:
+    return next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
 
 
 def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:

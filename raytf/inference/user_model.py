@@ -5,15 +5,38 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import site
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
+import raytf
+from raytf._ray import pickling
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.errors import JobError, RaytfError
+from raytf.runs.program_output import Printed, ProgramOutput, Warned
+
+#: Where code lies that is not the program's.
+_LIBRARIES = (
+    str(Path(raytf.__file__).parent),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    *site.getsitepackages(),
+)
+#: The program's warning filters, as `warnings.filters` has them; None where nobody sent any.
+_filters: list[Any] | None = None
+
+
+def set_warning_filters(filters: Sequence[Any] | None) -> None:
+    """Have the program's code warn as the program's filters say, in this process from now on."""
+    global _filters
+    _filters = None if filters is None else list(filters)
 
 
 def set_precision(chosen: Precision) -> None:
@@ -34,25 +57,95 @@ def with_precision(chosen: Precision) -> Iterator[None]:
         set_precision(before)
 
 
-def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None] | None = None) -> Any:
-    """Call the user's code; what it raises becomes a JobError that is not retried, what it prints goes to `say`."""
-    printed = io.StringIO()
+def run_user_code(what: str, call: Callable[[], Any], say: Callable[[ProgramOutput], None] | None = None) -> Any:
+    """Call the program's code, and convert what it raises to a JobError.
+
+    Args:
+        what: the code, for the message.
+        call: calls it.
+        say: called with what the code prints and warns of; by default that stays in this process. With it, the code
+            cannot end the process by `sys.exit` or a KeyboardInterrupt either.
+
+    Raises:
+        JobError: the code raised; its cause is the exception.
+    """
+    caught = (Exception,) if say is None else (Exception, SystemExit, KeyboardInterrupt)
     try:
-        with contextlib.redirect_stdout(printed) if say is not None else contextlib.nullcontext():
+        with contextlib.nullcontext() if say is None else _forwarded(say):
             return call()
     except RaytfError:
         raise
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise JobError(
-            f"{what} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).",
-            traceback.format_exc(),
-            error,
-        ) from error
-    finally:
-        if say is not None:
-            for line in printed.getvalue().splitlines():
-                say(line)
+    except caught as error:
+        raise JobError(f"{what} raised {described(error)}.", own_traceback(error), error) from error
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's class, text and place: the last line of the program's own, or of a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), frames[-1])
+    return f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+
+
+def own_traceback(error: BaseException) -> str:
+    """Return an exception's traceback as text, from the first line of the program's own code on."""
+    whole = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(whole.stack) if not _is_library(frame.filename)), 0)
+    whole.stack[:] = whole.stack[first:]
+    return "".join(whole.format())
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", *_LIBRARIES))
+
+
+@contextlib.contextmanager
+def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
+    """Pass on what is printed and warned of in this process meanwhile."""
+    out, err = _Forwarding(say, False), _Forwarding(say, True)
+    seen: list[warnings.WarningMessage]
+    with warnings.catch_warnings(record=True) as seen:
+        if _filters is not None:
+            warnings.resetwarnings()
+            warnings.filters.extend(_filters)  # type: ignore[attr-defined]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                yield
+        finally:
+            out.flush()
+            err.flush()
+            for warning in seen:
+                said = warning.message if isinstance(warning.message, Warning) else warning.category(warning.message)
+                body = pickling.dumps((said, warning.filename, warning.lineno), {})
+                say(Warned(body, pickling.loads))
+
+
+class _Forwarding(io.TextIOBase):
+    """A text stream that passes on what is written to it, at the latest when it is flushed.
+
+    Args:
+        say: called with the text.
+        is_error: whether it stands for standard error.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, say: Callable[[ProgramOutput], None], is_error: bool):
+        super().__init__()
+        self._say, self._is_error = say, is_error
+        self._parts: list[str] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._parts.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        text = "".join(self._parts)
+        self._parts.clear()
+        if text:
+            self._say(Printed(text, self._is_error))
 
 
 def takes_training(model: keras.Model) -> bool:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
@@ -19,6 +19,10 @@ from raytf.runs.status import Status, clock_text, describe, learned, left, saved
 
 #: Seconds between plain lines, where there is no terminal.
 PLAIN_SECONDS = 5.0
+#: Seconds without any line there, after which one says what goes on; with what a busy machine adds, below 10.
+QUIET_SECONDS = 8.0
+#: What goes on before anything else is known.
+_PREPARING = "preparing the run"
 #: Seconds between two drawings of what turns.
 _TICK_SECONDS = 0.2
 #: Seconds without a change after which it is shown how many there have been.
@@ -27,20 +31,49 @@ _STILL_SECONDS = 2.0
 _BAR, _LEAST_BAR, _TURNING = 40, 5, 8
 
 
+#: Where raytf's own lines go instead of standard output, which is a Keras program's own; None for standard output.
+_own_stream: TextIO | None = None
+
+
+@contextlib.contextmanager
+def lines_on(stream: TextIO) -> Iterator[None]:
+    """Have raytf's own lines go to a stream meanwhile, and not to standard output."""
+    global _own_stream
+    before, _own_stream = _own_stream, stream
+    try:
+        yield
+    finally:
+        _own_stream = before
+
+
+def stream_of(verbose: int) -> TextIO:
+    """Return the stream for raytf's own lines about a `fit` with this `verbose`."""
+    if _own_stream is not None:
+        return _own_stream
+    return sys.stdout if verbose else sys.stderr
+
+
 class Screen:
     """Lines that stay and, on a terminal, a part below them that is drawn again; a context manager.
 
     Args:
-        console: where to; standard output by default.
+        console: where to; by default to the stream of raytf's own lines.
     """
 
     def __init__(self, console: Console | None = None):
-        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._console = console or Console(file=stream_of(1), highlight=False)
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            # rich writes what the program prints above the bar, to the bar's terminal; a file gets it as it is.
+            self._live = Live(
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=sys.stderr.isatty(),
+            )
             self._live.start()
             self._console.show_cursor(True)  # which would stay hidden if this process were killed
         return self
@@ -66,6 +99,8 @@ class Display(Screen):
         clock: injected by tests.
         shows_progress: whether stages and statuses are shown; messages always are.
         shows_saves: whether statuses tell of checkpoints also where there is no trouble.
+        most_quiet: seconds without a line after which one says what goes on, where there is no terminal; None for
+            none.
     """
 
     def __init__(
@@ -74,16 +109,35 @@ class Display(Screen):
         clock: Callable[[], float] = time.monotonic,
         shows_progress: bool = True,
         shows_saves: bool = False,
+        most_quiet: float | None = None,
     ):
         super().__init__(console)
         self._clock, self._shows_progress, self._shows_saves = clock, shows_progress, shows_saves
+        self._most_quiet, self._made_at = most_quiet, clock()
+        self._said_at = self._made_at
         self._last_line = float("-inf")
         self._last_text = ""
         self._below: StageLine | Bar | None = None
         self._ticker: Ticker | None = None
 
     def __enter__(self) -> Self:
-        return super().__enter__() if self._shows_progress else self
+        if self._shows_progress:
+            super().__enter__()
+        if not self._console.is_terminal and self._most_quiet is not None:
+            self._ticker = Ticker(self.break_silence)
+        return self
+
+    def say(self, message: str) -> None:
+        """Print a line that stays, or several."""
+        self._said_at = self._clock()
+        super().say(message)
+
+    def break_silence(self) -> None:
+        """Say what goes on and for how long, if no line was printed for the longest time allowed."""
+        if self._most_quiet is None or self._clock() - self._said_at < self._most_quiet:
+            return
+        words, began = (_PREPARING, self._made_at) if self._below is None else (self._below.words, self._below.began)
+        self.say(f"{words}, for {clock_text(self._clock() - began)}")
 
     def __exit__(self, *exc: Any) -> None:
         if self._ticker is not None:
@@ -94,22 +148,22 @@ class Display(Screen):
     def stage(self, text: str) -> None:
         """Show what goes on while nothing is trained, and for how long; until the next stage or status. Where there is
         no terminal, only before the run trains for the first time."""
-        if not self._shows_progress or (isinstance(self._below, StageLine) and self._below.text == text):
+        if isinstance(self._below, StageLine) and self._below.words == text:
             return
         self._put(StageLine(text, self._clock))
-        if self._live is None and not self._last_text:
+        if self._shows_progress and self._live is None and not self._last_text:
             self.say(text)
 
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""
-        if not self._shows_progress:
-            return
         if status.phase == "starting":
             self.stage("computing the first step")
             return
         before = self._below if isinstance(self._below, Bar) else None
         self._put(Bar(status, self._shows_saves, self._clock, before))
         text = describe(status, self._shows_saves)
+        if not self._shows_progress:
+            return
         if self._live is None and text != self._last_text and self._clock() - self._last_line >= PLAIN_SECONDS:
             self._last_line, self._last_text = self._clock(), text
             self.say(text)
@@ -126,17 +180,22 @@ class Display(Screen):
 
 
 class StageLine:
-    """What goes on, with something that turns, and the seconds since it was made."""
+    """What goes on, with something that turns, and the seconds since it was made.
+
+    Attributes:
+        words: what goes on.
+        began: when, by the clock.
+    """
 
     moves = True
 
     def __init__(self, text: str, clock: Callable[[], float]):
-        self.text, self._clock, self._began = text, clock, clock()
+        self.words, self._clock, self.began = text, clock, clock()
         self._spinner = Spinner("dots")
 
     def __rich__(self) -> Text:
         now = self._clock()
-        return _line(_turning(self._spinner, now, self._began), f" {visible(self.text)}")
+        return _line(_turning(self._spinner, now, self.began), f" {visible(self.words)}")
 
 
 class Bar:
@@ -149,25 +208,33 @@ class Bar:
         shows_saves: whether saves are told of where there is no trouble.
         clock: seconds, of any clock that only goes forward.
         before: what was drawn for the status before.
+
+    Attributes:
+        began: when its step and phase were new, by the clock.
     """
 
     def __init__(self, status: Status, shows_saves: bool, clock: Callable[[], float], before: Bar | None):
         self._status, self._shows_saves, self._clock = status, shows_saves, clock
         self._at = (status.step, status.phase)
         is_still = before is not None and before._at == self._at
-        self._began: float = before._began if before is not None and is_still else clock()
+        self.began: float = before.began if before is not None and is_still else clock()
         self._spinner: Spinner = before._spinner if before is not None and is_still else Spinner("dots")
+
+    @property
+    def words(self) -> str:
+        """The status in a line."""
+        return describe(self._status, self._shows_saves)
 
     @property
     def moves(self) -> bool:
         """Whether it looks otherwise from one moment to the next."""
-        return self._clock() - self._began >= _STILL_SECONDS
+        return self._clock() - self.began >= _STILL_SECONDS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         status = self._status
         share = status.step / status.total if status.total else 1.0
         after = "  ".join(part for part in (f"{share:4.0%}", *where(status), left(status)) if part)
-        turning = Text("  ") + _turning(self._spinner, self._clock(), self._began) if self.moves else Text()
+        turning = Text("  ") + _turning(self._spinner, self._clock(), self.began) if self.moves else Text()
         size = max(_LEAST_BAR, min(_BAR, options.max_width - len(after) - 2 - _TURNING))
         done = round(share * size)
         yield _line(("━" * done, "green"), ("━" * (size - done), "bright_black"), f" {visible(after)}", turning)

@@ -22,10 +22,11 @@ FILES = {
     "callbacks.safetensors": "what callbacks keep in themselves, for the next start of the run",
     "command.json": "the command that started the run, and where, for `raytf replay`",
     "lease.json": "which driver owns the run now",
-    "model.keras": "the trained model; `weights.safetensors` in its place where Keras cannot save the model",
+    "model.keras": "the trained model, where Keras can save it",
     "result.json": "metrics and `weights_sha256`; written last, when all steps are done",
     "tracking.json": "which run of a tracker belongs to this one, and how far it was told",
     "void.json": "states that an audit found wrong, which nothing restores",
+    "weights.safetensors": "the trained weights, one tensor for each variable, for `raytf.load_weights` and `fit`",
 }
 #: Folders that only some runs have.
 SOMETIMES = {

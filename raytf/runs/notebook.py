@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from rich.console import Console
+
 from raytf.config.terminal_text import visible
-from raytf.runs.display import Display
+from raytf.runs.display import QUIET_SECONDS, Display, stream_of
 from raytf.runs.status import Status, describe
 
 #: Seconds between two drawings, points of a curve, and lines that are kept.
@@ -35,7 +37,11 @@ def display(verbose: int = 1, shows_saves: bool = False) -> Display:
     """
     if verbose == 1 and in_notebook():
         return NotebookDisplay(shows_saves=shows_saves)
-    return Display(shows_progress=verbose == 1, shows_saves=shows_saves)
+    stream = stream_of(verbose)
+    # What somebody redirects to a file as a run's output has an epoch a line with verbose=2, and nothing else.
+    quiet = None if verbose == 2 and stream is sys.stdout else QUIET_SECONDS
+    console = Console(file=stream, highlight=False)
+    return Display(console, shows_progress=verbose == 1, shows_saves=shows_saves, most_quiet=quiet)
 
 
 class NotebookDisplay(Display):

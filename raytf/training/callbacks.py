@@ -24,6 +24,7 @@ from raytf import _keras
 from raytf.checkpoint import codec, variables
 from raytf.distributed.group import Ranks
 from raytf.inference.user_model import run_user_code
+from raytf.runs.program_output import ProgramOutput
 from raytf.storage.storage import Storage
 from raytf.training import batch_hooks
 from raytf.training.batch_hooks import BatchHooks
@@ -62,7 +63,7 @@ class Callbacks:
             callbacks.
         model: built and compiled.
         group: all ranks; each must construct this object and make the same calls.
-        say: called with each line that a callback prints.
+        say: called with what callbacks print and warn of, and with raytf's own lines.
         files: local folder whose files are copied to the run's folder.
         params: `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
         epoch: epoch in which the run resumes from a checkpoint; None for a new run.
@@ -77,7 +78,7 @@ class Callbacks:
         make: list[keras.callbacks.Callback] | Callable[[str], list[keras.callbacks.Callback]] | None,
         model: keras.Model,
         group: Ranks,
-        say: Callable[[str], None],
+        say: Callable[[str | ProgramOutput], None],
         files: str,
         params: dict[str, Any],
         epoch: int | None,

@@ -26,7 +26,7 @@ from raytf.data.sources import Source
 from raytf.distributed import ranks
 from raytf.distributed.ranks import RankInfo
 from raytf.errors import RaytfError, one_line
-from raytf.training import run_identity
+from raytf.training import run_identity, user_errors
 from raytf.training.job import TrainingJob
 
 #: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
@@ -98,6 +98,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         "batch_section": config.batch,
         "class_weight": job.class_weight,
         "precision": job.precision,
+        "settings": job.settings,
         "trains": trains,
     }
     with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
@@ -161,8 +162,8 @@ def _main(question: str, answer: str, *path: str) -> None:
         if asks_ray(error):
             said = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
         else:
+            said = user_errors.carrying(error)
             error.__cause__ = None  # its class may be unknown to the driver
-            said = error
     Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
     os.replace(f"{answer}.part", answer)
 
@@ -201,6 +202,8 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.plan import StepPlan
     from raytf.training import model as models
 
+    if asked["settings"] is not None:
+        asked["settings"].apply()
     source, code = asked["sample"], asked["code"].get()
     # As a step of one shard.
     plan = StepPlan(source.records, source.records if asked["trains"] else 1, 1)
@@ -231,6 +234,7 @@ def _train(model: Any, pipeline: Any) -> None:
 
     from raytf.checkpoint.variables import seed_states
     from raytf.errors import JobError
+    from raytf.inference.user_model import own_traceback
     from raytf.training import model as models
     from raytf.training.step import TrainStep
     from raytf.training.step_options import StepOptions
@@ -245,7 +249,8 @@ def _train(model: Any, pipeline: Any) -> None:
     except tf.errors.OpError as error:
         raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}") from error
     except Exception as error:
-        raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", error=error) from error
+        said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+        raise JobError(said, own_traceback(error), error) from error
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
 from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.training.parcel import Parcel
+from raytf.training.program_settings import ProgramSettings
 
 if TYPE_CHECKING:  # it imports Ray
     from raytf.training.monitor_client import MonitorClient
@@ -27,11 +28,13 @@ class UserCode:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
         augment: of each micro-batch.
+        warning_filters: the program's, as `warnings.filters` has them.
     """
 
     model: Any
     callbacks: Any = None
     augment: Augment | None = None
+    warning_filters: tuple[Any, ...] = ()
 
     @property
     def make(self) -> Callable[[], Any]:
@@ -54,6 +57,7 @@ class TrainingJob:
         lease: id of the process that owns the run.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
+        settings: what the program has set for its process; None where the driver has not loaded Keras.
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
         verbose: 0 says nothing of epochs.
@@ -73,6 +77,7 @@ class TrainingJob:
     lease: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     precision: Precision = precision.DEFAULT
+    settings: ProgramSettings | None = None
     shuffle: bool = True
     first_epoch: int = 0
     verbose: int = 1

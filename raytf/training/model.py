@@ -22,6 +22,7 @@ from raytf.errors import DataError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
+from raytf.runs.program_output import ProgramOutput
 from raytf.training import added_losses, batch_losses, batch_metrics, loss_division, own_build, remarks
 
 #: Records of the sample that a model is built with, at most.
@@ -39,7 +40,7 @@ def build(
     sources: list[Source],
     compute: ComputeSection,
     seed: int,
-    say: Callable[[str], None] = print,
+    say: Callable[[str | ProgramOutput], None] = print,
     own: Precision = precision.DEFAULT,
     records: tuple[int, int] = (2, 2),
 ) -> keras.Model:
@@ -51,7 +52,7 @@ def build(
         sources: sources whose labels must fit the model.
         compute: has the setting of mixed precision.
         seed: for initial weights.
-        say: called with each line that the function prints, and with the dtype policy if the job has set one.
+        say: called with what the function prints and warns of, and with the dtype policy if the job has set one.
         own: what the job has set in Keras, which may differ from the settings in this process.
         records: how many there are in a full shard, and in a full batch, for a `train_step` that counts on it.
 
@@ -153,7 +154,7 @@ def _note_metrics(
     batch_metrics.note(model, found, count, size, has_lengths)
 
 
-def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str], None]) -> None:
+def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
     policies = layer_policies(model)
     precision.check_made(compute.mixed_precision, precision.of_process(), policies)
     if compute.mixed_precision is None and set(policies) - {"float32"}:

@@ -13,6 +13,7 @@ import ray
 from ray.actor import ActorHandle
 
 from raytf.runs.events import RunEvent
+from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import Status
 from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
@@ -55,8 +56,8 @@ class MonitorClient:
 
     # -- messages and events -------------------------------------------------------------------------------------------
 
-    def say(self, message: str) -> None:
-        """Print a line for the user."""
+    def say(self, message: str | ProgramOutput) -> None:
+        """Print a line for the user, or pass on what the program's code printed."""
         self.handle.say.remote(message)
 
     def stage(self, text: str) -> None:
@@ -79,7 +80,9 @@ class MonitorClient:
         """Ask for the values that the driver last sent with `measure`."""
         return Question(self.handle.measured.remote())
 
-    def ask_news(self, told: int, noted: int) -> Question[tuple[Status | str, list[str], list[dict[str, Any]]]]:
+    def ask_news(
+        self, told: int, noted: int
+    ) -> Question[tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]]:
         """Ask for the latest status, or what goes on while there is none, and for new messages and events.
 
         Args:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from raytf import _tensorflow
 from raytf._keras import live_objects
+from raytf.training import left_behind
 
 T = TypeVar("T")
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
@@ -32,6 +33,8 @@ class Parcel(Generic[T]):
         self._value: T | None = value
         self._body: bytes | None = None
         self._variables: list[Any] = []
+        #: What stayed in this process when the value was pickled, in words.
+        self.left_behind: list[str] = []
 
     def get(self) -> T:
         """The value; in another process than it was made in, a copy of it, made by the first call."""
@@ -48,7 +51,8 @@ class Parcel(Generic[T]):
 
     def _pack(self) -> bytes:
         if self._body is None:
-            self._body, self._variables = packed(self._value)
+            with left_behind.noted() as self.left_behind:
+                self._body, self._variables = packed(self._value)
         return self._body
 
     def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
@@ -70,7 +74,7 @@ def packed(value: Any) -> tuple[bytes, list[Any]]:
     from raytf._ray import pickling
 
     variables: list[Any] = []
-    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS
+    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS | left_behind.REDUCERS
 
     def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def reducer(variable: Any) -> Any:

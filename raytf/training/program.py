@@ -21,7 +21,7 @@ from raytf.data.sources import Source, fingerprint
 from raytf.distributed import memory_needs
 from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
-from raytf.inference.user_model import run_user_code
+from raytf.inference.user_model import run_user_code, set_warning_filters
 from raytf.training import model as models
 from raytf.training import program_variables, remarks, run_identity
 from raytf.training.attempt import Attempt
@@ -77,8 +77,11 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     """
     job = attempt.job
     sources: Sources = ray.get(job.sources)
+    if job.settings is not None:
+        job.settings.apply()
     with attempt.group.devices.at_home():  # a model in it gets its variables now
-        run_user_code("unpacking the job", job.code.get)
+        code = run_user_code("unpacking the job", job.code.get)
+    set_warning_filters(code.warning_filters)
     pipeline = open_pipeline(attempt, sources.train, job.plan, training=True)
     with attempt.group.devices.at_home():
         model = _build_model(attempt, sources, pipeline)

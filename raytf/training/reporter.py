@@ -17,6 +17,7 @@ import ray.train
 
 from raytf.errors import one_line
 from raytf.runs.pace import Pace
+from raytf.runs.program_output import ProgramOutput
 from raytf.runs.run_log import MirroredFolder
 from raytf.runs.status import SaveTrouble, Status
 from raytf.storage.storage import Storage
@@ -185,8 +186,9 @@ class Reporter:
         job.monitor.update(status)
         self._status_at, self._status_step = now, step
 
-    def say(self, message: str) -> None:
-        """Print a line for the user that is the same on every rank; only rank 0 sends it."""
+    def say(self, message: str | ProgramOutput) -> None:
+        """Print a line for the user that is the same on every rank, or pass on what the program's code printed; only
+        rank 0 sends it."""
         if self._rank == 0:
             self.say_here(message)
 
@@ -200,7 +202,7 @@ class Reporter:
         if self._rank == 0:
             self._job.monitor.stage(text)
 
-    def say_here(self, message: str) -> None:
+    def say_here(self, message: str | ProgramOutput) -> None:
         """Print a line for the user, from any rank."""
         self._job.monitor.say(message)
 

@@ -41,10 +41,12 @@ _PARTS, _PART_BYTES = 512, 128 << 10
 
 def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
     """The part of the identity that is known without the model."""
+    settings = {} if job.settings is None else job.settings.identity()
     unshuffled = {} if job.shuffle else {"shuffle": "off"}
     return (
         batch_identity(job.config, job.plan.records, job.precision)
         | unshuffled
+        | settings
         | {
             "training data": fingerprint(sources.train),
             "contents of the training data": contents(sources.train),

@@ -17,7 +17,7 @@ from raytf.distributed import meeting
 from raytf.distributed.arbiter_link import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
-from raytf.training import gpu_errors, process, warm_pool
+from raytf.training import gpu_errors, process, user_errors, warm_pool
 from raytf.training.heartbeat import Heartbeat
 from raytf.training.job import TrainingJob
 from raytf.training.process_settings import ProcessSettings
@@ -155,8 +155,10 @@ def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> di
     except tf.errors.OpError as error:
         raise _of_gpu(job, error) or _of_others(job, error) from None
     except JobError as error:
-        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or error from None
-    except (RaytfError, OSError, ray.exceptions.RayError) as error:
+        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or user_errors.carrying(error) from None
+    except RaytfError as error:
+        raise _inexact(job, error) or user_errors.carrying(error) from None
+    except (OSError, ray.exceptions.RayError) as error:
         raise _inexact(job, error) or error from None
     except Exception as error:
         raise _inexact(job, error) or _as_job_error(error) from None
@@ -203,4 +205,7 @@ def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
 
 
 def _as_job_error(error: Exception) -> JobError:
-    return JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", traceback.format_exc(), error)
+    from raytf.inference.user_model import own_traceback
+
+    said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+    return user_errors.carrying(JobError(said, own_traceback(error), error), error)

@@ -27,7 +27,7 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 #: Of a run: what `raytf.inference.export`, which needs Keras, writes.
-_EXPORT, _KERAS_FILE = "export", "model.keras"
+_EXPORT, _MODEL_FILES = "export", ("model.keras", "weights.safetensors")
 
 
 class TrialOutcome(enum.Enum):
@@ -140,16 +140,17 @@ def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> St
     if copy.get_or_none("parameters.json") == text and copy.get_or_none(run_log.RESULT) == result:
         return copy
     copy.delete(run_log.RESULT)
-    for name in ("checkpoints", _EXPORT, _KERAS_FILE):
+    for name in ("checkpoints", _EXPORT, *_MODEL_FILES):
         copy.delete(name)
     newest = [f"checkpoints/{name}" for name in manifest.list_complete(run)[:1]]
     for folder in (*newest, _EXPORT):
         names = [n for n in run.list(folder, recursive=True) if not n.endswith("/")]
         for name in sorted(names, key=lambda n: n.endswith("MANIFEST.json")):  # what makes it a checkpoint comes last
             copy.put(f"{folder}/{name}", run.get(f"{folder}/{name}"))
-    keras = run.get_or_none(_KERAS_FILE)
-    if keras is not None:
-        copy.put(_KERAS_FILE, keras)
+    for name in _MODEL_FILES:
+        data = run.get_or_none(name)
+        if data is not None:
+            copy.put(name, data)
     copy.put("parameters.json", text)
     copy.put(run_log.RESULT, result)
     return copy

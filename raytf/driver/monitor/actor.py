@@ -19,6 +19,7 @@ from raytf.driver.monitor.parking import Parking
 from raytf.driver.monitor.past import Past
 from raytf.driver.monitor.progress import Progress
 from raytf.driver.monitor.roster import Roster
+from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import Status
 from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
@@ -156,8 +157,8 @@ class Monitor:
     # -- what the driver reads -----------------------------------------------------------------------------------------
 
     @_changes
-    def say(self, message: str) -> None:
-        """Take a line for the user."""
+    def say(self, message: str | ProgramOutput) -> None:
+        """Take a line for the user, or output of the program's code."""
         self._outbox.say(message)
 
     @_changes
@@ -178,7 +179,9 @@ class Monitor:
         """The figures that the driver measured last."""
         return self._measured
 
-    def read(self, told: int = 0, noted: int = 0) -> tuple[Status | str, list[str], list[dict[str, Any]]]:
+    def read(
+        self, told: int = 0, noted: int = 0
+    ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
         """The latest status, or what goes on while there is none, and messages and events that the reader does not have
         yet.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from raytf.runs.program_output import ProgramOutput
+
 
 class Outbox:
     """What the driver has not confirmed yet, and how many items came before.
@@ -14,20 +16,20 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._messages: list[str] = []
+        self._messages: list[str | ProgramOutput] = []
         self._events: list[dict[str, Any]] = []
         self.told = 0
         self.noted = 0
 
-    def say(self, message: str) -> None:
-        """Add a line for the user."""
+    def say(self, message: str | ProgramOutput) -> None:
+        """Add a line for the user, or output of the program's code."""
         self._messages.append(message)
 
     def book(self, row: dict[str, Any]) -> None:
         """Add a row for the ledger."""
         self._events.append(row)
 
-    def read(self, told: int, noted: int) -> tuple[list[str], list[dict[str, Any]]]:
+    def read(self, told: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
         """Messages and events that the reader does not have yet.
 
         Args:

@@ -2,13 +2,15 @@
 
 import io
 import re
+import sys
 import threading
 import time
 
 import pytest
 from rich.console import Console
 
-from raytf.runs.display import PLAIN_SECONDS, Display
+from raytf.runs import notebook
+from raytf.runs.display import PLAIN_SECONDS, Display, lines_on
 from raytf.runs.status import SaveTrouble, Status, clock_text, describe
 
 
@@ -212,3 +214,57 @@ def test_progress_is_shown_unless_somebody_asked_for_silence(out, clock, is_term
         display.show(status())
         assert "a message" in out.getvalue()
         assert ("step 3/10" in out.getvalue()) is shows_progress
+
+
+def test_a_line_says_what_goes_on_where_none_was_printed_for_seconds(out, clock):
+    console = Console(file=out, force_terminal=False, highlight=False, soft_wrap=True)
+    display = Display(console, clock, most_quiet=8.0)
+    display.break_silence()
+    clock.now += 9
+    display.break_silence()
+    display.stage("starting Ray")
+    clock.now += 7
+    display.break_silence()
+    clock.now += 2
+    display.break_silence()
+    display.break_silence()
+    display.show(status(3))
+    clock.now += 20
+    display.break_silence()
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["preparing the run, for 0:09", "starting Ray", "starting Ray, for 0:09"]
+    assert "step 3/10" in lines[3]
+    assert lines[4] == f"{lines[3]}, for 0:20"
+    assert len(lines) == 5
+
+
+def test_a_silent_run_only_says_that_it_lives(out, clock):
+    console = Console(file=out, force_terminal=False, highlight=False, soft_wrap=True)
+    display = Display(console, clock, shows_progress=False, most_quiet=8.0)
+    display.stage("starting Ray")
+    display.show(status(3))
+    assert out.getvalue() == ""
+    clock.now += 9
+    display.break_silence()
+    assert "step 3/10" in out.getvalue()
+
+
+def test_the_thread_breaks_the_silence_where_there_is_no_terminal(out):
+    console = Console(file=out, force_terminal=False, highlight=False, soft_wrap=True)
+    with Display(console, shows_progress=False, most_quiet=0.1) as display:
+        display.stage("starting Ray")
+        deadline = time.monotonic() + 20
+        while "starting Ray, for 0:0" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "starting Ray, for 0:0" in out.getvalue()
+
+
+def test_raytfs_own_lines_leave_standard_output_to_a_program(capsys):
+    with lines_on(sys.stderr):
+        for verbose in (0, 1, 2):
+            notebook.display(verbose).say(f"with verbose={verbose}")
+    notebook.display(0).say("a silent fit")
+    notebook.display(1).say("a job")
+    said = capsys.readouterr()
+    assert said.out == "a job\n"
+    assert said.err.splitlines() == ["with verbose=0", "with verbose=1", "with verbose=2", "a silent fit"]

@@ -1,0 +1,100 @@
+"""What the program's code prints and warns of in a worker is printed and warned of in the program."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import warnings
+
+import pytest
+
+from raytf.driver import background
+from raytf.inference import user_model
+from raytf.runs.display import Display
+from raytf.runs.program_output import Explained, Printed
+
+
+class Careful(UserWarning):
+    """Of the program's own."""
+
+
+class Said(Display):
+    """Keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.lines.append(str(message))
+
+
+def forwarded(call, filters=None):
+    """What a worker sends while it runs code of the program's, as it arrives."""
+    sent: list = []
+    user_model.set_warning_filters(filters)
+    try:
+        user_model.run_user_code("the code", call, sent.append)
+    finally:
+        user_model.set_warning_filters(None)
+    return pickle.loads(pickle.dumps(sent))
+
+
+def test_text_goes_to_what_stands_for_standard_output_as_it_was_written():
+    def call():
+        print("a", end="")
+        print("b\x1b[1mc", end=";")
+
+    out, display = io.StringIO(), Said()
+    with contextlib.redirect_stdout(out):
+        for message in forwarded(call):
+            background._deliver(message, display)
+    assert (out.getvalue(), display.lines) == ("ab\x1b[1mc;", [])
+
+
+def test_text_that_is_flushed_does_not_wait_for_the_end():
+    seen: list[int] = []
+    sent: list = []
+
+    def call():
+        print("first", flush=True)
+        seen.append(len(sent))
+
+    user_model.run_user_code("the code", call, sent.append)
+    assert seen == [1]
+    assert sent == [Printed("first\n")]
+
+
+def test_a_warning_passes_the_programs_filters():
+    def call():
+        for _ in range(2):
+            warnings.warn("take care", Careful, stacklevel=1)
+
+    def delivered():
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for message in sent:
+                background._deliver(message, Said())
+        return [(str(one.message), one.category, one.filename) for one in seen]
+
+    sent = forwarded(call, [("always", None, Warning, None, 0)])
+    assert delivered() == 2 * [("take care", Careful, __file__)]
+    sent = forwarded(call, [("ignore", None, Careful, None, 0), ("always", None, Warning, None, 0)])
+    assert delivered() == []
+
+
+def test_a_filter_that_makes_it_an_error_raises_it_in_the_code():
+    def call():
+        with pytest.raises(Careful, match="take care"):
+            warnings.warn("take care", Careful, stacklevel=1)
+
+    assert forwarded(call, [("error", None, Careful, None, 0)]) == []
+
+
+def test_an_explanation_is_shown_once():
+    display, topic = Said(), "a topic of this test"
+    for text in ("why", "why again"):
+        background._deliver(pickle.loads(pickle.dumps(Explained(text, topic))), display)
+    background._deliver(Explained("something else", f"another {topic}"), display)
+    assert display.lines == ["why", "something else"]
