@@ -123,10 +123,10 @@ def from_arrays(arrays: tuple[Any, ...], name: str, size: int, steps: int | None
     length, batches = _lengths(name, count, steps)
     found = Stream(name, open_pass, length)
     found.batches = batches
-    if batches is not None:
-        found.changes = _of_other_length(length, count)
+    found.changes = f"steps_per_epoch is {steps}" if batches is None else _of_other_length(length, count)
     leaves = [leaf for _, leaf in tree.flatten(arrays)]
     if any(isinstance(leaf, RaggedRows) for leaf in leaves):
+        found.changes = "it is ragged"
         found.free = [leaf.free if isinstance(leaf, RaggedRows) else [] for leaf in leaves]
         found.is_ragged = True
     return found

@@ -88,7 +88,7 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: int = 1,
+    validation_freq: int | list[int] = 1,
     train: Any = None,
     validation: Any = None,
     test: Any = None,
@@ -128,7 +128,7 @@ def fit(
             comes to the end of the data ends there, as in Keras.
         validation_steps: batches of the validation data that are evaluated, the first ones; by default all.
         validation_batch_size: records of the batches that `validation_steps` counts, if the validation data is arrays.
-        validation_freq: epochs between validations.
+        validation_freq: epochs between validations, or a list of the epochs (counted from 1) at which it runs.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
         config: all settings.

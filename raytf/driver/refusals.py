@@ -16,7 +16,7 @@ from raytf.training.job import is_function
 
 
 def refuse(
-    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: int
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
 ) -> None:
     """Refuse wrong settings and arguments before anything is touched.
 
@@ -30,8 +30,9 @@ def refuse(
         precision.check_for_servers(chosen.policy)
     if train is None:
         raise DataError("there is no training data: fit(model, x) got None.")
-    if validation_freq < 1:
-        raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
+    is_list = isinstance(validation_freq, list)
+    if not is_list and not (isinstance(validation_freq, int) and validation_freq >= 1):
+        raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more, or a list of epochs.")
     best = config.checkpoints.keep_best
     if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
         raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")

@@ -59,7 +59,7 @@ class EpochEnd:
 def _validate(context: Context, epoch: int) -> dict[str, float]:
     """Loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
-    if source is None or (epoch + 1) % context.job.validation_freq:
+    if source is None or not context.job.validates_after(epoch):
         return {}
     context.show("validating")
     with context.pulse.doing(Activity.VALIDATION):

@@ -73,7 +73,7 @@ class TrainingJob:
     plan: StepPlan
     total_steps: int
     class_weight: dict[int, float] | None
-    validation_freq: int
+    validation_freq: int | list[int]
     lease: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     precision: Precision = precision.DEFAULT
@@ -94,6 +94,11 @@ class TrainingJob:
     def epoch_of(self, step: int) -> int:
         """The number of the epoch in which a step is."""
         return self.first_epoch + self.plan.locate(step)[0]
+
+    def validates_after(self, epoch: int) -> bool:
+        """Return whether validation runs after an epoch, counted from 0."""
+        chosen = self.validation_freq
+        return epoch + 1 in chosen if isinstance(chosen, list) else (epoch + 1) % chosen == 0
 
     @property
     def epochs(self) -> int:

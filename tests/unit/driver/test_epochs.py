@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -36,6 +38,20 @@ def job(first_epoch: int, total_steps: int) -> TrainingJob:
 def test_a_step_s_epoch_and_the_one_after_the_last(first: int, total: int, step: int, epoch: int, epochs: int):
     made = job(first, total)
     assert (made.epoch_of(step), made.epochs) == (epoch, epochs)
+
+
+@pytest.mark.parametrize(("frequency", "epochs"), [(1, [1, 2, 3, 4]), (2, [2, 4]), ([1, 4, 9], [1, 4]), ([], [])])
+def test_validation_runs_at_the_epochs_at_which_it_does_in_keras(frequency: int | list[int], epochs: list[int]):
+    made = dataclasses.replace(job(0, 6), validation_freq=frequency)
+    assert [epoch + 1 for epoch in range(4) if made.validates_after(epoch)] == epochs
+    assert [e + 1 for e in range(4) if keras.Model()._should_eval(e, frequency)] == epochs
+
+
+@pytest.mark.parametrize("frequency", [0, -1, "2", None])
+def test_another_frequency_of_validation_is_refused(frequency: Any):
+    x = np.zeros((8, 2), np.float32)
+    with pytest.raises(DataError, match=r"validation_freq is .* or a list of epochs"):
+        raytf.fit(lambda: None, x, x, validation_freq=frequency)
 
 
 @pytest.mark.parametrize(("initial", "epochs"), [(3, 3), (-1, 3), (1, None)])
