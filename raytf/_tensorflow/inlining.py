@@ -11,6 +11,8 @@ from typing import Any
 _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 _FUNCTION = f"{_FUNCTIONS}.polymorphic_function.Function"
 SEEN = {
+    "tensorflow.python.autograph.core.ag_ctx.ControlStatusCtx": "2.21.0",
+    "tensorflow.python.autograph.core.ag_ctx.Status": "2.21.0",
     f"{_FUNCTIONS}.autograph_util.py_func_from_autograph": "2.21.0",
     f"{_FUNCTION}.__call__": "2.21.0",
     f"{_FUNCTION}._autograph": "2.21.0",
@@ -47,11 +49,13 @@ def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
     def call(function: Any, *args: Any, **options: Any) -> Any:
         if not _is_inlined.get():
             return own(function, *args, **options)
+        if not function._autograph:
+            return function._python_function(*args, **options)
+        from tensorflow.python.autograph.core import ag_ctx
         from tensorflow.python.eager.polymorphic_function import autograph_util
 
-        body = function._python_function
-        if function._autograph:
-            body = autograph_util.py_func_from_autograph(body)
-        return body(*args, **options)
+        # The graph that calls it is traced without AutoGraph, which would count for this part of it, too.
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+            return autograph_util.py_func_from_autograph(function._python_function)(*args, **options)
 
     return call

@@ -116,13 +116,15 @@ def run(
 
     graph = tf.compat.v1.get_default_graph()
 
-    def held(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def update(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         _check_unconditional(graph)
         on_apply(scope, optimizer, gradients, variables)
 
+    held, stepping = _as_raised(update, step)
+
     def call() -> Any:
         try:
-            return step(data)
+            return stepping(data)
         except Held as end:  # not an error of the user's code
             return end
 
@@ -131,6 +133,31 @@ def run(
         if isinstance(logs, Held):
             raise logs
         return scalars(logs)
+
+
+def _as_raised(
+    update: Callable[..., None], step: Callable[[Any], Any]
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """Return both functions such that what `update` raises is what `step`, which calls it, raises: on its way through
+    the user's code AutoGraph makes another exception of it, and Keras another text."""
+    raised: list[Exception] = []
+
+    def noting(*args: Any) -> None:
+        try:
+            update(*args)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    def stepping(data: Any) -> Any:
+        try:
+            return step(data)
+        except Exception:
+            if raised:
+                raise raised[0] from None
+            raise
+
+    return noting, stepping
 
 
 def _check_unconditional(graph: Any) -> None:
@@ -142,13 +169,12 @@ def _check_unconditional(graph: Any) -> None:
     inner = tf.compat.v1.get_default_graph()
     if inner is graph:
         return
-    kind = "a loop (tf.while_loop)" if "while" in inner.name else "a condition (tf.cond)"
-    libraries = tuple(str(Path(module.__file__ or "").parent) for module in (keras, tf))
-    own = [frame for frame in traceback.extract_stack()[:-2] if not frame.filename.startswith((*libraries, _PACKAGE))]
-    # The last line is that of `apply` in the branch; the one before it makes the condition.
-    made_at = f" at {own[-2].filename}:{own[-2].lineno}" if len(own) > 1 else ""
+    kind = "in a loop (tf.while_loop)" if "while" in inner.name else "under a condition (tf.cond)"
+    lines = _lines_of_user_code()
+    # The innermost line calls `apply` in the branch; the one around it makes the condition.
+    place = f" at {lines[1]}" if len(lines) > 1 else ""
     raise ModelError(
-        f"train_step calls optimizer.apply under {kind}{made_at}. Expected the same updates in every step, since all "
+        f"train_step calls optimizer.apply {kind}{place}. Expected the same updates in every step, since all "
         "workers add their gradients up for each of them. To add up the gradients of N batches, call optimizer.apply "
         "in every step without a condition, and compile the model with an optimizer that has "
         "gradient_accumulation_steps=N."
@@ -156,6 +182,19 @@ def _check_unconditional(graph: Any) -> None:
 
 
 _PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (keras, tf))
+
+
+def _lines_of_user_code() -> list[str]:
+    """Return the lines (FILE:LINE) of the user's code that is being called, the innermost one first."""
+    lines: list[str] = []
+    for frame in reversed(traceback.extract_stack()):
+        if frame.filename.startswith(_PACKAGE):
+            if lines:
+                break
+        elif not frame.filename.startswith(_LIBRARIES) and "__autograph_generated" not in frame.filename:
+            lines.append(f"{frame.filename}:{frame.lineno}")
+    return lines
 
 
 def scalars(logs: Any) -> dict[str, Any]:
@@ -211,9 +250,9 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
             _check_unconditional(graph)
             updates.append((optimizer, list(given)))
 
-        noted = own_steps.held_back(note)
-        with noted, inlining.inlined():
-            logs = scalars(run_user_code("train_step", lambda: model.train_step(data)))
+        noting, stepping = _as_raised(note, model.train_step)
+        with own_steps.held_back(noting), inlining.inlined():
+            logs = scalars(run_user_code("train_step", lambda: stepping(data)))
         names.extend(logs)
         return loss_of(logs)
 

@@ -19,4 +19,4 @@ def test_keras_s_own_tests_pass_with_a_worker(
     failed = main(Arguments(workers=(1,), files=SAMPLE, results=tmp_path / "results", page=tmp_path / "page.md"))
     assert not failed, capsys.readouterr().out
     page = (tmp_path / "page.md").read_text()
-    assert "| callbacks/early_stopping_test.py EarlyStoppingTest::test_early_stopping | passed |" in page
+    assert "| callbacks/early_stopping_test.py EarlyStoppingTest test_early_stopping | passed |" in page

@@ -184,6 +184,13 @@ def with_a_condition(model: Any, data: Any) -> Any:
     return {"loss": loss}
 
 
+@tf.function
+def with_a_condition_by_autograph(model: Any, data: Any) -> Any:
+    if model.slow.value > 1.0:
+        update(model, data)
+    return {"loss": model.slow}
+
+
 def with_a_loop(model: Any, data: Any) -> Any:
     def body(count: Any) -> Any:
         update(model, data)
@@ -211,8 +218,9 @@ def that_raises(model: Any, data: Any) -> Any:
         (with_a_state_of_both, ("slow", "Use the batch before optimizer.apply")),
         (with_a_number_of_both, ("'after'", "Use the batch before optimizer.apply")),
         (without_gradients, ("all None", "GradientTape")),
-        (with_a_condition, ("a condition (tf.cond) at ", "test_own_step.py", "gradient_accumulation_steps=N")),
-        (with_a_loop, ("a loop (tf.while_loop) at ", "test_own_step.py")),
+        (with_a_condition, ("under a condition (tf.cond) at ", "test_own_step.py", "gradient_accumulation_steps=N")),
+        (with_a_loop, ("in a loop (tf.while_loop) at ", "test_own_step.py")),
+        (with_a_condition_by_autograph, ("under a condition (tf.cond)", "gradient_accumulation_steps=N")),
         (with_a_number, ("Expected a dict",)),
         (that_raises, ("train_step raised KeyError", "test_own_step.py")),
     ],

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -64,7 +65,8 @@ def main(arguments: Arguments) -> int:
         while remaining := [name for name in calling if name not in results.ended()]:
             _run(results, workers, remaining, calling)
         tables[workers] = {name: results.ended()[name] for name in calling}
-    summary = page.Summary(plain.ended(), plain.not_collected(), tables)
+    own = {name: end for name, end in plain.ended().items() if name.partition("::")[0] in files}
+    summary = page.Summary(own, {f: why for f, why in plain.not_collected().items() if f in files}, tables)
     print("\n".join(summary.lines()))
     if arguments.page is not None:
         arguments.page.write_text(page.page(summary))
@@ -77,7 +79,8 @@ def _run(results: Results, workers: int, names: Sequence[str], fits: dict[str, i
     Raises:
         RuntimeError: the process ended before its first test.
     """
-    known = len(results.lines())
+    known, began = len(results.lines()), time.time()
+    shown = known
     with tempfile.TemporaryDirectory(prefix="raytf-keras-tests-") as folder:
         place = Path(folder)
         (place / "tests").write_text(json.dumps(list(names)))
@@ -90,17 +93,27 @@ def _run(results: Results, workers: int, names: Sequence[str], fits: dict[str, i
             why = ""
             while job.is_running and not why:
                 time.sleep(0.5)
-                started = results.open()
+                shown += _show(results.lines()[shown:])
+                started = results.open(began)
                 limit = _SECONDS + _SECONDS_A_FIT * fits.get(started["started"], 0) if started else 0.0
                 if started and time.time() - started["at"] > limit:
                     why = f"it took longer than {limit:.0f} s"
             job.kill()
-            started = results.open()
+            _show(results.lines()[shown:])
+            started = results.open(began)
             if started is not None:
                 why = why or f"its process ended with exit code {job.process.returncode}"
                 results.add(test=started["started"], outcome="failed", why=why, fits=1, reached=1)
             elif len(results.lines()) == known:
                 raise RuntimeError(f"no test has run:\n{job.output[-3000:]}")
+
+
+def _show(lines: Sequence[dict[str, Any]]) -> int:
+    """Print how tests have ended; returns the number of lines."""
+    for line in lines:
+        if "test" in line:
+            print(f"{line['outcome']:8} {line['test']}  {line['why']}", flush=True)
+    return len(lines)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import tyro
 SITE = Path(importlib.util.find_spec("keras").origin).parents[1]
 #: Test file -> the module that it imports and does not use with the TensorFlow backend. Where that is not installed, an
 #: empty module stands for it while the file is imported.
-_STUBS = {"trainer_test.py": "jax"}
+_STUBS = {SITE / "keras" / "src" / "trainers" / "trainer_test.py": "jax"}
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Results:
         """Name of a file -> why its tests could not be collected."""
         return {line["file"]: line["why"] for line in self.lines() if "file" in line}
 
-    def open(self) -> dict[str, Any] | None:
-        """The test that has started and not ended, if there is one."""
-        lines = [line for line in self.lines() if "started" in line or "test" in line]
+    def open(self, since: float) -> dict[str, Any] | None:
+        """The test that has started since a time (seconds since 1970) and not ended, if there is one."""
+        lines = [line for line in self.lines() if line.get("at", 0.0) >= since or "test" in line]
         return lines[-1] if lines and "started" in lines[-1] else None
 
     def add(self, **values: Any) -> None:
@@ -110,7 +110,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
-        stub = _STUBS.get(collector.path.name) if isinstance(collector, pytest.Module) else None
+        stub = _STUBS.get(collector.path) if isinstance(collector, pytest.Module) else None
         if stub is None or importlib.util.find_spec(stub) is not None:
             return (yield)
         sys.modules[stub] = types.ModuleType(stub)
