@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from raytf._tensorflow import summaries
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import precision
@@ -174,11 +175,11 @@ def fit(
     original = run if replay is None else Storage(replay.run)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    code = Parcel(UserCode(model, callbacks, augment))
+    code = Parcel(UserCode(model, callbacks, augment, summaries.default_writer()))
     for line in overruled:
         print(line, flush=True)
 
-    def finish(config: TrainConfig) -> dict[str, Any]:
+    def finish(config: TrainConfig) -> tuple[dict[str, Any], TrainingJob]:
         plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
         if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
             config = config.replace(global_batch_size=plan.global_batch_size)
@@ -196,23 +197,24 @@ def fit(
             validation_freq=validation_freq,
             precision=own,
             verbose=shown,
+            asked_verbose=verbose,
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,
             has_old_digests=digest_log.are_old(original, run_log.STEPS),
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
-        return _finish(job, sources, given.stream, stored, run, status_file, tracker)
+        return _finish(job, sources, given.stream, stored, run, status_file, tracker), job
 
     try:
-        document = finish(_with_shards_of(stored, config))
+        document, job = finish(_with_shards_of(stored, config))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
         print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
-        document = finish(config.replace(**_ONE_SHARD))
+        document, job = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
-    return result_of(run, document, model, callbacks)
+    return result_of(run, document, model, callbacks, job)
 
 
 def _parent(run: Storage) -> str:

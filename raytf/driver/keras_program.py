@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from raytf import _keras, _process
+from raytf._tensorflow import summaries
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import replaying
@@ -75,7 +76,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
                     stack.enter_context(connected(replaying.with_room(config), display.stage))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
-    with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:
+    with contextlib.ExitStack() as stack, summaries.noted_writers(), _keras.with_fit(train) as own:
         yield
 
 

@@ -27,11 +27,13 @@ class UserCode:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
         augment: of each micro-batch.
+        writer: the program's default summary writer, and its default step.
     """
 
     model: Any
     callbacks: Any = None
     augment: Augment | None = None
+    writer: tuple[Any, Any] = (None, None)
 
     @property
     def make(self) -> Callable[[], Any]:
@@ -57,6 +59,7 @@ class TrainingJob:
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
         verbose: 0 says nothing of epochs.
+        asked_verbose: what the program passed as `verbose`, which callbacks see.
         has_old_digests: whether the run's digests are not folded; see `digest_log.are_old`.
         arbiter: says who belongs to the group, where it repairs itself; None where it cannot.
     """
@@ -76,6 +79,7 @@ class TrainingJob:
     shuffle: bool = True
     first_epoch: int = 0
     verbose: int = 1
+    asked_verbose: Any = "auto"
     arbiter: ArbiterAddress | None = None
     stop_step: int | None = None
     dump: str = ""
@@ -94,6 +98,11 @@ class TrainingJob:
     def epochs(self) -> int:
         """The number of the epoch after the last one."""
         return self.first_epoch - (-self.total_steps // self.plan.steps_per_epoch)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What Keras tells callbacks of the training."""
+        return {"verbose": self.asked_verbose, "epochs": self.epochs, "steps": self.plan.steps_per_epoch}
 
     @property
     def model(self) -> Callable[[], Any]:

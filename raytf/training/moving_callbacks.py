@@ -28,6 +28,7 @@ class CallbackState:
     Attributes:
         stop, rate, changed: what the hooks have done: whether training stops, the learning rate, whether weights.
         ran: hooks since the last `begin`.
+        logs: of the newest epoch that has ended, with what callbacks have added to them; None before.
         extras: packed, as of that moment; None where nothing changed.
         version: counts up with each state that was told.
     """
@@ -36,6 +37,7 @@ class CallbackState:
     rate: float = 0.0
     changed: bool = False
     ran: Ran = field(default_factory=Counter)
+    logs: dict[str, Any] | None = None
     extras: bytes | None = None
     version: int = 0
 
@@ -131,6 +133,7 @@ class MovingCallbacks(Callbacks):
             if is_inside or ("on_epoch_begin", epoch) in hooks:
                 self._catch_up("on_epoch_begin", epoch)
             self.load_state(extras.callbacks, extras.arrays)
+        self._logs = self.known.logs
         self._model.stop_training = stops
         self._ran = Counter(self.known.ran)
 
@@ -149,6 +152,10 @@ class MovingCallbacks(Callbacks):
         if files is None:
             raise WorkerLostError("rank 0 is lost, and with it files of callbacks that are too large to be sent around")
         return files
+
+    def _shared_logs(self) -> dict[str, Any]:
+        # Every rank heard of them together with the hook's effects.
+        return dict(self.known.logs or {})
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
         key = (self._what, hook, *(a for a in args if isinstance(a, int)))
@@ -179,7 +186,8 @@ class MovingCallbacks(Callbacks):
         extras = None if mark == self._mark else Extras(values, arrays, files).pack()
         stop = bool(self._model.stop_training)
         version = self.known.version + 1
-        return CallbackState(stop, self._rate or 0.0, changed, Counter(self._ran), extras, version), mark
+        ran = Counter(self._ran)
+        return CallbackState(stop, self._rate or 0.0, changed, ran, self._logs, extras, version), mark
 
 
 def _bytes(array: np.ndarray) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from raytf import _tensorflow
 from raytf._keras import live_objects
+from raytf.training import later_files
 
 T = TypeVar("T")
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
@@ -29,6 +30,7 @@ class Parcel(Generic[T]):
     def __init__(self, value: T):
         self._value: T | None = value
         self._body: bytes | None = None
+        self._sent: list[Any] = []
 
     def get(self) -> T:
         """The value; in another process than it was made in, a copy of it, made by the first call."""
@@ -39,8 +41,15 @@ class Parcel(Generic[T]):
 
     def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
         if self._body is None:
-            self._body = packed(self._value)
+            self._sent = []
+            self._body = packed(self._value, self._sent)
         return _closed, (self._body,)
+
+    @property
+    def sent(self) -> list[Any]:
+        """The open files and summary writers that are in the value."""
+        self.__reduce__()
+        return self._sent
 
 
 def _closed(body: bytes) -> Parcel[Any]:
@@ -49,12 +58,17 @@ def _closed(body: bytes) -> Parcel[Any]:
     return parcel
 
 
-def packed(value: Any) -> bytes:
-    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables."""
+def packed(value: Any, sent: list[Any] | None = None) -> bytes:
+    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables.
+
+    Args:
+        sent: gets the open files and summary writers that are in the value.
+    """
     from raytf._ray import pickling
 
     whole = live_objects.registered(), value
-    return _with_deep_stack(lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS))
+    later = later_files.reducers([] if sent is None else sent)
+    return _with_deep_stack(lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS | later))
 
 
 def opened(body: bytes) -> Any:
