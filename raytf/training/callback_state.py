@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from raytf import _keras
 from raytf.checkpoint import codec
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
@@ -45,10 +46,13 @@ class KeptObjects:
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model):
         self._callbacks = callbacks
         self._others = {id(v) for v in (*model.variables, *getattr(model.optimizer, "variables", ()))}
-        #: All of them by label, and those whose contents this class looks after.
-        self._known = object_graph.labelled(list(callbacks))
-        self._objects = {label: value for label, value in self._known.items() if value is not model}
+        parts = _parts_of(model)
+        #: Objects whose contents this class looks after, and those and the parts of the model, by label.
+        self._objects = object_graph.labelled(list(callbacks))
+        self._known = self._objects | parts
         self._labels = object_graph.named(self._known)
+        mine = {id(part) for part in parts.values()}
+        self._objects = {label: value for label, value in self._objects.items() if id(value) not in mine}
         large = {label: value for label, value in self._objects.items() if object_graph.is_large(value)}
         self._items = {label: object_graph.items_of(value) for label, value in large.items()}
         writer = self._writer()
@@ -113,6 +117,13 @@ class KeptObjects:
         """Return whether an object belongs to one of Keras's own callbacks, which make anew what they need."""
         place = label.partition("]")[0].removeprefix("callbacks[")
         return place.isdigit() and type(self._callbacks[int(place)]).__module__.startswith("keras.")
+
+
+def _parts_of(model: keras.Model) -> dict[str, Any]:
+    """Return what a callback finds in the model, by label: layers, the optimizer, and variables."""
+    layers = {f"model.layer {i}": layer for i, layer in enumerate(_keras.layers_within(model))}
+    variables = {f"model.variable {i}": variable for i, variable in enumerate(model.variables)}
+    return {**layers, **variables, "model.optimizer": model.optimizer, "model": model}
 
 
 def keep(run: Storage, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

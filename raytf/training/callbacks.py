@@ -129,12 +129,14 @@ class Callbacks:
         if self._writer[0] is not None:
             self._writer[0].set_as_default(self._writer[1])
         self._guard = ModelGuard(self._model)
-        self._kept = KeptObjects(self._list, self._model)
-        if epoch is None and self._kept.unsent:
-            self._say(_UNSENT + ", ".join(self._kept.unsent))
+        kept = None if callable(make) else KeptObjects(self._list, self._model)
         with self._guard.watching("a callback's set_model"):
             everyone = [*self._list, self._reader]
             self._hooks = keras.callbacks.CallbackList(everyone, model=self._model, **self._params)
+        # Those that a function makes have made their settings by now, such as a path on this machine.
+        self._kept = kept or KeptObjects(self._list, self._model)
+        if epoch is None and self._kept.unsent:
+            self._say(_UNSENT + ", ".join(self._kept.unsent))
 
     def _agree_on_batches(self, own: bool) -> bool:
         """Whether hooks of batches may change something, given what rank 0 knows, or what is known already."""

@@ -136,7 +136,7 @@ callbacks = [
 
 
 def model() -> keras.Model:
-    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
     made.compile(keras.optimizers.SGD(0.1), "mse")
     made.optimizer.build(made.trainable_variables)
     return made
