@@ -14,7 +14,6 @@ import numpy as np
 from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
-from raytf.inference.user_model import run_user_code
 from raytf.training.callbacks import Callbacks
 
 #: Hooks that have run, with their numbers.
@@ -139,7 +138,7 @@ class MovingCallbacks(Callbacks):
 
     def _catch_up(self, hook: str, *args: int) -> None:
         """Run a hook that the callbacks of the lost rank have run."""
-        run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+        self._call(hook, args)
 
     @property
     def packed_files(self) -> dict[str, bytes]:

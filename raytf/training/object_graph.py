@@ -49,13 +49,21 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
         label, value = waiting.popleft()
         if type(value) in _IMMUTABLE or id(value) in seen:
             continue
-        label = _own_label(value) or label
+        own = _own_label(value)
+        label = label if own is None or own in found else own
         if label in found:  # a second object of the same name, which cannot be told from the first one
             continue
         seen.add(id(value))
         found[label] = value
         waiting.extend(_inner(label, value))
     return found
+
+
+def leaves(callbacks: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that callbacks can reach and that hold no other ones, with their labels."""
+    for label, value in labelled(callbacks).items():
+        if next(_inner(label, value), None) is None:
+            yield label, value
 
 
 def is_keras(value: Any) -> bool:
@@ -176,7 +184,7 @@ def _inner(label: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (type, types.ModuleType)):
         name = value.__module__ if isinstance(value, type) else value.__name__
         if is_own(name):
-            yield from _inside_space(_own_label(value) or label, value)
+            yield from _inside_space(label, value)
     if is_record(value):
         yield "", type(value)
         yield from ((f"{label}.{name}", each) for name, each in attributes(value).items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,16 @@ import numpy as np
 import pytest
 
 from raytf._tensorflow import summaries
-from raytf.errors import ModelError
+from raytf.driver import sending
+from raytf.errors import ConfigError, ModelError
 from raytf.storage.storage import Storage
 from raytf.training import callbacks as training_callbacks
 from raytf.training import later_files
 from raytf.training.callbacks import Callbacks
+from raytf.training.job import UserCode
 from raytf.training.parcel import Parcel
 from tests.tf.ranks import Alone
+from tests.unit.driver import test_epochs as epochs
 
 PARAMS = {"verbose": 0, "epochs": 2, "steps": 3}
 
@@ -449,3 +453,47 @@ def test_files_and_writers_of_the_program_are_opened_where_callbacks_run(tmp_pat
     for folder, tag in (("metrics", b"mine"), ("default", b"default")):
         texts = [each.read_bytes() for each in (tmp_path / "logs" / folder).glob("events.out.tfevents*")]
         assert any(tag in text for text in texts), folder
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("socket.socket()", r"callbacks\[0\] Holds\.tools\['it'\] is a socket"),
+        ("(i for i in range(3))", r"callbacks\[0\] Holds\.tools\['it'\] is a generator"),
+        ("csv.writer(io.StringIO())", r"callbacks\[0\] Holds\.tools\['it'\] is a writer"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_with_its_place(value: str, named: str):
+    source = f"""
+import csv, io, socket, keras
+class Holds(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.tools = {{"it": {value}}}
+callbacks = [Holds()]
+"""
+    names = program(source)
+    job = dataclasses.replace(epochs.job(0, 2), code=Parcel(UserCode(lambda: None, names["callbacks"])))
+    with pytest.raises(ConfigError, match=named + r", which cannot be sent to the workers .*on_train_begin"):
+        sending.check(job)
+
+
+def test_locks_and_closed_files_are_no_reason_to_refuse_a_callback(tmp_path: Path):
+    source = """
+import threading, keras
+class Guarded(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.lock, self.again, self.rows = threading.Lock(), threading.RLock(), []
+        self.file = open("/dev/null", "w")
+        self.file.close()
+    def on_epoch_end(self, epoch, logs=None):
+        with self.lock, self.again:
+            self.rows.append(epoch)
+callbacks = [Guarded()]
+"""
+    names, said = program(source), []
+    theirs = started(sent(names), tmp_path, said=said)
+    run_epoch(theirs, 0)
+    given_back(names, theirs, tmp_path)
+    assert (names["callbacks"][0].rows, said) == ([0], [])
