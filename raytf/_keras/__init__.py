@@ -144,7 +144,7 @@ def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         keras.Model.fit = own
 
 
-def history(model: Any, params: dict[str, int], values: dict[str, list[float]], epochs: list[int]) -> Any:
+def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], epochs: list[int]) -> Any:
     """The History that `keras.Model.fit` returns, and leaves in the model."""
     import keras
 

@@ -15,6 +15,17 @@ _SMALL = ("loss", "err", "mse", "mae", "mape", "msle", "entropy", "diverg", "per
 _LARGE = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "score", "true_", "similarity", "r2")
 
 
+def flat(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of logs by name; the i-th number of a metric with several is `NAME_i`."""
+    numbers: dict[str, float] = {}
+    for name, value in logs.items():
+        if isinstance(value, list):
+            numbers |= flat({f"{name}_{i}": each for i, each in enumerate(value)})
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            numbers[name] = value
+    return numbers
+
+
 @dataclass(frozen=True)
 class MetricObjective:
     """A metric, and whether its largest value is the best."""
@@ -47,7 +58,7 @@ class MetricObjective:
         Returns:
             None where there is none, or none that can be compared.
         """
-        value = logs.get(self.metric)
+        value = flat(logs).get(self.metric)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
             return None
         return None if math.isnan(value) else float(value)

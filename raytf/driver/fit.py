@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from raytf._tensorflow import summaries
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import precision
@@ -181,11 +182,13 @@ def fit(
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    code = Parcel(UserCode(model, callbacks, augment, tuple(warnings.filters)))
+    code = Parcel(
+        UserCode(model, callbacks, augment, tuple(warnings.filters), summaries.default_writer()),
+    )
     for line in overruled:
         print(line, file=stream_of(shown), flush=True)
 
-    def finish(config: TrainConfig) -> dict[str, Any]:
+    def finish(config: TrainConfig) -> tuple[dict[str, Any], TrainingJob]:
         plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
         if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
             config = config.replace(global_batch_size=plan.global_batch_size)
@@ -204,28 +207,25 @@ def fit(
             precision=own,
             settings=program_settings.of_process(),
             verbose=shown,
+            asked_verbose=verbose,
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,
             has_old_digests=digest_log.are_old(original, run_log.STEPS),
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
-        return _finish(job, sources, given.stream, stored, run, status_file, tracker)
+        return _finish(job, sources, given.stream, stored, run, status_file, tracker), job
 
     try:
-        document = finish(_with_shards_of(stored, config, shown))
+        document, job = finish(_with_shards_of(stored, config, shown))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
         told = "the model takes whole batches, and no parts of them: one worker computes each"
         print(told, file=stream_of(shown), flush=True)
-        document = finish(config.replace(**_ONE_SHARD))
+        document, job = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
-    if code.variables():
-        from raytf.training import program_variables  # it needs Keras, which is loaded where there are variables
-
-        program_variables.give_back(run, code)
-    return result_of(run, document, model, callbacks)
+    return result_of(run, document, model, callbacks, job)
 
 
 def _parent(run: Storage) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 import raytf
 from raytf import _keras, _process
+from raytf._tensorflow import summaries
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import replaying
@@ -115,7 +116,8 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
                     stack.enter_context(connected(replaying.with_room(config), display.stage))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
-    with contextlib.ExitStack() as stack, lines_on(sys.stderr), _keras.with_fit(train) as own:
+    replaced = _keras.with_fit(train)
+    with contextlib.ExitStack() as stack, lines_on(sys.stderr), summaries.noted_writers(), replaced as own:
         yield
 
 

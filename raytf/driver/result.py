@@ -10,7 +10,7 @@ from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.runs.restart_phases import counted
 from raytf.storage.storage import Storage
-from raytf.training.job import is_function
+from raytf.training.job import TrainingJob, is_function
 
 #: A run that is shorter is mostly start, which says nothing of what follows.
 _LONG_SECONDS = 300.0
@@ -27,6 +27,7 @@ class Result:
         weights_sha256: hash of all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
         document: all of `result.json`.
         model: the trained keras.Model, if `fit` got one; else see `load_model`.
+        params: what Keras tells callbacks of the training: `verbose`, `epochs`, and `steps` of an epoch.
     """
 
     metrics: dict[str, float]
@@ -36,11 +37,12 @@ class Result:
     document: dict[str, Any]
     model: Any = dataclasses.field(default=None, repr=False, compare=False)
     _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+    params: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def history(self) -> dict[str, list[float]]:
+    def history(self) -> dict[str, list[Any]]:
         """The values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
-        found: dict[str, list[float]] = {}
+        found: dict[str, list[Any]] = {}
         for entry in self.document["history"]:
             for name, value in entry.items():
                 if name not in ("epoch", "step"):
@@ -51,12 +53,6 @@ class Result:
     def epoch(self) -> list[int]:
         """The numbers of the epochs of `history`."""
         return [entry["epoch"] for entry in self.document["history"]]
-
-    @property
-    def params(self) -> dict[str, int]:
-        """What Keras tells its callbacks about the training: `epochs`, and `steps` of an epoch."""
-        count = len(self.document["history"])
-        return {"epochs": self.epoch[-1] + 1 if count else 0, "steps": self.steps // max(1, count)}
 
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.
@@ -81,23 +77,30 @@ class Result:
         return trained_model.load(Storage(self.path), model or self._model)
 
 
-def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any = None) -> Result:
+def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any, job: TrainingJob) -> Result:
     """The result of a run, from its `result.json`.
 
     Args:
         model: that of `fit`: a function, or a keras.Model, which gets the trained weights.
         callbacks: those of `fit`: a function, or objects, which get what theirs have kept.
+        job: the run.
     """
     figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
+    if job.code.variables():
+        from raytf.training import program_variables  # it needs Keras, which is loaded where there are variables
+
+        program_variables.give_back(run, job.code)
     if is_function(model):
-        return Result(*figures, None, model)
+        return Result(*figures, None, model, job.params)
     from raytf.inference import trained_model
+    from raytf.training import later_files
     from raytf.training.callbacks import give_back
 
     trained = trained_model.give_back(run, model)
     if callbacks and not callable(callbacks):
-        give_back(run, callbacks, trained)
-    return Result(*figures, trained, lambda: model)
+        give_back(run, callbacks, trained, job.params)
+    later_files.give_back(run, job.code.files())
+    return Result(*figures, trained, lambda: model, job.params)
 
 
 def load_weights(run: str, model: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ray
 
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, one_line
+from raytf.training import parcel
 from raytf.training.job import TrainingJob
 
 
@@ -23,9 +25,30 @@ def check(job: TrainingJob, say: Callable[[str], None]) -> None:
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
+        _check_callbacks(job.code.get().callbacks)
         raise ConfigError(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
             "(open files, locks, data sets of TensorFlow) inside the model or callbacks function."
         ) from error
     for kind in job.code.left_behind:
         say(f"{kind} stays in this process: a callback or layer that uses it in a worker fails there")
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    """Refuse callbacks that hold something that cannot be sent.
+
+    Raises:
+        ConfigError: says where it is.
+    """
+    if not callbacks or callable(callbacks):
+        return
+    from raytf.training import object_graph  # it imports TensorFlow, which the callbacks have done already
+
+    for label, value in object_graph.leaves(callbacks):
+        try:
+            parcel.packed(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{label} is a {type(value).__name__}, which cannot be sent to the workers ({one_line(error, 200)}). "
+                "Create it in the callback's on_train_begin, which runs on a worker."
+            ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
-from raytf.config.objective import MetricObjective
+from raytf.config.objective import MetricObjective, flat
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log, search_files, standing
 from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
@@ -213,6 +213,7 @@ def _read(
     history: list[dict[str, Any]] = [] if result is None else result.get("history", [])
     if newest is not None and (result is None or newest > result["steps"]):
         history = document.history or history
+    history = [flat(epoch) for epoch in history]
     if events is None:
         inside = f"{ledger.FOLDER}/"
         names = [f.name.removeprefix(inside) for f in files if f.name.startswith(inside)]

@@ -7,12 +7,11 @@ of optimizer and metrics, and those of the program that the step reads. `batch_h
 
 from __future__ import annotations
 
-import copy
 import csv
 import functools
-import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,13 +20,17 @@ import keras
 import numpy as np
 
 from raytf import _keras
-from raytf.checkpoint import codec, variables
+from raytf._keras import compiled_parts
+from raytf.checkpoint import variables
 from raytf.distributed.group import Ranks
 from raytf.inference.user_model import run_user_code
 from raytf.runs.program_output import ProgramOutput
 from raytf.storage.storage import Storage
-from raytf.training import batch_hooks
+from raytf.training import batch_hooks, callback_state, later_files
 from raytf.training.batch_hooks import BatchHooks
+from raytf.training.callback_logs import LogsReader, for_history, for_hooks
+from raytf.training.callback_state import KeptObjects
+from raytf.training.model_guard import ModelGuard
 
 #: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
 #: user derives from one of them may.
@@ -47,12 +50,10 @@ _REPLACED: dict[type, str] = {
     keras.callbacks.BackupAndRestore: "raytf itself saves and restores",
     keras.callbacks.ProgbarLogger: "the run's own display shows how far it is",
 }
-#: Stands for the value of a setting that is never state, whatever its value.
-_NEVER = object()
-
-
-#: In the run's folder: what callbacks kept in themselves, and the name of that part which is not arrays.
-STATE_FILE, _VALUES = "callbacks.safetensors", "values"
+#: Begins the line about objects whose changes stay with the workers.
+_UNSENT = "WARNING: what callbacks change in these objects stays with the worker and does not come back: "
+#: The part of the state that says which layers and variables callbacks have made trainable.
+_TRAINABLE = "trainable"
 
 
 class Callbacks:
@@ -65,8 +66,9 @@ class Callbacks:
         group: all ranks; each must construct this object and make the same calls.
         say: called with what callbacks print and warn of, and with raytf's own lines.
         files: local folder whose files are copied to the run's folder.
-        params: `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
+        params: `verbose`, `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
         epoch: epoch in which the run resumes from a checkpoint; None for a new run.
+        writer: the program's default summary writer, and its default step.
         watch: returns a context manager to hold while the user's code runs.
     """
 
@@ -83,15 +85,20 @@ class Callbacks:
         params: dict[str, Any],
         epoch: int | None,
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
+        writer: tuple[Any, Any] = (None, None),
     ):
         self._model, self._group, self._say, self._watch = model, group, say, watch
-        self._make, self._params = make, params
+        self._make, self._params, self._writer = make, params, writer
         #: Whether the user gave callbacks; the same on all ranks.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: Each callback's settings, such as a path on this machine; a restart constructs them again.
-        self._settings: list[dict[str, Any]] = []
+        #: What they can reach, and what the model must stay; set by `_construct`.
+        self._kept: KeptObjects | None = None
+        self._guard: ModelGuard | None = None
+        #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
+        self._logs: dict[str, Any] | None = None
+        self._reader = LogsReader()
         #: Finds the variables that a hook changes.
         self._changes = variables.Changes(lambda: self._variables)
         if self.active and group.rank == 0 and self._known_batches is None:
@@ -103,7 +110,7 @@ class Callbacks:
     def _construct(self, files: str, epoch: int | None) -> None:
         make = self._make
         made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
-        self._list = _without_replaced(made or [])
+        self._list = _completed(made or [])
         for kind, why in _REPLACED.items():
             if any(isinstance(c, kind) for c in made or []):
                 self._say(f"{kind.__name__} does nothing here: {why}")
@@ -111,8 +118,18 @@ class Callbacks:
             if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True  # otherwise the rows of earlier attempts would be lost
                 _drop_rows(callback, epoch)
-        self._hooks = keras.callbacks.CallbackList(self._list, model=self._model, **self._params)
-        self._settings = [_settings_of(c) for c in self._list]
+        later_files.write_in(files)
+        if self._writer[0] is not None:
+            self._writer[0].set_as_default(self._writer[1])
+        self._guard = ModelGuard(self._model)
+        kept = None if callable(make) else KeptObjects(self._list, self._model)
+        with self._guard.watching("a callback's set_model"):
+            everyone = [*self._list, self._reader]
+            self._hooks = keras.callbacks.CallbackList(everyone, model=self._model, **self._params)
+        # Those that a function makes have made their settings by now, such as a path on this machine.
+        self._kept = kept or KeptObjects(self._list, self._model)
+        if epoch is None and self._kept.unsent:
+            self._say(_UNSENT + ", ".join(self._kept.unsent))
 
     def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
         """Tell all ranks what rank 0 knows of the hooks of batches, unless they know it."""
@@ -137,24 +154,47 @@ class Callbacks:
     def run(self, hook: str, *args: Any) -> None:
         """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
         if self.active:
-            self._agree_on_effects(self._call(hook, args, self._is_risky))
+            self._agree_on_effects(self._run(hook, args, self._is_risky))
 
     def run_batch(self, hook: str, *args: Any) -> None:
         """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
         is_end = hook == "on_train_batch_end"
-        changed = self._call(hook, args, self.batches.steer) if self.has_batch_hooks else ()
+        changed = self._run(hook, args, self.batches.steer) if self.has_batch_hooks else ()
         if self.batches.steer_begin or (is_end and self.batches.steer):
             self._agree_on_effects(changed)
 
-    def _call(self, hook: str, args: Sequence[Any], may_change: bool) -> Sequence[int]:
+    def _run(self, hook: str, args: Sequence[Any], may_change: bool) -> Sequence[int]:
         """Run a hook, once, where the callbacks are; return the places of the variables that it changed."""
         if self._hooks is None or not self._is_first(hook, args):
             return ()
         with self._watch():
             if may_change:
                 self._changes.begin()
-            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+            self._call(hook, args)
             return self._changes.end() if may_change else ()
+
+    def _call(self, hook: str, args: Sequence[Any]) -> None:
+        """Run a hook on this rank, which is rank 0."""
+        what = f"a callback's {hook}"
+        args = [for_hooks(each) if isinstance(each, dict) else each for each in args]
+        with self._guard.watching(what) if self._guard is not None and self._is_risky else nullcontext():
+            run_user_code(what, lambda: getattr(self._hooks, hook)(*args), self._say)
+        if hook == "on_epoch_end":
+            self._logs = for_history(self._reader.logs, self._say)
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
+        """Run `on_epoch_end`; all ranks must call this.
+
+        Returns:
+            The logs with what callbacks have added to them and changed in them; equal on all ranks.
+        """
+        self.run("on_epoch_end", epoch, logs)
+        return self._shared_logs() if self.active else dict(sorted(logs.items()))
+
+    def _shared_logs(self) -> dict[str, Any]:
+        """Return the logs of the newest epoch, as rank 0 has them."""
+        own = b"" if self._group.rank else json.dumps(self._logs).encode()
+        return json.loads(self._group.share(own))
 
     def begin(self, what: str, step: int) -> None:
         """Something begins at a step, from where it is begun again if a worker is lost in it."""
@@ -165,37 +205,28 @@ class Callbacks:
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
-        values: dict[str, Any] = {}
-        arrays: dict[str, np.ndarray] = {}
-        for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
-            key = _key(i, callback)
-            own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
-            plain: dict[str, Any] = {}
-            for name, value in own.items():
-                if name in ("params", "_model", "model") or (name in settings and _is_unchanged(settings[name], value)):
-                    continue
-                value = _without_scalars(value)
-                if _is_plain(value):
-                    plain[name] = value
-                elif _is_arrays(value):
-                    plain[name] = {"arrays": len(value)}
-                    arrays.update({f"{key}/{name}/{j:05d}": np.array(a) for j, a in enumerate(value)})
-            values[key] = plain
-        return values, arrays
+        if self._kept is None or self._guard is None:
+            return {}, {}
+        values, arrays = self._kept.state()
+        return values | ({_TRAINABLE: self._guard.trainable} if self._guard.is_changed else {}), arrays
 
     def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned; a callback that did not exist then keeps its current state."""
-        _load_state(self._list, values, arrays)
+        if self._kept is None or self._guard is None:
+            return
+        callback_state.load_old(self._list, values, arrays)
+        failed = self._kept.load(values, arrays)
+        if failed:
+            self._say(f"WARNING: what callbacks kept could not be restored: {', '.join(failed)}")
+        self._guard.trainable = values.get(_TRAINABLE, self._guard.trainable)
 
     def keep(self, run: Storage) -> None:
         """Write the state at the end of a run, for `give_back`; on rank 0."""
-        values, arrays = self.state()
-        if not values:
-            return
-        # Keras's own keep weights at most, as EarlyStopping does, and those are in the model.
-        of_keras = tuple(_key(i, c) for i, c in enumerate(self._list) if type(c).__module__.startswith("keras."))
-        tensors = {name: value for name, value in arrays.items() if not name.startswith(of_keras)}
-        run.put(STATE_FILE, codec.encode({**tensors, _VALUES: np.frombuffer(json.dumps(values).encode(), np.uint8)}))
+        if self._kept is not None:
+            callback_state.keep(run, *self.state())
+            lost = self._kept.lost()
+            if lost:
+                self._say(f"WARNING: what callbacks kept does not come back: {', '.join(lost)}")
 
     def _agree_on_effects(self, changed: Sequence[int]) -> None:
         own = [float(self._model.stop_training), self._rate or 0.0]
@@ -235,66 +266,35 @@ class Callbacks:
         return list(variables.variables(self._model).values())
 
 
-def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
-    """Give the program's callbacks the state that theirs had at the end of a run, and its model.
+def give_back(
+    run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, params: dict[str, Any]
+) -> None:
+    """Give the program's callbacks, and what they share with it, the state that theirs had at the end of a run.
 
     Args:
         run: its folder.
         callbacks: that the run was started with.
         model: of the program.
+        params: of the run, as Keras passes them to callbacks.
     """
-    data = run.get_or_none(STATE_FILE)
-    tensors = {} if data is None else codec.decode(data)
-    values = json.loads(tensors.pop(_VALUES).tobytes()) if _VALUES in tensors else {}
-    own = _without_replaced(callbacks)
+    values, arrays = callback_state.kept(run)
+    own = _completed(callbacks)
+    kept = KeptObjects(own, model)
     for callback in own:
+        callback.set_params(params)
         callback.set_model(model)
-    _load_state(own, values, tensors)
+    callback_state.load_old(own, values, arrays)
+    failed = kept.load(values, arrays)
+    if failed:
+        print(f"WARNING: what callbacks kept does not fit this program: {', '.join(failed)}", file=sys.stderr)
+    if _TRAINABLE in values:
+        compiled_parts.set_trainable(model, values[_TRAINABLE])
 
 
-def _without_replaced(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    return [c for c in callbacks if not isinstance(c, tuple(_REPLACED))]
-
-
-def _load_state(
-    callbacks: Sequence[keras.callbacks.Callback], values: dict[str, Any], arrays: dict[str, np.ndarray]
-) -> None:
-    for i, callback in enumerate(callbacks):
-        key = _key(i, callback)
-        if key not in values:
-            continue
-        own = dict(values[key])
-        for name, value in values[key].items():
-            if isinstance(value, dict) and set(value) == {"arrays"}:
-                names = [f"{key}/{name}/{j:05d}" for j in range(value["arrays"])]
-                if set(names) <= arrays.keys():
-                    own[name] = [arrays[each] for each in names]
-                else:
-                    del own[name]
-        if hasattr(callback, "set_state"):
-            callback.set_state(own)
-        else:
-            vars(callback).update(own)
-
-
-def _key(place: int, callback: keras.callbacks.Callback) -> str:
-    return f"callback/{place:03d}/{type(callback).__name__}"
-
-
-def _without_scalars(value: Any) -> Any:
-    """The value, with numbers of Python in place of numpy's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) in (list, tuple):
-        return type(value)(_without_scalars(v) for v in value)
-    return {k: _without_scalars(v) for k, v in value.items()} if type(value) is dict else value
-
-
-def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """The settings of a new callback. Arguments of its constructor are never state, even though Keras changes some (it
-    flips the sign of `min_delta`); other values count as state once they differ from their values now."""
-    arguments = dict.fromkeys(inspect.signature(type(callback).__init__).parameters, _NEVER)
-    return {k: copy.copy(v) for k, v in vars(callback).items() if _is_plain(v)} | arguments
+def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that run here, with Keras's History, which other callbacks may read as `model.history`."""
+    own = [c for c in callbacks if not isinstance(c, tuple(_REPLACED))]
+    return own if any(isinstance(c, keras.callbacks.History) for c in own) else [*own, keras.callbacks.History()]
 
 
 def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
@@ -315,20 +315,3 @@ def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
 
 def _is_before(text: str, epoch: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
-
-
-def _is_unchanged(before: Any, now: Any) -> bool:
-    """Whether a value is still the setting that it was; an array, which has no single answer to `==`, never is."""
-    return before is _NEVER or before is now or (_is_plain(now) and before == now)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return True
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(v) for v in value)
-    return isinstance(value, dict) and all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
-
-
-def _is_arrays(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(v, np.ndarray) for v in value)

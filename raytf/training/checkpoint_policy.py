@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.checkpoints import CheckpointSection
-from raytf.config.objective import MetricObjective
+from raytf.config.objective import MetricObjective, flat
 from raytf.errors import ConfigError
 
 #: A metric's name and its value at a state; None if there is no value.
@@ -32,13 +33,14 @@ class CheckpointPolicy:
         when = Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         return cls(when, None if config.keep_best is None else MetricObjective.of(config.keep_best))
 
-    def check_goal(self, logs: Mapping[str, float]) -> None:
+    def check_goal(self, logs: Mapping[str, Any]) -> None:
         """Check that the metric of `--keep-best` is among the metrics of an epoch.
 
         Raises:
             ConfigError: it is not.
         """
         goal = self.goal
+        logs = flat(logs)
         if goal is None or goal.metric in logs:
             return
         if any(name.startswith("val_") for name in logs) or not goal.metric.startswith("val_"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class Context:
         """Whether the run is between two epochs, or at the beginning of the first."""
         return self.plan.is_epoch_end(self.state.step)
 
-    def logs(self) -> dict[str, float]:
+    def logs(self) -> dict[str, Any]:
         """Loss and metrics of the current epoch so far."""
         return models.logs(self.program.model)
 
@@ -122,7 +122,11 @@ class Context:
 
     def show(self, phase: str) -> None:
         """Report the run's status to the driver, from rank 0."""
-        metrics = self.logs() if phase == "training" and self.is_first_rank and self.has_trained else None
+        metrics = (
+            models.numbers(self.program.model)
+            if phase == "training" and self.is_first_rank and self.has_trained
+            else None
+        )
         saves = Saves(
             checkpoint=self.state.durable_step,
             snapshot=self.memory.step,

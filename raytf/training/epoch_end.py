@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from raytf.config.objective import flat
 from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
 
@@ -20,7 +23,7 @@ class EpochEnd:
         self.step = context.state.step
         self._epoch = context.job.epoch_of(self.step - 1)
         self._logs = context.logs()
-        self._validated: dict[str, float] | None = None
+        self._validated: dict[str, Any] | None = None
         self._is_noted = self._is_reported = False
 
     def run(self, context: Context) -> None:
@@ -28,8 +31,7 @@ class EpochEnd:
         state, reporter = context.state, context.reporter
         if context.sum([float(self._validated is None)])[0]:
             self._validated = _validate(context, self._epoch)
-        logs = self._logs | (self._validated or {})
-        context.callbacks.run("on_epoch_end", self._epoch, dict(logs))
+        logs = context.callbacks.end_epoch(self._epoch, self._logs | (self._validated or {}))
         state.stopped_early = context.callbacks.stopped
         if not self._is_noted:
             self._note(context, logs)
@@ -42,21 +44,22 @@ class EpochEnd:
         if is_report_due and not self._is_reported:
             self._is_reported = True
             with context.pulse.doing(Activity.REPORT):
-                reporter.report({**logs, "epoch": self._epoch, "step": state.step})
+                reporter.report({**flat(logs), "epoch": self._epoch, "step": state.step})
         if is_best_somewhere:
             context.saving.keep_best()
 
-    def _note(self, context: Context, logs: dict[str, float]) -> None:
+    def _note(self, context: Context, logs: dict[str, Any]) -> None:
         self._is_noted = True
         context.state.history.append({"epoch": self._epoch, "step": self.step, **logs})
         context.program.model.reset_metrics()
         if context.is_first_rank:
-            context.reporter.scalars({f"epoch_{name}": value for name, value in logs.items()}, self.step)
-            said = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            numbers = flat(logs)
+            context.reporter.scalars({f"epoch_{name}": value for name, value in numbers.items()}, self.step)
+            said = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
             context.reporter.note(f"epoch {self._epoch + 1}: {said}")
 
 
-def _validate(context: Context, epoch: int) -> dict[str, float]:
+def _validate(context: Context, epoch: int) -> dict[str, Any]:
     """Loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
     if source is None or not context.job.validates_after(epoch):

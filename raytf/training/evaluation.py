@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -52,7 +53,7 @@ class Evaluators:
         self._open_pipeline, self._plan, self._steps = open_pipeline, plan, steps
         self._made: dict[str, Evaluator] = {}
 
-    def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, float]:
+    def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, Any]:
         """Loss and metrics over a source.
 
         Args:
@@ -141,7 +142,7 @@ class Evaluator:
         for rows in self._group.sum(every.ravel()).reshape(every.shape).view(np.float32):
             self.step.update(rows)
 
-    def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Loss and metrics by name; the model's metrics are reset before and after.
 
         Args:

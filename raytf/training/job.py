@@ -29,12 +29,14 @@ class UserCode:
         callbacks: Keras callbacks, or a function that returns them.
         augment: of each micro-batch.
         warning_filters: the program's, as `warnings.filters` has them.
+        writer: the program's default summary writer, and its default step.
     """
 
     model: Any
     callbacks: Any = None
     augment: Augment | None = None
     warning_filters: tuple[Any, ...] = ()
+    writer: tuple[Any, Any] = (None, None)
 
     @property
     def make(self) -> Callable[[], Any]:
@@ -61,6 +63,7 @@ class TrainingJob:
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
         verbose: 0 says nothing of epochs.
+        asked_verbose: what the program passed as `verbose`, which callbacks see.
         has_old_digests: whether the run's digests are not folded; see `digest_log.are_old`.
         arbiter: says who belongs to the group, where it repairs itself; None where it cannot.
     """
@@ -81,6 +84,7 @@ class TrainingJob:
     shuffle: bool = True
     first_epoch: int = 0
     verbose: int = 1
+    asked_verbose: Any = "auto"
     arbiter: ArbiterAddress | None = None
     stop_step: int | None = None
     dump: str = ""
@@ -104,6 +108,11 @@ class TrainingJob:
     def epochs(self) -> int:
         """The number of the epoch after the last one."""
         return self.epoch_of(self.total_steps - 1) + 1
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What Keras tells callbacks of the training."""
+        return {"verbose": self.asked_verbose, "epochs": self.epochs, "steps": self.plan.steps_per_epoch}
 
     @property
     def model(self) -> Callable[[], Any]:

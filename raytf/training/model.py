@@ -14,6 +14,7 @@ import numpy as np
 from raytf import _keras
 from raytf._keras import own_steps
 from raytf.config import canonical_text, precision
+from raytf.config.objective import flat
 from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
 from raytf.data import tree
@@ -271,7 +272,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     return kinds == {True} or batch_losses.sums(model)
 
 
-def logs(model: keras.Model) -> dict[str, float]:
+def logs(model: keras.Model) -> dict[str, Any]:
     """What Keras would show of the training now: loss and metrics, or what a `train_step` of the model's own returned.
 
     As in Keras, the latter counts where it has other names than the model's metrics.
@@ -279,7 +280,12 @@ def logs(model: keras.Model) -> dict[str, float]:
     own = own_run.last_logs(model)
     if own is None or shows_metrics(model, own[0]):
         return results(model)
-    return {name: float(value) for name, value in zip(own[0], own[1].numpy(), strict=True)}
+    return dict(sorted((name, float(value)) for name, value in zip(own[0], own[1].numpy(), strict=True)))
+
+
+def numbers(model: keras.Model) -> dict[str, float]:
+    """Return the numbers of `logs`; those of a vector by the names `NAME_0`, `NAME_1` and so on."""
+    return flat(logs(model))
 
 
 def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
@@ -287,16 +293,11 @@ def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
     return set(names) == set(model.get_metrics_result())
 
 
-def results(model: keras.Model) -> dict[str, float]:
-    """Current loss and metrics by name; a vector, such as the result of F1Score, becomes one number for each class."""
-    named: dict[str, float] = {}
-    for name, value in batch_metrics.results(model).items():
-        values = np.asarray(value, np.float64)
-        if values.ndim:
-            named.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})
-        else:
-            named[name] = float(values)
-    return named
+def results(model: keras.Model) -> dict[str, Any]:
+    """Return current loss and metrics, sorted by name as in Keras; a vector, such as that of F1Score, as a list."""
+    return {
+        name: np.asarray(value, np.float64).tolist() for name, value in sorted(batch_metrics.results(model).items())
+    }
 
 
 def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

@@ -14,7 +14,6 @@ import numpy as np
 from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
-from raytf.inference.user_model import run_user_code
 from raytf.training.batch_hooks import BatchHooks
 from raytf.training.callbacks import Callbacks
 
@@ -30,6 +29,7 @@ class CallbackState:
         stop, rate: what the hooks have done: whether training stops, and the learning rate.
         values: by their places, the variables that the hooks have changed.
         ran: hooks since the last `begin`.
+        logs: of the newest epoch that has ended, with what callbacks have added to them; None before.
         extras: packed, as of that moment; None where nothing changed.
         version: counts up with each state that was told.
     """
@@ -38,6 +38,7 @@ class CallbackState:
     rate: float = 0.0
     values: Mapping[int, np.ndarray] = field(default_factory=dict)
     ran: Ran = field(default_factory=Counter)
+    logs: dict[str, Any] | None = None
     extras: bytes | None = None
     version: int = 0
 
@@ -134,12 +135,13 @@ class MovingCallbacks(Callbacks):
             if is_inside or ("on_epoch_begin", epoch) in hooks:
                 self._catch_up("on_epoch_begin", epoch)
             self.load_state(extras.callbacks, extras.arrays)
+        self._logs = self.known.logs
         self._model.stop_training = stops
         self._ran = Counter(self.known.ran)
 
     def _catch_up(self, hook: str, *args: int) -> None:
         """Run a hook that the callbacks of the lost rank have run."""
-        run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+        self._call(hook, args)
 
     @property
     def packed_files(self) -> dict[str, bytes]:
@@ -152,6 +154,10 @@ class MovingCallbacks(Callbacks):
         if files is None:
             raise WorkerLostError("rank 0 is lost, and with it files of callbacks that are too large to be sent around")
         return files
+
+    def _shared_logs(self) -> dict[str, Any]:
+        # Every rank heard of them together with the hook's effects.
+        return dict(self.known.logs or {})
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
         key = (self._what, hook, *(a for a in args if isinstance(a, int)))
@@ -186,7 +192,8 @@ class MovingCallbacks(Callbacks):
         new = {place: self._variables[place].numpy() for place in changed}
         stop = bool(self._model.stop_training)
         version = self.known.version + 1
-        return CallbackState(stop, self._rate or 0.0, new, Counter(self._ran), extras, version), mark
+        ran = Counter(self._ran)
+        return CallbackState(stop, self._rate or 0.0, new, ran, self._logs, extras, version), mark
 
 
 def _bytes(array: np.ndarray) -> bytes:

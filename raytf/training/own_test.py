@@ -70,7 +70,7 @@ class OwnTest(ShardWork):
         """Add reduced rows to the model's metrics, but to those of the whole batch."""
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
-    def logs(self, row: Any, steps: int) -> dict[str, float]:
+    def logs(self, row: Any, steps: int) -> dict[str, Any]:
         """What the step returned, on average over the steps.
 
         Args:
@@ -78,7 +78,7 @@ class OwnTest(ShardWork):
             steps: how many there were.
         """
         told = row[len(row) - len(self.names) :]
-        return {name: float(value) / steps for name, value in zip(self.names, told, strict=True)}
+        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, told, strict=True)))
 
     def _compute(self, leaves: Any, seeds: Any, weight: Any = 1.0) -> tuple[Any, Any, Any, Any]:
         scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))

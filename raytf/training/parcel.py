@@ -9,17 +9,31 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from raytf import _tensorflow
 from raytf._keras import live_objects
-from raytf.training import left_behind
+from raytf.training import later_files, left_behind
 
 T = TypeVar("T")
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
 _VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
+
+
+class Packed(NamedTuple):
+    """A pickle, and what of this process is in it.
+
+    Attributes:
+        body: the pickle.
+        variables: the variables that the value holds, in the order in which they are pickled.
+        files: the open files and summary writers that it holds.
+    """
+
+    body: bytes
+    variables: list[Any]
+    files: list[Any]
 
 
 class Parcel(Generic[T]):
@@ -31,7 +45,7 @@ class Parcel(Generic[T]):
 
     def __init__(self, value: T):
         self._value: T | None = value
-        self._body: bytes | None = None
+        self._packed: Packed | None = None
         self._variables: list[Any] = []
         #: What stayed in this process when the value was pickled, in words.
         self.left_behind: list[str] = []
@@ -39,42 +53,41 @@ class Parcel(Generic[T]):
     def get(self) -> T:
         """The value; in another process than it was made in, a copy of it, made by the first call."""
         if self._value is None:
-            assert self._body is not None
-            self._value, self._variables = opened(self._body)
+            self._value, self._variables = opened(self._pack().body)
         return self._value
 
     def variables(self) -> list[Any]:
         """Return all variables that the value holds, in the same order in each process."""
-        self._pack()
-        self.get()
-        return self._variables
+        packed, _ = self._pack(), self.get()
+        return packed.variables or self._variables
 
-    def _pack(self) -> bytes:
-        if self._body is None:
+    def files(self) -> list[Any]:
+        """Return the open files and summary writers that are in the value, in the process that made it."""
+        return self._pack().files
+
+    def _pack(self) -> Packed:
+        if self._packed is None:
             with left_behind.noted() as self.left_behind:
-                self._body, self._variables = packed(self._value)
-        return self._body
+                self._packed = packed(self._value)
+        return self._packed
 
     def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
-        return _closed, (self._pack(),)
+        return _closed, (self._pack().body,)
 
 
 def _closed(body: bytes) -> Parcel[Any]:
     parcel: Parcel[Any] = Parcel(None)
-    parcel._body = body
+    parcel._packed = Packed(body, [], [])
     return parcel
 
 
-def packed(value: Any) -> tuple[bytes, list[Any]]:
-    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables.
-
-    Returns:
-        The pickle, and the variables that the value holds.
-    """
+def packed(value: Any) -> Packed:
+    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables."""
     from raytf._ray import pickling
 
     variables: list[Any] = []
-    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS | left_behind.REDUCERS
+    files: list[Any] = []
+    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS | left_behind.REDUCERS | later_files.reducers(files)
 
     def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def reducer(variable: Any) -> Any:
@@ -86,7 +99,7 @@ def packed(value: Any) -> tuple[bytes, list[Any]]:
     reducers |= {kind: noted(reducers.get(kind, lambda _: NotImplemented)) for kind in _VARIABLES}
     # The list is pickled last: it then has all variables of the value, and the pickle only refers to them.
     whole = live_objects.registered(), value, variables
-    return _with_deep_stack(lambda: pickling.dumps(whole, reducers)), variables
+    return Packed(_with_deep_stack(lambda: pickling.dumps(whole, reducers)), variables, files)
 
 
 def opened(body: bytes) -> tuple[Any, list[Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import ray
 import ray.train
 
+from raytf.config.objective import flat
 from raytf.errors import one_line
 from raytf.runs.pace import Pace
 from raytf.runs.program_output import ProgramOutput
@@ -181,7 +182,7 @@ class Reporter:
             stall_seconds=saves.stall_seconds,
             phase=phase,
             trouble=saves.trouble,
-            history=list(history[-_HISTORY_EPOCHS:]),
+            history=[flat(epoch) for epoch in history[-_HISTORY_EPOCHS:]],
         )
         job.monitor.update(status)
         self._status_at, self._status_step = now, step

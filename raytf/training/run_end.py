@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from raytf.checkpoint import variables
+from raytf.config.objective import flat
 from raytf.inference import export
 from raytf.runs.events import HELD
 from raytf.runs.run_log import read_attempts
@@ -24,16 +25,17 @@ def finish(context: Context) -> dict[str, Any] | None:
     context.pulse.settle(Activity.END, state.step)
     model.optimizer.finalize_variable_values(model.trainable_variables)
     latest = state.history[-1] if state.history else {}
-    metrics = {name: value for name, value in latest.items() if name not in ("epoch", "step")}
+    logs = {name: value for name, value in latest.items() if name not in ("epoch", "step")}
+    metrics = flat(logs)
     is_all = context.job.stop_step is None
     if is_all:
         # Before the test: EarlyStopping restores its best weights here.
-        context.callbacks.run("on_train_end", dict(metrics))
+        context.callbacks.run("on_train_end", logs)
     source = context.program.sources.test if is_all else None
     if source is not None:
         context.show("testing")
         found = context.evaluators.evaluate("test", source, context.pulse.progress)
-        metrics |= {f"test_{name}": value for name, value in found.items()}
+        metrics |= {f"test_{name}": value for name, value in flat(found).items()}
     if not context.is_first_rank:
         return None
     result = _result(context, metrics)

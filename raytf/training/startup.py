@@ -279,8 +279,7 @@ def _make_callbacks(
     """The user's callbacks.
 
     Args:
-        attempt: of this rank.
-        program: that is trained.
+        attempt, program: of this rank.
         step: from which the run goes on; None for a new one.
         held: of the ranks that train already, if this one comes later.
     """
@@ -291,7 +290,8 @@ def _make_callbacks(
         "group": attempt.group,
         "say": reporter.say,
         "files": reporter.files,
-        "params": {"epochs": job.epochs, "steps": job.plan.steps_per_epoch},
+        "params": job.params,
+        "writer": job.code.get().writer,
         "epoch": None if step is None else job.epoch_of(step),
         "watch": lambda: attempt.pulse.doing(Activity.CALLBACK),
     }
@@ -375,7 +375,7 @@ def _call_ignoring_storage(call: Callable[[], None]) -> None:
 
 
 def _checkpointer(attempt: Attempt, program: Program, tiers: Tiers, live: LiveState) -> Checkpointer:
-    listener = Listener(attempt.reporter, attempt.pulse, lambda: models.logs(program.model))
+    listener = Listener(attempt.reporter, attempt.pulse, lambda: models.numbers(program.model))
     replicas = _replicas(attempt, program)
     return Checkpointer(live, tiers.memory, tiers.durable, attempt.group, tiers.policy, listener, replicas)
 

@@ -65,7 +65,7 @@ def _packed(raised: BaseException) -> bytes | None:
     known = {name: value for name, value in attributes.items() if _can_travel(value)}
     for sent in ((cause, attributes), (None, attributes), (None, known)):
         try:
-            return parcel.packed(_Raised(raised, *sent))[0]
+            return parcel.packed(_Raised(raised, *sent)).body
         except Exception:  # whatever pickling an object of the program's raises
             continue
     return None

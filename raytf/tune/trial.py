@@ -22,7 +22,7 @@ import ray
 from ray import tune
 
 from raytf.config.command_line import EXIT_AGAIN
-from raytf.config.objective import MetricObjective
+from raytf.config.objective import MetricObjective, flat
 from raytf.errors import StorageError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
@@ -180,7 +180,7 @@ class TrialRun(tune.Trainable):
             epoch, value = int(logs["epoch"]) + 1, self._plan.goal.value(logs)
             if epoch > self._seen:
                 self._seen, self._again, self._killed = epoch, 0, 0
-                lacks = {"known": ", ".join(sorted(set(logs) - {"epoch", "step"}))}
+                lacks = {"known": ", ".join(sorted(set(flat(logs)) - {"epoch", "step"}))}
                 self._epochs.append({"epoch": epoch, **(lacks if value is None else {"score": value})})
 
     def _finish(self) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gate
 
 def copied(value):
     """Return what another process would get of a value."""
-    return opened(packed(value)[0])[0]
+    return opened(packed(value).body)[0]
 
 
 def compiled(model: keras.Model, loss: str = "mse", **options) -> keras.Model:

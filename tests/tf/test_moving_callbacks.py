@@ -149,9 +149,9 @@ def test_a_hook_that_all_know_of_is_not_run_again_and_one_that_nobody_knows_of_i
         ranks.run("on_epoch_end", epoch, {"loss": 1.0})
     left = ranks.lose_first(2, is_inside=False)
     left.run("on_epoch_end", 1, {"loss": 1.0})
-    assert left.state()[0]["callback/000/Counting"]["epochs"] == [0, 1]
+    assert left._list[0].epochs == [0, 1]
     left.run("on_epoch_end", 1, {"loss": 1.0})  # a second one of this number was not run before
-    assert left.state()[0]["callback/000/Counting"]["epochs"] == [0, 1, 1]
+    assert left._list[0].epochs == [0, 1, 1]
 
 
 def test_a_hook_whose_rank_dies_before_it_could_tell_is_run_by_the_next(tmp_path):
@@ -162,7 +162,7 @@ def test_a_hook_whose_rank_dies_before_it_could_tell_is_run_by_the_next(tmp_path
         ranks.ranks[0].run("on_epoch_end", 0, {"loss": 1.0})
     left = ranks.lose_first(1, is_inside=False, has_end=False)
     left.run("on_epoch_end", 0, {"loss": 1.0})
-    assert left.state()[0]["callback/000/Counting"]["epochs"] == [0]
+    assert left._list[0].epochs == [0]
 
 
 def test_a_row_of_a_log_is_there_once(tmp_path):

@@ -7,10 +7,16 @@ import ast
 import pytest
 
 from raytf import _tensorflow
-from raytf._tensorflow import draws, inlining, tapes
+from raytf._tensorflow import draws, inlining, summaries, tapes
 from tests.support import private_names
 
-ROOMS = {"__init__.py": _tensorflow.SEEN, "draws.py": draws.SEEN, "inlining.py": inlining.SEEN, "tapes.py": tapes.SEEN}
+ROOMS = {
+    "__init__.py": _tensorflow.SEEN,
+    "draws.py": draws.SEEN,
+    "inlining.py": inlining.SEEN,
+    "summaries.py": summaries.SEEN,
+    "tapes.py": tapes.SEEN,
+}
 SEEN = {path: version for seen in ROOMS.values() for path, version in seen.items()}
 
 

@@ -59,7 +59,7 @@ class CallbackTracker:
     def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
         self._before = int(self._model.optimizer.iterations)
         for callback in self._callbacks:
-            callback.set_params({"epochs": self._job.epochs, "steps": self._job.plan.steps_per_epoch})
+            callback.set_params(self._job.params)
             callback.set_model(self._model)
         self._call("on_train_begin")
         active = _mlflow_run()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
+from raytf.config.objective import flat
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
@@ -53,14 +55,10 @@ def committed(run: Storage) -> list[Point]:
     return [Point(step, values[step]) for step in sorted(values)]
 
 
-def _of_epoch(entry: Mapping[str, float]) -> dict[str, float]:
+def _of_epoch(entry: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
     names = {LOSS: EPOCH_LOSS, RATE: f"epoch_{RATE}"}
-    return {
-        names.get(name, name): float(value)
-        for name, value in entry.items()
-        if name not in _NO_METRICS and isinstance(value, (int, float))
-    }
+    return {names.get(name, name): float(value) for name, value in flat(entry).items() if name not in _NO_METRICS}
 
 
 def unknown(points: Iterable[Point], told: Mapping[str, int]) -> list[Point]:

@@ -63,7 +63,7 @@ def test_a_first_epoch_that_is_not_before_the_last_one_is_refused(initial: int, 
 
 def test_a_history_says_what_keras_would_say():
     history = [{"epoch": 4, "step": 3, "loss": 1.0}, {"epoch": 5, "step": 6, "loss": 0.5}]
-    result = Result({}, 6, "", "", {"history": history})
+    result = Result({}, 6, "", "", {"history": history}, params=job(4, 6).params)
     assert result.epoch == [4, 5]
     assert result.history == {"loss": [1.0, 0.5]}
-    assert result.params == {"epochs": 6, "steps": 3}
+    assert result.params == {"verbose": "auto", "epochs": 6, "steps": 3}

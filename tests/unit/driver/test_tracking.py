@@ -255,7 +255,7 @@ def test_a_tracker_s_own_callback_hears_of_each_step_once_whatever_fails(tmp_pat
     one = Told(fails_at=33)
     followed(tmp_path, 7, one, said)
     assert said == ["the tracker's callback: ConnectionError: no route to the server; it is tried again"]
-    assert one.params == {"epochs": 2, "steps": EPOCH}
+    assert one.params == {"verbose": "auto", "epochs": 2, "steps": EPOCH}
     assert one.heard[:4] == [("begin",), ("epoch", 0), (0, 31, {"loss": 0.0}), (1, 32, {"loss": 0.125})]
     two = Told()
     model = followed(tmp_path, 7, two, said)

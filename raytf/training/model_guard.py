@@ -1,0 +1,65 @@
+"""What callbacks must leave to the traced step, and what they may set without an effect on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+
+from raytf._keras import compiled_parts
+from raytf.errors import ModelError
+
+
+class ModelGuard:
+    """Compares a model before and after hooks.
+
+    As in Keras, setting `layer.trainable` in a hook does not change the step, which was traced before. Each hook sees
+    what earlier hooks have set; between hooks the model has the flags with which training began, so that a step that is
+    traced again, on this rank or on another one, is the same.
+
+    Args:
+        model: built and compiled, before callbacks are given to it.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._parts = compiled_parts.parts(model)
+        self._before = compiled_parts.trainable(model)
+        #: What callbacks have set.
+        self.trainable = self._before
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether callbacks have set another `trainable` than training began with."""
+        return self.trainable != self._before
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Refuse changes to the model that the step does not see.
+
+        Args:
+            what: runs meanwhile, for the message.
+
+        Raises:
+            ModelError: a part of the model was replaced, also if the hook has raised another error for it.
+        """
+        if self.is_changed:
+            compiled_parts.set_trainable(self._model, self.trainable)
+        try:
+            yield
+        finally:
+            names = compiled_parts.replaced(self._parts, self._model)
+            if names:
+                raise ModelError(_message(what, names))
+            self.trainable = compiled_parts.trainable(self._model)
+            if self.is_changed:
+                compiled_parts.set_trainable(self._model, self._before)
+
+
+def _message(what: str, names: list[str]) -> str:
+    done = "compiled the model again" if "compile()" in names else f"replaced {' and '.join(names[:2])} of the model"
+    return (
+        f"{what} has {done}. Training has traced its step by then, and would not see the change. Compile before `fit`, "
+        "and call `fit` twice: once until the change, and again after it (with `initial_epoch`)."
+    )
