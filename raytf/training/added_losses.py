@@ -18,6 +18,7 @@ import tensorflow as tf
 from raytf._keras import updates
 from raytf.data import tree
 from raytf.inference.user_model import takes_training
+from raytf.training.traced_ops import ops_of
 
 _NOTED = "_raytf_added"
 #: How much a sum over twice as many records may differ from twice the sum: layers may draw random numbers.
@@ -104,8 +105,20 @@ def note(model: keras.Model, x: Any) -> bool:
     for whole, is_sum, *each in zip(calm.sums, found[False], *(part.sums for part in parts), strict=True):
         expected = sum(each) if is_sum else shares[0] * each[0] + shares[1] * each[1]
         if abs(whole - expected) > 2e-3 * max(abs(whole), *map(abs, each)) + 1e-6:
-            return False
+            return _draws(model, x)
     return True
+
+
+def _draws(model: keras.Model, x: Any) -> bool:
+    """Return whether a call of the model draws random numbers, perhaps always the same ones for a number of records."""
+
+    def call() -> Any:
+        with keras.StatelessScope(collect_losses=True) as scope:
+            output = model(x, training=False) if takes_training(model) else model(x)
+            return output, scope.losses
+
+    function = tf.function(call, autograph=False).get_concrete_function()
+    return any("Random" in op.kind for op in ops_of(function))
 
 
 def _kinds(once: Added, twice: Added) -> tuple[bool, ...]:
@@ -127,7 +140,7 @@ def measured(model: keras.Model, x: Any, training: bool) -> Added:
     records = len(tree.flatten(x)[0][1])
     sums = [float(np.sum(keras.ops.convert_to_numpy(loss), dtype=np.float64)) for loss in found]
     changed = any(scope.get_current_value(v) is not value for (v, _), value in zip(values, before, strict=True))
-    return Added(sums, [bool(loss.shape) and loss.shape[0] == records for loss in found], changed)
+    return Added(sums, [bool(loss.shape.rank) and loss.shape[0] == records for loss in found], changed)
 
 
 def _with(x: Any, leaves: Sequence[np.ndarray]) -> Any:
