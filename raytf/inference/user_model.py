@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 
-import raytf
 from raytf._ray import pickling
 from raytf.config import precision
 from raytf.config.precision import Precision
@@ -24,7 +23,7 @@ from raytf.runs.program_output import Printed, ProgramOutput, Warned
 
 #: Where code lies that is not the program's.
 _LIBRARIES = (
-    str(Path(raytf.__file__).parent),
+    str(Path(__file__).parents[1]),
     sysconfig.get_path("stdlib"),
     sysconfig.get_path("purelib"),
     *site.getsitepackages(),
