@@ -30,7 +30,7 @@ from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on
 from raytf.storage.storage import Storage
-from raytf.training import user_errors
+from raytf.training import program_settings, user_errors
 
 #: The size of batches where no flag gives another one.
 _USUAL = TrainConfig().batch.global_batch_size
@@ -110,6 +110,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
+        program_settings.check()
         with _draws_kept():
             if count == 1:  # one Ray for all calls, which draws when it starts
                 with notebook.display() as display:

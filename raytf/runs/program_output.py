@@ -72,6 +72,10 @@ class Explained(str):
         made.topic = topic
         return made
 
+    def as_warning(self) -> Explained:
+        """Return the line as a warning."""
+        return Explained(f"WARNING: {self}", self.topic)
+
     def __reduce__(self) -> tuple[type[Explained], tuple[str, str]]:
         return Explained, (str(self), self.topic)
 

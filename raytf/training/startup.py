@@ -24,7 +24,6 @@ from raytf.distributed.membership import Generation
 from raytf.errors import RunMismatchError, StorageError, WorkerLostError
 from raytf.inference import export
 from raytf.runs.events import HELD
-from raytf.runs.program_output import Explained
 from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import StepLog
 from raytf.training import attempt as attempts
@@ -309,7 +308,7 @@ def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Che
         _share_weights(attempt, program)
         if attempt.group.rank == 0:
             for problem in export.obstacles(program.model):
-                reporter.say(Explained(f"WARNING: {problem}", problem.topic))
+                reporter.say(problem.as_warning())
         return
     if not plan.is_epoch_end(chosen.step):
         callbacks.run("on_epoch_begin", attempt.job.epoch_of(chosen.step))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from raytf.errors import JobError
+from raytf.runs.program_output import Printed, ProgramOutput
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks, give_back
 from tests.tf.ranks import Alone
@@ -203,10 +204,10 @@ def test_what_callbacks_print_is_said_and_what_they_raise_is_named(tmp_path):
         if epoch:
             raise ValueError("broken")
 
-    said: list[str] = []
+    said: list[ProgramOutput] = []
     ready = callbacks([keras.callbacks.LambdaCallback(on_epoch_end=end)], tmp_path, said=said)
     ready.run("on_epoch_end", 0, {})
-    assert said == ["hello", "world"]
+    assert said == [Printed("hello\nworld\n")]
     with pytest.raises(JobError, match="a callback's on_epoch_end raised ValueError: broken"):
         ready.run("on_epoch_end", 1, {})
 

@@ -117,6 +117,7 @@ def a_job(make: Any) -> Any:
         plan=StepPlan(64, 32, 4),
         class_weight=None,
         precision=precision.DEFAULT,
+        settings=None,
     )
 
 
