@@ -73,9 +73,9 @@ def build(
         raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
     if getattr(model, "run_eagerly", False):
         say(_TRACED)
+    own_build.check_stateless(model)
     for source in sources:
         own_build.check_rows(model, source)
-    sample = own_build.sample_for(model, sample, records, len(sources) > 1)
     if overrides_step(model):
         own_build.build(model, sample, records, len(sources) > 1)
         _check_policies(model, compute, say)

@@ -1,4 +1,4 @@
-"""Builds a model that has its own `train_step`, which may have neither a loss nor a `call`, or that is stateful."""
+"""Build a model that has its own `train_step`, and refuse models and batches that no step can train on."""
 
 from __future__ import annotations
 
@@ -52,34 +52,19 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, 
                 remarks.add(model, warning)
 
 
-def sample_for(model: keras.Model, sample: Any, records: tuple[int, int], is_evaluated: bool) -> Any:
-    """Return the records with which to call a model: a whole batch for one with a stateful RNN, else those given.
-
-    Args:
-        model: compiled.
-        sample: (x, y, sample_weight) of a few records.
-        records: how many there are in a full shard, and in a full batch.
-        is_evaluated: whether there is other data than that for training.
+def check_stateless(model: keras.Model) -> None:
+    """Refuse a stateful RNN: Keras does not list its state among the model's variables.
 
     Raises:
-        ModelError: a stateful RNN would be evaluated.
-        WholeBatchError: a batch would be divided into shards.
+        ModelError: names the layer.
     """
-    layers = [layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.RNN) and layer.stateful]
-    if not layers:
-        return sample
-    if is_evaluated:
-        raise ModelError(
-            f"{layers[0].name} is a stateful RNN, whose state Keras would carry from training into validation and "
-            "back, and raytf evaluates without changing the model. Leave out the validation and test data, and call "
-            "model.evaluate after fit."
-        )
-    if records[0] != records[1]:
-        raise WholeBatchError(
-            f"{layers[0].name} is a stateful RNN, which keeps a state for each record of a whole batch. Use "
-            "--logical-shards 1 --workers 1, with which it trains as in Keras, or leave out stateful=True."
-        )
-    return _batch(sample, records[1])
+    for layer in _keras.layers_within(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ModelError(
+                f"{layer.name} is a stateful RNN (stateful=True), which keeps a state for each record of a batch from "
+                "one step to the next. raytf does not support that, as it divides batches over workers. Leave out "
+                "stateful=True, or train this model with plain Keras."
+            )
 
 
 def _batch(sample: tuple[Any, Any, Any], records: int) -> tuple[Any, Any, Any]:

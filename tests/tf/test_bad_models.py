@@ -12,7 +12,7 @@ from keras import layers
 
 from raytf.config.sections import ComputeSection
 from raytf.data import ArraySource
-from raytf.errors import DataError, ModelError, WholeBatchError
+from raytf.errors import DataError, ModelError
 from raytf.training.model import build
 from raytf.training.parameter_server.step import AsyncStep
 
@@ -104,14 +104,10 @@ def stateful() -> keras.Model:
     return model
 
 
-def test_a_stateful_rnn_takes_whole_batches_and_is_not_evaluated():
+def test_a_stateful_rnn_is_refused():
     x, y = np.zeros((64, 4, 2), np.float32), np.zeros((64, 1), np.float32)
-    sample, source = (x[:2], y[:2], None), ArraySource(x, y)
-    build(stateful, sample, [source], ComputeSection(), 0, records=(16, 16))
-    with pytest.raises(WholeBatchError, match=r"lstm.* is a stateful RNN, .* --logical-shards 1 --workers 1"):
-        build(stateful, sample, [source], ComputeSection(), 0, records=(4, 16))
-    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN, .* call model.evaluate after fit"):
-        build(stateful, sample, [source, source], ComputeSection(), 0, records=(16, 16))
+    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN .*Leave out stateful=True"):
+        build(stateful, (x[:2], y[:2], None), [ArraySource(x, y)], ComputeSection(), 0)
 
 
 def test_a_model_that_can_be_trained_has_all_its_variables():
