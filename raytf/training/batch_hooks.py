@@ -17,6 +17,7 @@ from raytf import _keras
 
 _BEGIN = ("on_train_batch_begin", "on_batch_begin")
 _HOOKS = (*_BEGIN, "on_train_batch_end", "on_batch_end")
+_TEST = ("on_test_batch_begin", "on_test_batch_end")
 
 #: Keras's callbacks whose batch hooks change nothing and do nothing that depends on their number, and when that is so.
 _PASSIVE: list[tuple[type, Callable[[Any], bool]]] = [
@@ -35,12 +36,14 @@ class BatchHooks(NamedTuple):
         steer: the hooks may change something, so the ranks agree after the end of a batch.
         steer_begin: so may those that run before a batch, and the ranks agree after them, too.
         take_nan: a callback handles a loss that is not finite, which is then no error.
+        test: some callback needs the hook of every batch of an evaluation.
     """
 
     each: bool = False
     steer: bool = False
     steer_begin: bool = False
     take_nan: bool = False
+    test: bool = False
 
 
 def of(callbacks: Iterable[keras.callbacks.Callback]) -> BatchHooks:
@@ -52,6 +55,7 @@ def of(callbacks: Iterable[keras.callbacks.Callback]) -> BatchHooks:
         steer=bool(active),
         steer_begin=any(overridden(callback, _BEGIN) for callback in active),
         take_nan=any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
+        test=any(overridden(callback, _TEST) and not _is_passive(callback) for callback in callbacks),
     )
 
 
@@ -68,4 +72,6 @@ def _is_passive(callback: keras.callbacks.Callback) -> bool:
 
 
 def _has_other_hooks(callback: keras.callbacks.Callback, kind: type) -> bool:
-    return any(hook in vars(callback) or getattr(type(callback), hook) is not getattr(kind, hook) for hook in _HOOKS)
+    return any(
+        hook in vars(callback) or getattr(type(callback), hook) is not getattr(kind, hook) for hook in (*_HOOKS, *_TEST)
+    )

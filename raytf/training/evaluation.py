@@ -34,7 +34,7 @@ class Evaluators:
     Args:
         model: built and compiled.
         group: all ranks; each must make the same calls.
-        callbacks: their `on_test_begin` and `on_test_end` are run; None where nothing is evaluated.
+        callbacks: their hooks of tests are run; None where nothing is evaluated.
         open_pipeline: opens this rank's shards of a source.
         plan: plan of the training; sources are divided into batches and shards in the same way.
         steps: those that were traced, by the evaluator's name; used by later groups of ranks as well.
@@ -87,7 +87,7 @@ class Evaluator:
         model: built and compiled.
         pipeline: this rank's shards of the source, not shuffled.
         group: all ranks; each must construct this object and make the same calls.
-        callbacks: their `on_test_begin` and `on_test_end` are run.
+        callbacks: their hooks of tests are run.
         devices: this process's devices; by default one.
         step: of an evaluator of an earlier group of ranks; used again if it serves for any shards.
 
@@ -152,29 +152,45 @@ class Evaluator:
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
         rows = np.zeros((len(shards), self.step.micro.row_width), np.float32)
-        width, steps = self.step.output_width, _CALL_STEPS
+        callbacks, is_hooked = self._callbacks, self._callbacks.batches.test
+        width, steps = self.step.output_width, 1 if is_hooked else _CALL_STEPS
         if width:
             steps = max(1, min(steps, batch_metrics.MOST_BYTES // (4 * width * plan.global_batch_size)))
             self._model.reset_metrics()
         calls = Prefetch(self._pipeline, 0, lambda at, end: plan.call_end(at, steps, end))
         while calls.fill(plan.steps_per_epoch):
             call = calls.take()
+            if is_hooked:
+                callbacks.run("on_test_batch_begin", call.start)
             more, outputs = self.step(call, self._totals(call))
             rows += more
             if outputs is not None:
                 self._update(call, outputs)
+            if is_hooked:
+                callbacks.run("on_test_batch_end", call.start, self._logs(rows, call.stop))
             progress()
-        everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
+        logs = self._logs(rows, plan.steps_per_epoch)
+        self._model.reset_metrics()
+        callbacks.run("on_test_end", dict(logs))
+        return logs
+
+    def _logs(self, rows: np.ndarray, steps: int) -> dict[str, Any]:
+        """Return loss and metrics of the steps until now; the model's metrics are afterwards what they were.
+
+        Args:
+            rows: [L, 1 + M] what the steps have added, for each shard of this rank.
+            steps: how many there were.
+        """
+        shards = self._pipeline.shards
+        everyones = np.zeros((self._plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
         # Each row is zero on all ranks but one, so this sum is exact, and all ranks then add rows in the same order.
-        everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
-        if not width:
-            self._model.reset_metrics()
-        row = everyones.sum(0)[1:]
-        self.step.micro.add_metrics(row)
-        logs, micro = models.results(self._model), self.step.micro
+        row = self._group.sum(everyones.ravel()).reshape(everyones.shape).sum(0)[1:]
+        with variables.unchanged(self._model.metrics_variables):
+            if not self.step.output_width:
+                self._model.reset_metrics()
+            self.step.micro.add_metrics(row)
+            logs, micro = models.results(self._model), self.step.micro
         if isinstance(micro, OwnTest) and not models.shows_metrics(self._model, micro.names):
-            logs = micro.logs(row, plan.steps_per_epoch)
-        self._model.reset_metrics()
-        self._callbacks.run("on_test_end", dict(logs))
+            return micro.logs(row, steps)
         return logs

@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
 from raytf.data.sources import ArraySource
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.reduction import packed
+from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator, Evaluators
 from raytf.training.evaluation_step import EvalStep
@@ -33,7 +35,8 @@ def model(loss: str) -> keras.Model:
     divided = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
     whole = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made.compile("sgd", divided if loss == "divided" else whole, metrics=["accuracy"])
-    return made
+    x, y = data(2)
+    return models.build(lambda: made, (x, y, None), [], ComputeSection(), seed=1)
 
 
 def opened(plan: StepPlan, shards: range) -> Pipeline:
@@ -122,3 +125,27 @@ def test_a_later_group_evaluates_with_the_graphs_of_the_one_before():
     assert known["validation"]._full.experimental_get_tracing_count() == 1
     lone = Evaluator(made, opened(plan, range(SHARDS)), Alone(), hooks)
     assert lone.run() == found[0]
+
+
+class Batches(keras.callbacks.Callback):
+    """Notes what it is told of the batches of a test."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.told.append(batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.told.append((batch, *(pytest.approx(float(logs[name]), rel=1e-5) for name in sorted(logs))))
+
+
+def test_a_hook_of_each_batch_is_told_what_keras_tells_it():
+    plan, made = StepPlan(100, 16, 1), model("whole")
+    theirs, ours = Batches(), Batches()
+    made.evaluate(*data(100), batch_size=16, verbose=0, callbacks=[theirs])
+    hooks = Callbacks([ours], made, Alone(), print, ".", {}, None)
+    Evaluator(made, opened(plan, range(1)), Alone(), hooks).run()
+    assert len(ours.told) == 2 * plan.steps_per_epoch
+    assert ours.told == theirs.told
