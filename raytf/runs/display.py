@@ -46,9 +46,10 @@ def lines_on_stderr() -> Iterator[None]:
     before = _own_stream
     with contextlib.ExitStack() as stack:
         _own_stream = sys.stderr
-        if sys.stderr is sys.__stderr__:  # else it is a notebook's or a test's
+        own = sys.__stderr__
+        if own is not None and sys.stderr is own:  # else it is a notebook's or a test's
             with contextlib.suppress(OSError, ValueError):
-                number = os.dup(sys.stderr.fileno())
+                number = os.dup(own.fileno())
                 _own_stream = stack.enter_context(open(number, "w", 1, encoding="utf-8", errors="backslashreplace"))
         try:
             yield
