@@ -28,7 +28,7 @@ from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
-from raytf.runs.display import lines_on
+from raytf.runs.display import lines_on_stderr
 from raytf.storage.storage import Storage
 from raytf.training import program_settings, user_errors
 
@@ -59,7 +59,7 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
         config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
         config.check()
     # GPUs are the workers', and standard output is the program's.
-    with visibility.unseen(), lines_on(sys.stderr), notebook.display() as display:
+    with visibility.unseen(), lines_on_stderr(), notebook.display() as display:
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
@@ -118,7 +118,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
     replaced = _keras.with_fit(train)
-    with contextlib.ExitStack() as stack, lines_on(sys.stderr), summaries.noted_writers(), replaced as own:
+    with contextlib.ExitStack() as stack, lines_on_stderr(), summaries.noted_writers(), replaced as own:
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -36,14 +37,24 @@ _own_stream: TextIO | None = None
 
 
 @contextlib.contextmanager
-def lines_on(stream: TextIO) -> Iterator[None]:
-    """Have raytf's own lines go to a stream meanwhile, and not to standard output."""
+def lines_on_stderr() -> Iterator[None]:
+    """Have raytf's own lines go to what is standard error now, and not to standard output.
+
+    They are also seen while raytf silences what libraries write to standard error.
+    """
     global _own_stream
-    before, _own_stream = _own_stream, stream
-    try:
-        yield
-    finally:
-        _own_stream = before
+    before = _own_stream
+    with contextlib.ExitStack() as stack:
+        _own_stream = sys.stderr
+        own = sys.__stderr__
+        if own is not None and sys.stderr is own:  # else it is a notebook's or a test's
+            with contextlib.suppress(OSError, ValueError):
+                number = os.dup(own.fileno())
+                _own_stream = stack.enter_context(open(number, "w", 1, encoding="utf-8", errors="backslashreplace"))
+        try:
+            yield
+        finally:
+            _own_stream = before
 
 
 def stream_of(verbose: int) -> TextIO:

@@ -37,7 +37,7 @@ def fit(code):
 def ended(tmp_path: Path, kind: str) -> BaseException:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(kind=kind))
-    with pytest.raises(BaseException) as raised, keras_program._explained():  # noqa: PT011
+    with pytest.raises((JobError, SystemExit), match="of the program") as raised, keras_program._explained():
         runpy.run_path(str(script), run_name="__main__")
     return raised.value
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from raytf.runs import notebook
-from raytf.runs.display import PLAIN_SECONDS, Display, lines_on
+from raytf.runs.display import PLAIN_SECONDS, Display, lines_on_stderr
 from raytf.runs.status import SaveTrouble, Status, clock_text, describe
 
 
@@ -260,7 +261,7 @@ def test_the_thread_breaks_the_silence_where_there_is_no_terminal(out):
 
 
 def test_raytfs_own_lines_leave_standard_output_to_a_program(capsys):
-    with lines_on(sys.stderr):
+    with lines_on_stderr():
         for verbose in (0, 1, 2):
             notebook.display(verbose).say(f"with verbose={verbose}")
     notebook.display(0).say("a silent fit")
@@ -268,3 +269,15 @@ def test_raytfs_own_lines_leave_standard_output_to_a_program(capsys):
     said = capsys.readouterr()
     assert said.out == "a job\n"
     assert said.err.splitlines() == ["with verbose=0", "with verbose=1", "with verbose=2", "a silent fit"]
+
+
+def test_they_are_seen_while_libraries_are_silenced():
+    code = (
+        "from raytf import _process\n"
+        "from raytf.runs import notebook\n"
+        "from raytf.runs.display import lines_on_stderr\n"
+        "with lines_on_stderr(), _process.no_stderr():\n"
+        "    notebook.display().say('a line')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "a line\n")
