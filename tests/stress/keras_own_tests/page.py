@@ -71,7 +71,8 @@ class Summary:
         passed = sum(end["outcome"] == "passed" for end in counted.values())
         share = 100 * passed / max(1, len(counted))
         count = "1 worker" if workers == 1 else f"{workers} workers"
-        return f"With {count}, {passed} of {len(counted)} tests pass ({share:.1f} %); {len(every) - len(counted)} are excluded."
+        left_out = len(every) - len(counted)
+        return f"With {count}, {passed} of {len(counted)} tests pass ({share:.1f} %); {left_out} are excluded."
 
 
 def page(summary: Summary, path: Path) -> str:
