@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.stress.keras_own_tests.__main__ import Arguments, main
+from tests.stress.keras_own_tests.page import EXCLUDED
 
 #: Three minutes on two cores.
 SAMPLE = ("callbacks/early_stopping_test", "callbacks/lambda_callback_test", "callbacks/learning_rate_scheduler_test")
+
+
+def test_at_most_ten_tests_are_excluded():
+    assert len(EXCLUDED) <= 10
 
 
 def test_keras_s_own_tests_pass_with_a_worker(

@@ -250,6 +250,46 @@ def test_a_weight_that_is_assigned_before_its_update_is_what_it_is_in_keras_with
         assert word in said
 
 
+class Decorated(keras.Model):
+    """Two updates, and a Python condition on a tensor, which AutoGraph converts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = own_steps.mlp(own_steps.WIDTH, 1), own_steps.mlp(own_steps.WIDTH, 1)
+        self.other = keras.optimizers.SGD(0.02)
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        factor = tf.constant(1.0)
+        if self.count.value > 2.0:
+            factor = tf.constant(0.5)
+        loss = 0.0
+        for model, optimizer in ((self.first, self.optimizer), (self.second, self.other)):
+            with tf.GradientTape() as tape:
+                loss = factor * keras.ops.mean(keras.ops.square(data[1] - model(data[0])))
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        self.count.assign_add(1.0)
+        return {"loss": loss}
+
+
+def test_a_decorated_step_with_a_condition_is_what_it_is_in_keras():
+    def factory() -> keras.Model:
+        model = Decorated()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    keras.utils.set_random_seed(0)
+    reference = factory()
+    reference.fit(dataset(True), epochs=EPOCHS, verbose=0)
+    source = recorded(from_tf_dataset(dataset(True), "train", None, 0), Storage(tempfile.mkdtemp()), print)
+    for shards in (1, 4):
+        ((model, _),) = train(factory, source, BATCH, shards, STEPS)
+        for mine, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 class WithNoise(keras.Model):
     """Draws as much noise as its batches are long, as diffusion models do."""
 

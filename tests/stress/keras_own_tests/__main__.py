@@ -69,7 +69,7 @@ def main(arguments: Arguments) -> int:
     summary = page.Summary(own, {f: why for f, why in plain.not_collected().items() if f in files}, tables)
     print("\n".join(summary.lines()))
     if arguments.page is not None:
-        arguments.page.write_text(page.page(summary))
+        arguments.page.write_text(page.page(summary, arguments.page))
     return len(summary.failed())
 
 
