@@ -7,10 +7,15 @@ import ast
 import pytest
 
 from raytf import _keras
-from raytf._keras import live_objects, own_steps
+from raytf._keras import live_objects, own_steps, updates
 from tests.support import private_names
 
-ROOMS = {"__init__.py": _keras.SEEN, "live_objects.py": live_objects.SEEN, "own_steps.py": own_steps.SEEN}
+ROOMS = {
+    "__init__.py": _keras.SEEN,
+    "live_objects.py": live_objects.SEEN,
+    "own_steps.py": own_steps.SEEN,
+    "updates.py": updates.SEEN,
+}
 SEEN = {path: version for seen in ROOMS.values() for path, version in seen.items()}
 
 
