@@ -204,8 +204,8 @@ class Gathered:
             yield calls
 
     def pack(self, calls: list[tuple[Any, ...]]) -> list[tf.Tensor]:
-        """Return [n, width] the arguments of the calls as rows; nothing where no metric needs them."""
-        if not self._metrics:
+        """Return [n, width] the arguments of the calls as rows; nothing where there are none."""
+        if not calls:
             return []
         given = [keras.tree.flatten((args, kwargs)) for _, args, kwargs in calls]
         if self._calls is None:

@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed.devices import OneDevice
+from raytf.training import batch_metrics, remarks
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
@@ -252,3 +254,56 @@ def test_metrics_are_those_of_keras_for_any_shards_and_ranks(name: str):
             assert evaluated.setdefault(shards, mine) == mine
         bits = [[v.numpy().tobytes() for v in model.variables] for model, _ in ranks]
         assert all(one == bits[0] for one in bits)
+
+
+def built(make: Callable[[], keras.Model], data: tuple[Any, ...], batch: int = 12) -> keras.Model:
+    """A model as a worker builds it, for 4 shards."""
+    source = ArraySource(*data)
+    pipeline = Pipeline(source, StepPlan(RECORDS, batch, 4), range(4), seed=0)
+    pipeline.close()
+    return models.build(make, pipeline.sample(8), [source], ComputeSection(), 0, records=(-(-batch // 4), batch))
+
+
+def test_a_metric_whose_batch_is_too_large_is_named_and_left_out():
+    model = built(plain(metrics=[Largest, "mae"]), (X, BITS), batch=12_000_000)
+    (line,) = remarks.take(model)
+    assert line.startswith("WARNING: the metric largest needs the predictions of the whole batch, which take 274 MB")
+    assert sorted(models.results(model)) == ["loss", "mae"]
+    assert not batch_metrics.kinds_of(model).whole
+
+
+def test_sums_need_no_records_of_other_shards():
+    model = built(plain(metrics=["mae", "accuracy", keras.metrics.AUC]), (X, BITS))
+    kinds = batch_metrics.kinds_of(model)
+    assert (kinds.whole, kinds.left_out, kinds.means, remarks.take(model)) == ([], [], set(), [])
+
+
+class OwnContrastive(OwnStep):
+    """Its loss has negatives from the batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = ops.matmul(self(x, training=True), ops.transpose(y))
+            labels = ops.arange(ops.shape(logits)[0])
+            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class OwnNoisy(OwnStep):
+    """Its layers look at the batch and draw random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.Sequential(
+            [layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)]
+        )
+
+
+def test_an_own_step_with_a_loss_of_the_whole_batch_is_named():
+    (line,) = remarks.take(built(subclass(OwnContrastive), (X, BITS)))
+    assert "looks at the whole batch" in line
+    for kind in (OwnStep, OwnNoisy):
+        assert not remarks.take(built(subclass(kind), (X, BITS)))

@@ -95,6 +95,26 @@ def embedded(optimizer) -> keras.Model:
     return model
 
 
+class Largest(keras.metrics.Metric):
+    """Keeps a maximum, so that it needs the whole batch."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.most = self.add_variable((), initializer="zeros", name="most")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(keras.ops.maximum(0.9 * self.most, keras.ops.max(keras.ops.abs(y_pred))))
+
+    def result(self):
+        return self.most
+
+
+def with_maximum(optimizer) -> keras.Model:
+    model = embedded(optimizer)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[Largest()])
+    return model
+
+
 def state(rank: Rank) -> bytes:
     model, reduction = rank.model, rank.step.reduction_state()
     every = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *reduction.values()]
@@ -107,8 +127,9 @@ def state(rank: Rank) -> bytes:
         lambda: dense(keras.optimizers.AdamW(1e-2, weight_decay=0.1, use_ema=True, global_clipnorm=1.0)),
         lambda: dense(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))),
         lambda: embedded(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS))),
+        lambda: with_maximum(keras.optimizers.SGD(0.1)),
     ],
-    ids=["decay", "loss scale", "slices"],
+    ids=["decay", "loss scale", "slices", "a metric of the whole batch"],
 )
 @pytest.mark.parametrize("leaves_at", [3, 8])
 def test_a_call_that_breaks_has_made_whole_steps_and_nothing_else(make, leaves_at):
@@ -136,6 +157,7 @@ def test_a_call_that_breaks_has_made_whole_steps_and_nothing_else(make, leaves_a
         for mine, theirs in zip(rank.model.weights, reference.weights, strict=True):
             if "seed" not in mine.path:
                 np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+        assert rank.model.get_metrics_result() == reference.get_metrics_result()
 
 
 @pytest.mark.parametrize("words", [wire.HOST, wire.DEVICE], ids=["CPU", "GPU"])

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from raytf import _keras
-from raytf._keras import compiled_parts, live_objects, own_steps
+from raytf._keras import compiled_parts, live_objects, own_steps, updates
 from tests.support import private_names
 
 ROOMS = {
@@ -15,6 +15,7 @@ ROOMS = {
     "compiled_parts.py": compiled_parts.SEEN,
     "live_objects.py": live_objects.SEEN,
     "own_steps.py": own_steps.SEEN,
+    "updates.py": updates.SEEN,
 }
 SEEN = {path: version for seen in ROOMS.values() for path, version in seen.items()}
 
