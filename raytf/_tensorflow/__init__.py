@@ -67,13 +67,6 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
     return structure.get_flat_tensor_types(element_spec), structure.get_flat_tensor_shapes(element_spec)
 
 
-def padded_rows(ragged: Any, rows: Any) -> Any:
-    """Return rows of a RaggedTensor as an array, padded with zeros to the longest of them."""
-    import tensorflow as tf
-
-    return tf.gather(ragged, rows).to_tensor().numpy()
-
-
 # -- operations and graphs ---------------------------------------------------------------------------------------------
 
 

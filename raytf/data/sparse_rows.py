@@ -1,4 +1,4 @@
-"""Sparse and ragged arrays whose rows become dense where they are read, as Keras makes them for a model."""
+"""Sparse arrays, whose rows become dense where they are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from raytf import _tensorflow
 from raytf.errors import DataError
 
 
@@ -31,12 +30,8 @@ def is_compressed(value: Any) -> bool:
 
 
 def dense(value: Any) -> Any:
-    """Return a batch that is sparse or ragged as a dense array, padded with zeros as in Keras; others as they are."""
-    if is_ragged(value):
-        return value.to_tensor().numpy()
-    if is_sparse_tensor(value) or is_scipy(value):
-        return SparseRows.of(value)[:]
-    return value
+    """Return a sparse batch as a dense array, and other values as they are."""
+    return SparseRows.of(value)[:] if is_sparse_tensor(value) or is_scipy(value) else value
 
 
 class SparseRows:
@@ -91,50 +86,39 @@ class SparseRows:
         return SparseRows(starts, self._columns[low:high], self._values[low:high], (stop - first, *self.shape[1:]))
 
 
-class RaggedRows:
-    """Rows of a `tf.RaggedTensor`, of which those that are read together are padded to the longest of them.
-
-    Args:
-        ragged: the tensor.
-
-    Attributes:
-        free: which lengths of a row differ from batch to batch.
-    """
-
-    def __init__(self, ragged: Any):
-        self._ragged = ragged
-        self.free = [length is None for length in ragged.shape[1:]]
-
-    def __len__(self) -> int:
-        return int(self._ragged.nrows())
-
-    def __getitem__(self, rows: Any) -> np.ndarray:
-        """Return rows as a dense array; `rows` is a slice or an array of numbers."""
-        return _tensorflow.padded_rows(self._ragged, np.arange(len(self))[rows])
-
-    def part(self, first: int, stop: int) -> RaggedRows:
-        """Return rows [first, stop), which stay ragged."""
-        return RaggedRows(self._ragged[first:stop])
-
-
-def compressed_rows(value: Any, path: str) -> SparseRows | RaggedRows:
-    """Return the rows of what is sparse or ragged.
+def rows_of(value: Any, path: str) -> SparseRows:
+    """Return the rows of a sparse array.
 
     Args:
         path: of the argument, for the message.
 
     Raises:
-        DataError: it is not an input, and losses of Keras take dense targets and weights.
+        DataError: it is ragged, or it is not an input: losses of Keras take dense targets and weights.
     """
+    if is_ragged(value):
+        raise ragged_error(f"{path} is a RaggedTensor", f"{path}.to_tensor()")
     if path.startswith("x"):
-        return RaggedRows(value) if is_ragged(value) else SparseRows.of(value)
-    way = "y.toarray()" if is_scipy(value) else "y.to_tensor()" if is_ragged(value) else "tf.sparse.to_dense(y)"
+        return SparseRows.of(value)
+    way = f"{path}.toarray()" if is_scipy(value) else f"tf.sparse.to_dense({path})"
     raise DataError(
         f"{path} is a {type(value).__name__}. Expected dense targets and weights: losses take no others. Make it dense "
         f"first, as with {way}."
     )
 
 
+def ragged_error(what: str, way: str) -> DataError:
+    """Return the error about ragged data.
+
+    Args:
+        what: the beginning of the message.
+        way: how to pad it.
+    """
+    return DataError(
+        f"{what}, and raytf trains on dense and sparse tensors only. Pad it first, as with {way}, and mask the padding "
+        "where a layer should not see it, as with keras.layers.Embedding(mask_zero=True)."
+    )
+
+
 def part(rows: Any, first: int, stop: int) -> Any:
-    """Return rows [first, stop) of an array, or of sparse or ragged rows, which stay so."""
-    return rows.part(first, stop) if isinstance(rows, (SparseRows, RaggedRows)) else rows[first:stop]
+    """Return rows [first, stop) of an array, or of sparse rows, which stay sparse."""
+    return rows.part(first, stop) if isinstance(rows, SparseRows) else rows[first:stop]

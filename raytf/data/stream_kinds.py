@@ -13,7 +13,6 @@ import numpy as np
 from raytf._tensorflow import datasets
 from raytf.data import tree
 from raytf.data.order import fold, permutation
-from raytf.data.sparse_rows import RaggedRows
 from raytf.data.streams import Stream
 from raytf.errors import DataError
 
@@ -103,13 +102,13 @@ def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
     return found
 
 
-def from_arrays(arrays: tuple[Any, ...], name: str, size: int, steps: int | None, seed: int | None = None) -> Stream:
-    """Batches of arrays; the last batch of a pass may be smaller.
+def from_arrays(arrays: tuple[Any, ...], size: int, steps: int, seed: int | None) -> Stream:
+    """Batches of arrays for training, where `steps_per_epoch` is given; the last batch of a pass may be smaller.
 
     Args:
         arrays: of x, y and sample_weight.
         size: records of a batch.
-        steps: batches of an epoch; None for a pass.
+        steps: batches of an epoch.
         seed: from which each pass draws an order of its own; None for the order of the records.
     """
     records = len(next(leaf for _, leaf in tree.flatten(arrays)))
@@ -120,15 +119,10 @@ def from_arrays(arrays: tuple[Any, ...], name: str, size: int, steps: int | None
             yield rows_of(arrays, order[begin : begin + size])
 
     count = -(-records // size)
-    length, batches = _lengths(name, count, steps)
-    found = Stream(name, open_pass, length)
+    length, batches = _lengths("train", count, steps)
+    found = Stream("train", open_pass, length)
     found.batches = batches
     found.changes = f"steps_per_epoch is {steps}" if batches is None else _of_other_length(length, count)
-    leaves = [leaf for _, leaf in tree.flatten(arrays)]
-    if any(isinstance(leaf, RaggedRows) for leaf in leaves):
-        found.changes = "it is ragged"
-        found.free = [leaf.free if isinstance(leaf, RaggedRows) else [] for leaf in leaves]
-        found.is_ragged = True
     return found
 
 

@@ -40,7 +40,6 @@ class Stream:
         batches: batches of a pass, where an epoch is not a pass; as in `BatchPlan`.
         is_dataset: whether it is a `tf.data.Dataset`.
         end: to be called when nothing more is read.
-        is_ragged: whether the first batch has ragged tensors, which become dense.
         changes: why two passes need not be the same, for people; empty if they are, so that the data can be recorded.
         free: for each leaf which of a record's lengths differ from batch to batch; None for a leaf of which nothing is
             known. By default none differs.
@@ -72,7 +71,6 @@ class Stream:
         self._is_ahead = False
         #: The first pass, if it was read to be counted and cannot be read again.
         self._kept: _Kept | None = None
-        self.is_ragged = False
 
     def peek(self) -> Batch:
         """The first batch; if nothing was read before, it is still read as the first one.
@@ -108,8 +106,6 @@ class Stream:
             return self._first
         self._seek(number, index)
         element = self._take()
-        if self._first is None:
-            self.is_ragged |= any(sparse_rows.is_ragged(leaf) for _, leaf in tree.flatten(element))
         return None if element is _END else batch_of(element, self.name)
 
     def count(self) -> int:
@@ -262,6 +258,8 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
 
 
 def _array(leaf: Any, name: str) -> np.ndarray:
+    if sparse_rows.is_ragged(leaf):
+        raise sparse_rows.ragged_error(f"{name} data has a RaggedTensor", ".map(lambda x, y: (x.to_tensor(), y))")
     found = np.asarray(sparse_rows.dense(leaf))
     text = as_text(found)
     if text is not None:

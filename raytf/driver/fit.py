@@ -165,7 +165,6 @@ def fit(
     lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
     x, validation, test = keras_arguments.streams(parts, config, *lengths)
     given = inputs.RunData.of(x, validation, test)
-    refusals.refuse_ragged(model, x)
     if given.stream is not None:  # which makes its batches
         config = config.replace(global_batch_size=rows_of(given.stream))
         config.check()

@@ -155,13 +155,13 @@ def validation_data(given: Any) -> Any:
 
 
 def as_array(path: str, leaf: Any) -> Any:
-    """Return a tensor, a table of pandas, or what is sparse or ragged, as rows; and anything else as it is.
+    """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is.
 
     Raises:
-        DataError: it is what Keras takes for no array, such as a list of numbers, or sparse targets.
+        DataError: it is what Keras takes for no array, such as a list of numbers, or it is ragged, or sparse targets.
     """
     if sparse_rows.is_compressed(leaf):
-        return sparse_rows.compressed_rows(leaf, path)
+        return sparse_rows.rows_of(leaf, path)
     if hasattr(leaf, "to_numpy"):
         found = leaf.to_numpy()
         is_column = found.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
@@ -242,7 +242,7 @@ def streams(
     if given.are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
         _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
         train = given.stream_of(train, "train", steps_per_epoch, config, epochs, bool(shuffle))
-    elif steps_per_epoch is not None or _is_ragged(train):
+    elif steps_per_epoch is not None:
         train = _stream_of_arrays(train, config, batch_size, steps_per_epoch, draws_order(shuffle))
     if isinstance(train, Stream):
         _warn_of_short_epochs(train, epochs)
@@ -251,9 +251,9 @@ def streams(
         records = _records(validation)
         size = validation_batch_size or batch_size or math.ceil(records / validation_steps)
         validation = _part(validation, 0, min(records, validation_steps * size))
-    size = validation_batch_size or config.batch.global_batch_size
-    validation = _evaluated(validation, "validation", validation_steps, size, config)
-    return train, validation, _evaluated(test, "test", None, size, config)
+    if given.are_batches(validation):
+        validation = given.evaluated_of(validation, "validation", validation_steps, config)
+    return train, validation, given.evaluated_of(test, "test", None, config) if given.are_batches(test) else test
 
 
 def draws_order(shuffle: bool | str) -> bool:
@@ -262,28 +262,16 @@ def draws_order(shuffle: bool | str) -> bool:
     return bool(shuffle) and shuffle != "batch"
 
 
-def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int | None, draws: bool) -> Any:
-    """Arrays as batches, where an epoch is not a pass over their records or where batches have different shapes."""
-    size = config.batch.global_batch_size
-    if steps is not None:
-        _check_arrays("steps_per_epoch", steps, train)
-        records = _records(train)
-        if batch_size is None and size == _USUAL:
-            size = math.ceil(records / steps)
-        elif batch_size is not None and steps == math.ceil(records / size) and not _is_ragged(train):
-            return train  # an epoch is a pass, as without it
-    _refuse_servers(config, "steps_per_epoch and ragged arrays make batches of arrays")
-    return from_arrays(train, "train", size, steps, config.batch.seed if draws else None)
-
-
-def _evaluated(data: Any, name: str, steps: int | None, size: int, config: TrainConfig) -> Any:
-    if given.are_batches(data):
-        return given.evaluated_of(data, name, steps, config)
-    return from_arrays(data, name, size, None) if _is_ragged(data) else data
-
-
-def _is_ragged(data: Any) -> bool:
-    return isinstance(data, tuple) and any(isinstance(leaf, sparse_rows.RaggedRows) for _, leaf in tree.flatten(data))
+def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int, draws: bool) -> Any:
+    """Arrays as batches; or as they are, where an epoch is a pass over their records."""
+    _check_arrays("steps_per_epoch", steps, train)
+    records, size = _records(train), config.batch.global_batch_size
+    if batch_size is None and size == _USUAL:
+        size = math.ceil(records / steps)
+    elif batch_size is not None and steps == math.ceil(records / size):
+        return train
+    _refuse_servers(config, "steps_per_epoch makes batches of arrays")
+    return from_arrays(train, size, steps, config.batch.seed if draws else None)
 
 
 def _warn_of_short_epochs(stream: Stream, epochs: int) -> None:

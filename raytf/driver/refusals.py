@@ -7,9 +7,6 @@ from typing import Any
 from raytf.config import precision
 from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
-from raytf.data import tree
-from raytf.data.sparse_rows import RaggedRows
-from raytf.data.streams import Stream
 from raytf.driver.tracking import tracker as trackers
 from raytf.errors import ConfigError, DataError, ModelError
 from raytf.training.job import is_function
@@ -49,26 +46,4 @@ def refuse(
         raise ModelError(
             "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Give fit "
             "a function that returns the model, or leave the strategy out."
-        )
-
-
-def refuse_ragged(model: Any, train: Any) -> None:
-    """Refuse ragged inputs of a model that gets them ragged in Keras. Functional models get them padded.
-
-    Args:
-        train: arrays of (x, y, sample_weight), a stream of batches, or another source.
-
-    Raises:
-        DataError: the model would get another kind of tensor than in Keras.
-    """
-    leaves = tree.flatten(train) if isinstance(train, tuple) else []
-    is_ragged = train.is_ragged if isinstance(train, Stream) else any(isinstance(r, RaggedRows) for _, r in leaves)
-    names = {kind.__name__ for kind in type(model).__mro__}
-    has_ragged = any(getattr(given, "ragged", False) for given in getattr(model, "inputs", None) or [])
-    pads = not has_ragged and bool(names & {"Functional", "Sequential"})
-    if is_ragged and not pads and not is_function(model):
-        raise DataError(
-            "x has ragged tensors, and the model gets them as they are, which raytf does not support. Pad them first, "
-            "as with x.to_tensor(), or use a functional model whose keras.Input is not ragged: it gets each batch "
-            "padded to its longest record, as in Keras."
         )

@@ -27,7 +27,6 @@ RNG = np.random.default_rng(0)
 X = np.where(RNG.random((40, 6)) > 0.4, RNG.normal(size=(40, 6)), 0).astype("float32")
 Y = (X[:, :1] > 0).astype("float32")
 SOFT, POSITIONS = Y * 0.9 + 0.05, RNG.integers(0, 3, (40, 3))
-RAGGED = tf.ragged.constant([[1 + (i + j) % 9 for j in range(2 + i % 5)] for i in range(40)], dtype=tf.int32)
 WEIGHTS = {0: 0.5, 1: 3.0}
 
 
@@ -46,13 +45,6 @@ def three() -> keras.Model:
 def sparse_input() -> keras.Model:
     inner = keras.Input((6,), sparse=True)
     model = keras.Model(inner, layers.Dense(1, "sigmoid")(inner))
-    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    return model
-
-
-def words() -> keras.Model:
-    pooled = [layers.Embedding(10, 4), layers.GlobalAveragePooling1D()]
-    model = keras.Sequential([keras.Input((None,), dtype="int32"), *pooled, layers.Dense(1, "sigmoid")])
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     return model
 
@@ -131,7 +123,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
     "classes of positions": (three, lambda: {"x": X, "y": POSITIONS, "class_weight": WEIGHTS}),
     "classes of positions of a data set": (
         three,
-        lambda: {"x": dataset(X, POSITIONS).batch(9), "class_weight": WEIGHTS},
+        lambda: {"x": dataset(X, POSITIONS).batch(9), "class_weight": WEIGHTS | {2: 2.0}},
     ),
     "scipy": (dense, lambda: {"x": scipy_matrix(), "y": Y, "batch_size": 9, "epochs": 2}),
     "scipy, steps": (dense, lambda: {"x": scipy_matrix(), "y": Y, "steps_per_epoch": 3, "epochs": 2}),
@@ -139,12 +131,9 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
     "sparse": (dense, lambda: {"x": tf.sparse.from_dense(X), "y": Y, "batch_size": 9, "epochs": 2}),
     "sparse input": (sparse_input, lambda: {"x": tf.sparse.from_dense(X), "y": Y, "batch_size": 9}),
     "sparse data set": (dense, lambda: {"x": dataset(tf.sparse.from_dense(X), Y).batch(9), "epochs": 2}),
-    "ragged": (words, lambda: {"x": RAGGED, "y": Y, "batch_size": 9, "epochs": 2}),
-    "ragged, steps": (words, lambda: {"x": RAGGED, "y": Y, "batch_size": 9, "steps_per_epoch": 2, "epochs": 3}),
-    "ragged data set": (words, lambda: {"x": dataset(RAGGED, Y).ragged_batch(9), "epochs": 2}),
     "columns of pandas": (
         dense,
-        lambda: {"x": X, "y": column(Y[:, 0]), "sample_weight": column(RNG.random(40)), "batch_size": 9},
+        lambda: {"x": X, "y": column(Y[:, 0]), "sample_weight": column(Y[:, 0] + 1), "batch_size": 9},
     ),
     "weights of a data set": (dense, lambda: {"x": dataset(X, Y, Y[:, 0] + 1).batch(9), "epochs": 2}),
 }

@@ -1,4 +1,4 @@
-"""Sparse and ragged inputs, a table, and weights of classes whose labels are smoothed."""
+"""Sparse inputs, and weights of classes whose labels are smoothed."""
 
 import json
 
@@ -9,16 +9,10 @@ import tensorflow as tf
 RNG = np.random.default_rng(0)
 X = np.where(RNG.random((64, 6)) > 0.6, RNG.normal(size=(64, 6)), 0).astype("float32")
 Y = np.where(X[:, :1] > 0, 0.95, 0.05).astype("float32")
-WORDS = tf.ragged.constant([[1 + (i + j) % 9 for j in range(2 + i % 5)] for i in range(64)], dtype=tf.int32)
 
 
 def dense():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1, "sigmoid")])
-
-
-def words():
-    pooled = [keras.layers.Embedding(10, 4), keras.layers.GlobalAveragePooling1D()]
-    return keras.Sequential([keras.Input((None,), dtype="int32"), *pooled, keras.layers.Dense(1, "sigmoid")])
 
 
 def trained(make, *args, **options):
@@ -33,6 +27,5 @@ outcome = {
     "class weights": trained(dense, X, Y, class_weight={np.int64(0): 1.0, np.int64(1): np.float64(5)}),
     "sparse": trained(dense, sparse, Y, batch_size=16, validation_split=0.25),
     "sparse dataset": trained(dense, tf.data.Dataset.from_tensor_slices((sparse, Y)).batch(16), batch_size=7),
-    "ragged": trained(words, WORDS, Y, batch_size=16),
 }
 print("OUTCOME", json.dumps(outcome))

@@ -146,7 +146,7 @@ def test_a_loader_is_read_anew_in_each_pass():
 @given(records=st.integers(1, 12), size=st.integers(1, 5), steps=st.integers(1, 8), draws=st.booleans())
 def test_batches_of_arrays_have_each_record_once_a_pass(records: int, size: int, steps: int, draws: bool):
     arrays = {"a": np.arange(records)}, np.arange(records), None
-    stream = from_arrays(arrays, "train", size, steps, 7 if draws else None)
+    stream = from_arrays(arrays, size, steps, 7 if draws else None)
     batches = -(-records // size)
     assert (stream.steps, stream.batches) == (steps, None if steps == batches else batches)
     passes = [[stream.read(number, i) for i in range(batches)] for number in range(2)]

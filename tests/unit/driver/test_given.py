@@ -16,7 +16,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.sources.batches import BatchedSource, LiveBatches
 from raytf.data.sparse_rows import SparseRows
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, refusals
+from raytf.driver import inputs, keras_arguments
 from raytf.driver.feed import given
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
@@ -114,19 +114,11 @@ def test_sparse_arrays_stay_sparse_until_their_rows_are_taken(how: str):
     assert run_identity.contents(source) == run_identity.contents(inputs.source((dense[:7], np.arange(7)), "train"))
 
 
-def test_ragged_arrays_are_batches_padded_to_their_longest_record():
-    ragged = tf.ragged.constant([[1, 2, 3], [4], [], [5, 6]])
-    data, _ = keras_arguments.training_data(ragged, np.arange(4), None, 0.0)
-    train, *_ = streams(data, config=TrainConfig().replace(global_batch_size=2))
-    assert [train.read(0, i)[0].tolist() for i in range(2)] == [[[1, 2, 3], [4, 0, 0]], [[0, 0], [5, 6]]]
-    assert (train.steps, train.batches, train.spec()[0].shape) == (2, None, (-1,))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: tf.sparse.eye(4), r"y is a SparseTensor\. .*tf\.sparse\.to_dense"),
-        (lambda: tf.ragged.constant([[1], [2, 3]]), r"y is a RaggedTensor\. .*y\.to_tensor"),
+        (lambda: tf.ragged.constant([[1], [2, 3]]), r"y is a RaggedTensor, .*y\.to_tensor"),
         (lambda: pytest.importorskip("scipy").sparse.eye(4), r"y is a .*\. .*y\.toarray"),
     ],
 )
@@ -135,17 +127,12 @@ def test_targets_that_are_not_dense_are_refused_by_their_kind(make: Any, words: 
         keras_arguments.training_data(np.zeros((4, 2)), make(), None, 0.0)
 
 
-def test_ragged_data_is_refused_for_models_that_get_it_ragged_in_keras():
-    data, _ = keras_arguments.training_data(tf.ragged.constant([[1.0], [2.0, 3.0]]), np.zeros(2), None, 0.0)
-    sequential = keras.Sequential([keras.Input((None, 1)), keras.layers.GlobalAveragePooling1D()])
-    refusals.refuse_ragged(sequential, data)
-    takes_ragged = keras.Input((None,), ragged=True)
-    for model in (keras.Model(takes_ragged, takes_ragged * 2), type("Own", (keras.Model,), {})()):
-        with pytest.raises(DataError, match="x has ragged tensors"):
-            refusals.refuse_ragged(model, data)
-    stream = given.stream_of(iter([(tf.ragged.constant([[1.0], [2.0, 3.0]]), np.zeros(2))]), "train", 1, TrainConfig())
-    with pytest.raises(DataError, match="x has ragged tensors"):
-        refusals.refuse_ragged(model, stream)
+def test_ragged_inputs_are_refused_by_their_kind():
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    with pytest.raises(DataError, match=r"^x\['a'\] is a RaggedTensor, .* Pad it first, as with x\['a'\]\.to_tensor"):
+        keras_arguments.training_data({"a": ragged}, np.zeros(2), None, 0.0)
+    with pytest.raises(DataError, match=r"^x is a RaggedTensor"):
+        keras_arguments.training_data(ragged, np.zeros(2), None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +154,7 @@ def test_flags_that_batches_cannot_follow_are_refused():
         streams(Batches(), config=TrainConfig().replace(global_batch_size=64))
     with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and x is a Batches"):
         streams(Batches(), config=TrainConfig().replace(strategy="parameter-server"))
-    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch and ragged"):
+    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch makes"):
         streams(ARRAYS, config=TrainConfig().replace(strategy="parameter-server"), steps_per_epoch=3)
 
 
