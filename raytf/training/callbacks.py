@@ -68,7 +68,6 @@ class Callbacks:
         files: local folder whose files are copied to the run's folder.
         params: `verbose`, `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
         epoch: epoch in which the run resumes from a checkpoint; None for a new run.
-        writer: the program's default summary writer, and its default step.
         watch: returns a context manager to hold while the user's code runs.
     """
 
@@ -85,10 +84,9 @@ class Callbacks:
         params: dict[str, Any],
         epoch: int | None,
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
-        writer: tuple[Any, Any] = (None, None),
     ):
         self._model, self._group, self._say, self._watch = model, group, say, watch
-        self._make, self._params, self._writer = make, params, writer
+        self._make, self._params = make, params
         #: Whether the user gave callbacks; the same on all ranks.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
@@ -119,8 +117,6 @@ class Callbacks:
                 callback.append = True  # otherwise the rows of earlier attempts would be lost
                 _drop_rows(callback, epoch)
         later_files.write_in(files)
-        if self._writer[0] is not None:
-            self._writer[0].set_as_default(self._writer[1])
         self._guard = ModelGuard(self._model)
         kept = None if callable(make) else KeptObjects(self._list, self._model)
         with self._guard.watching("a callback's set_model"):

@@ -29,11 +29,20 @@ class _Here:
 
     folder = ""
     writers: ClassVar[list[Any]] = []
+    default: ClassVar[tuple[Any, Any]] = (None, None)
+
+
+def take_default(writer: Any, step: Any) -> None:
+    """Take the program's default summary writer, None for none, and its default step."""
+    _Here.default = writer, step
 
 
 def write_in(folder: str) -> None:
-    """Have the stand-ins of this process open their files in a folder."""
+    """Have the stand-ins of this process open their files in a folder, since callbacks run here."""
     _Here.folder = folder
+    writer, step = _Here.default
+    if writer is not None:
+        writer.set_as_default(step)
 
 
 def flush() -> None:

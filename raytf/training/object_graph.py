@@ -126,10 +126,10 @@ def data_of(space: type | types.ModuleType) -> dict[str, Any]:
     }
 
 
-def assigned_globals(function: types.FunctionType) -> dict[str, Any]:
-    """Return the global variables that a function assigns, with their values now."""
-    space = function.__globals__
-    return {name: space[name] for name in _names(function.__code__)[1] if name in space}
+def assigned_globals(function: types.FunctionType) -> dict[str, Any] | None:
+    """Return the global variables that a function assigns, with their values now; None where it assigns none."""
+    names, space = _names(function.__code__)[1], function.__globals__
+    return {name: space[name] for name in names if name in space} if names else None
 
 
 def _is_code(value: Any) -> bool:
@@ -195,8 +195,7 @@ def _inside_function(label: str, function: types.FunctionType) -> Iterator[tuple
         return
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((f"{label} {name}", cell) for name, cell in cells)
-    defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
-    yield from ((f"{label}.defaults{i}", each) for i, each in enumerate(defaults))
+    yield from ((f"{label}.{name}", getattr(function, name) or ()) for name in ("__defaults__", "__kwdefaults__"))
     space, module = function.__globals__, function.__globals__.get("__name__")
     yield from ((f"{module}:{name}", space[name]) for name in _names(function.__code__)[0] if name in space)
 

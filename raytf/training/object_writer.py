@@ -149,7 +149,7 @@ class Writer:
             return ["named", self.value(kind), self._inside(value)]
         if isinstance(value, types.MethodType):
             return ["method", self.value(value.__self__), value.__name__]
-        if tf.is_tensor(value) and hasattr(value, "numpy") and isinstance(value, tf.Tensor):
+        if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
             return ["tensor", self.value(np.asarray(value.numpy()))]
         name = f"{getattr(value, '__module__', '')}:{getattr(value, '__name__', '')}"
         if library(name) is value:

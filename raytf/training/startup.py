@@ -27,7 +27,7 @@ from raytf.runs.events import HELD
 from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import StepLog
 from raytf.training import attempt as attempts
-from raytf.training import exact, regroup, run_identity
+from raytf.training import exact, later_files, regroup, run_identity
 from raytf.training import model as models
 from raytf.training import program as programs
 from raytf.training import tiers as tiers_of_run
@@ -283,6 +283,7 @@ def _make_callbacks(
         held: of the ranks that train already, if this one comes later.
     """
     job, reporter = attempt.job, attempt.reporter
+    later_files.take_default(*job.code.get().writer)
     options: dict[str, Any] = {
         "make": job.callbacks,
         "model": program.model,
@@ -290,7 +291,6 @@ def _make_callbacks(
         "say": reporter.say,
         "files": reporter.files,
         "params": job.params,
-        "writer": job.code.get().writer,
         "epoch": None if step is None else job.epoch_of(step),
         "watch": lambda: attempt.pulse.doing(Activity.CALLBACK),
     }

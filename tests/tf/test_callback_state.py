@@ -431,14 +431,16 @@ def test_files_and_writers_of_the_program_are_opened_where_callbacks_run(tmp_pat
     closed, body = parcel.__reduce__()
 
     def train() -> None:
-        given, writer = closed(*body).get()
-        first = Callbacks(given, model(), Alone(), print, files, PARAMS, None, writer=writer)
+        given, default = closed(*body).get()
+        later_files.take_default(*default)
+        first = Callbacks(given, model(), Alone(), print, files, PARAMS, None)
         first.run("on_train_begin")
         run_epoch(first, 0)
         values = json.loads(json.dumps(first.state()[0]))
         run_epoch(first, 1)  # which a restart does again
-        again, writer = closed(*body).get()
-        second = Callbacks(again, model(), Alone(), print, files, PARAMS, 1, writer=writer)
+        again, default = closed(*body).get()
+        later_files.take_default(*default)
+        second = Callbacks(again, model(), Alone(), print, files, PARAMS, 1)
         second.load_state(values, {})
         run_epoch(second, 1)
         second.keep(run)
