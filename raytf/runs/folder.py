@@ -23,6 +23,7 @@ FILES = {
     "command.json": "the command that started the run, and where, for `raytf replay`",
     "lease.json": "which driver owns the run now",
     "model.keras": "the trained model, where Keras can save it",
+    "program.safetensors": "the last values of the program's own variables that the step reads, for `fit`",
     "result.json": "metrics and `weights_sha256`; written last, when all steps are done",
     "tracking.json": "which run of a tracker belongs to this one, and how far it was told",
     "void.json": "states that an audit found wrong, which nothing restores",
