@@ -28,7 +28,7 @@ def check(job: TrainingJob, say: Callable[[str], None]) -> None:
         _check_callbacks(job.code.get().callbacks)
         raise ConfigError(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
-            "(open files, locks, data sets of TensorFlow) inside the model or callbacks function."
+            "(sockets, data sets of TensorFlow that have no end) inside the model or callbacks function."
         ) from error
     for kind in job.code.left_behind:
         say(f"{kind} stays in this process: a callback or layer that uses it in a worker fails there")
