@@ -22,7 +22,7 @@ class Begins(Callback):
         pass
 
 
-class Tested(Callback):
+class OfTests(Callback):
     def on_test_batch_end(self, batch, logs=None):
         pass
 
@@ -44,7 +44,7 @@ CASES = {
     "own begin": ([Begins()], END._replace(steer_begin=True)),
     "a lambda": ([callbacks.LambdaCallback(on_train_batch_end=print)], END),
     "a lambda of epochs": ([callbacks.LambdaCallback(on_epoch_end=print)], NONE),
-    "own, of a test": ([Tested()], BatchHooks(test=True)),
+    "own, of a test": ([OfTests()], BatchHooks(test=True)),
     "checkpoints of epochs": ([callbacks.ModelCheckpoint("x.keras")], NONE),
     "checkpoints of batches": ([callbacks.ModelCheckpoint("x.keras", save_freq=3)], END),
     "TensorBoard": ([callbacks.TensorBoard("x")], NONE),
