@@ -42,6 +42,7 @@ from raytf.runs import digest_log, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
+from raytf.runs.program_output import log_levels
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, program_settings, run_identity
@@ -181,9 +182,8 @@ def fit(
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    code = Parcel(
-        UserCode(model, callbacks, augment, tuple(warnings.filters), summaries.default_writer()),
-    )
+    around = tuple(warnings.filters), log_levels(), summaries.default_writer()
+    code = Parcel(UserCode(model, callbacks, augment, *around))
     for line in overruled:
         print(line, file=stream_of(shown), flush=True)
 

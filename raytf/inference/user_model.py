@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import logging
 import site
 import sysconfig
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from raytf._ray import pickling
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.errors import JobError, RaytfError
-from raytf.runs.program_output import Printed, ProgramOutput, Warned
+from raytf.runs.program_output import Logged, Printed, ProgramOutput, Warned, is_own
 
 #: Where code lies that is not the program's.
 _LIBRARIES = (
@@ -30,12 +32,20 @@ _LIBRARIES = (
 )
 #: The program's warning filters, as `warnings.filters` has them; None where nobody sent any.
 _filters: list[Any] | None = None
+#: The levels of the program's loggers, by name.
+_levels: dict[str, int] = {}
 
 
 def set_warning_filters(filters: Sequence[Any] | None) -> None:
     """Have the program's code warn as the program's filters say, in this process from now on."""
     global _filters
     _filters = None if filters is None else list(filters)
+
+
+def set_log_levels(levels: Mapping[str, int]) -> None:
+    """Have the program's code log from the levels that the program's loggers have, in this process from now on."""
+    global _levels
+    _levels = dict(levels)
 
 
 def set_precision(chosen: Precision) -> None:
@@ -62,8 +72,8 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[ProgramOutp
     Args:
         what: the code, for the message.
         call: calls it.
-        say: called with what the code prints and warns of; by default that stays in this process. With it, the code
-            cannot end the process by `sys.exit` or a KeyboardInterrupt either.
+        say: called with what the code prints, warns of and logs; by default that stays in this process. With it, the
+            code cannot end the process by `sys.exit` or a KeyboardInterrupt either.
 
     Raises:
         JobError: the code raised; its cause is the exception.
@@ -99,7 +109,7 @@ def _is_library(file: str) -> bool:
 
 @contextlib.contextmanager
 def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
-    """Pass on what is printed and warned of in this process meanwhile."""
+    """Pass on what is printed, warned of and logged in this process meanwhile."""
     out, err = _Forwarding(say, False), _Forwarding(say, True)
     seen: list[warnings.WarningMessage]
     with warnings.catch_warnings(record=True) as seen:
@@ -107,7 +117,7 @@ def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
             warnings.resetwarnings()
             warnings.filters.extend(_filters)  # type: ignore[attr-defined]
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _logging_forwarded(say):
                 yield
         finally:
             out.flush()
@@ -116,6 +126,30 @@ def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
                 said = warning.message if isinstance(warning.message, Warning) else warning.category(warning.message)
                 body = pickling.dumps((said, warning.filename, warning.lineno), {})
                 say(Warned(body, pickling.loads))
+
+
+@contextlib.contextmanager
+def _logging_forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
+    """Pass on what this thread logs meanwhile, in place of handling it in this process."""
+    own, thread = logging.Logger.callHandlers, threading.get_ident()
+
+    def pass_on(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() != thread or is_own(record.name):
+            own(logger, record)
+        else:
+            say(Logged.of(record))
+
+    before = {name: logging.getLogger(name).level for name in _levels}
+    changed = [name for name, level in _levels.items() if before[name] != level]
+    for name in changed:
+        logging.getLogger(name).setLevel(_levels[name])
+    logging.Logger.callHandlers = pass_on  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        logging.Logger.callHandlers = own  # type: ignore[method-assign]
+        for name in changed:
+            logging.getLogger(name).setLevel(before[name])
 
 
 class _Forwarding(io.TextIOBase):

@@ -1,10 +1,11 @@
-"""What the program's own code prints and warns of in a worker, on its way to the program."""
+"""What the program's own code prints, warns of and logs in a worker, on its way to the program."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,6 +58,49 @@ class Warned:
         warnings.warn_explicit(message, type(message), file, line, registry=_shown.setdefault(file, {}))
 
 
+@dataclass(frozen=True)
+class Logged:
+    """A record that code of the program logged.
+
+    Attributes:
+        record: the attributes of the `logging.LogRecord` that can be sent, with its message made.
+    """
+
+    record: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, record: logging.LogRecord) -> Logged:
+        """Return a record as it is sent."""
+        names = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
+        error = record.exc_text
+        if record.exc_info and not error:
+            error = logging.Formatter().formatException(record.exc_info)
+        made = {"msg": record.getMessage(), "exc_text": error, "stack_info": record.stack_info}
+        return cls({name: getattr(record, name) for name in names} | made)
+
+    def __str__(self) -> str:
+        return str(self.record["msg"])
+
+    def deliver(self) -> None:
+        """Log the record in this process, whose loggers decide what becomes of it."""
+        record = logging.makeLogRecord(dict(self.record))
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+
+def log_levels() -> dict[str, int]:
+    """Return the levels of the loggers of this process that have one, by name; without those of Ray and raytf."""
+    loggers = {name: each for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger)}
+    named = {name: each.level for name, each in loggers.items() if each.level and not is_own(name)}
+    return {"root": logging.root.level} | named
+
+
+def is_own(logger: str) -> bool:
+    """Return whether a logger is Ray's or raytf's."""
+    return logger.partition(".")[0] in ("ray", "raytf")
+
+
 class Explained(str):
     """A line of raytf's that is shown once in a program, however often it is said.
 
@@ -81,4 +125,4 @@ class Explained(str):
 
 
 #: What a worker sends to the driver besides lines of raytf's own.
-ProgramOutput = Printed | Warned
+ProgramOutput = Printed | Warned | Logged

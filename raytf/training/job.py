@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ class UserCode:
         callbacks: Keras callbacks, or a function that returns them.
         augment: of each micro-batch.
         warning_filters: the program's, as `warnings.filters` has them.
+        log_levels: the levels of the program's loggers, by name.
         writer: the program's default summary writer, and its default step.
     """
 
@@ -36,6 +37,7 @@ class UserCode:
     callbacks: Any = None
     augment: Augment | None = None
     warning_filters: tuple[Any, ...] = ()
+    log_levels: Mapping[str, int] = field(default_factory=dict)
     writer: tuple[Any, Any] = (None, None)
 
     @property

@@ -21,7 +21,7 @@ from raytf.data.sources import Source, fingerprint
 from raytf.distributed import memory_needs
 from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
-from raytf.inference.user_model import run_user_code, set_warning_filters
+from raytf.inference.user_model import run_user_code, set_log_levels, set_warning_filters
 from raytf.training import model as models
 from raytf.training import program_variables, remarks, run_identity
 from raytf.training.attempt import Attempt
@@ -82,6 +82,7 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     with attempt.group.devices.at_home():  # a model in it gets its variables now
         code = run_user_code("unpacking the job", job.code.get)
     set_warning_filters(code.warning_filters)
+    set_log_levels(code.log_levels)
     pipeline = open_pipeline(attempt, sources.train, job.plan, training=True)
     with attempt.group.devices.at_home():
         model = _build_model(attempt, sources, pipeline)

@@ -1,9 +1,10 @@
-"""What the program's code prints and warns of in a worker is printed and warned of in the program."""
+"""What the program's code prints, warns of and logs in a worker is printed, warned of and logged in the program."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import pickle
 import warnings
 
@@ -98,3 +99,34 @@ def test_an_explanation_is_shown_once():
         background._deliver(pickle.loads(pickle.dumps(Explained(text, topic))), display)
     background._deliver(Explained("something else", f"another {topic}"), display)
     assert display.lines == ["why", "something else"]
+
+
+def test_records_reach_the_loggers_of_the_program_with_its_levels(caplog):
+    def call():
+        logging.getLogger("mine.own").info("epoch %d", 3)
+        logging.getLogger("mine.own").debug("is left out")
+        logging.getLogger("ray.train").info("is not the program's")
+        try:
+            raise ValueError("of the callback")
+        except ValueError:
+            logging.exception("failed")
+
+    user_model.set_log_levels({"root": logging.WARNING, "mine": logging.INFO})
+    try:
+        sent = forwarded(call)
+    finally:
+        user_model.set_log_levels({})
+    assert logging.getLogger("mine").level == logging.NOTSET
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        for message in sent:
+            background._deliver(message, Said())
+    assert [(r.name, r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("mine.own", "INFO", "epoch 3"),
+        ("root", "ERROR", "failed"),
+    ]
+    assert "ValueError: of the callback" in caplog.records[1].exc_text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, "mine.own"):
+        background._deliver(sent[0], Said())
+    assert not caplog.records
