@@ -98,7 +98,7 @@ def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic,
     result = result_of(folder)
     assert [(a["world_size"], a["tier"]) for a in attempts(folder)][1:] == [(n, "held") for n in (2, 1, 2, 1)]
     assert law.redone(folder) == 0
-    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * EPOCHS
+    assert [tuple(e["seen"]) for e in result["history"]] == [(0, 0)] * EPOCHS
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, result["steps"] + 1))
 
 

@@ -88,7 +88,7 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
     reference = trained(tmp_path, "undisturbed", 1)
     result = trained(tmp_path, "disturbed", 3, disturb)
     assert result["weights_sha256"] == reference["weights_sha256"]
-    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * EPOCHS
+    assert [tuple(e["seen"]) for e in result["history"]] == [(0, 0)] * EPOCHS
     assert redone(tmp_path / "disturbed") == 0
     begun = attempts(tmp_path / "disturbed")
     assert all(a["from_step"] <= b["from_step"] for a, b in itertools.pairwise(begun))

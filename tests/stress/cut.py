@@ -156,7 +156,7 @@ def case(arguments: Arguments, name: str, disturb: Callable[[Job, Cluster], floa
             result = json.loads((folder / name / "result.json").read_text())
         finally:
             cluster.stop()
-    again, seen = redone(folder / name), [(e["seen_0"], e["seen_1"]) for e in result["history"]]
+    again, seen = redone(folder / name), [tuple(e["seen"]) for e in result["history"]]
     told = "" if stood is None else f"the others went on after {stood:.1f} s, "
     print(f"{name}: {told}{again} redone, {result['weights_sha256'][:8]}", flush=True)
     assert set(seen) == {(0.0, 0.0)}, seen

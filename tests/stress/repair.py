@@ -126,8 +126,8 @@ def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: rand
         killed,
         pauses(times, killed),
         redone(folder / "r"),
-        round(sum(epoch["seen_0"] for epoch in history)),
-        round(sum(epoch["seen_1"] for epoch in history)),
+        round(sum(epoch["seen"][0] for epoch in history)),
+        round(sum(epoch["seen"][1] for epoch in history)),
         result["weights_sha256"],
     )
 
