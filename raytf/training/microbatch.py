@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from raytf._keras import own_steps
 from raytf._tensorflow import draws
 from raytf.checkpoint import variables
 from raytf.data import tree
@@ -62,9 +63,11 @@ class MicroBatch(ShardWork):
         self._kwargs = {"training": training} if user_model.takes_training(model) else {}
         self._sums = models.sums_over_batch(model)
         self.metrics = list(model.metrics_variables)
+        self._loss_metric = models.loss_metric(model)
+        #: Those of all metrics, also of metrics that `model.metrics` leaves out.
+        self._of_metrics = [v for m in (self._loss_metric, *own_steps.metrics_within(model)) for v in m.variables]
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
-        self._loss_metric = models.loss_metric(model)
         self._gathered = batch_metrics.Gathered(model)
         self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
@@ -149,7 +152,7 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
-        program_variables.check_unchanged(scope.changed.values(), [v for v, _ in mapping])
+        program_variables.check_unchanged(scope.changed.values(), [*(v for v, _ in mapping), *self._of_metrics])
         deltas = added(scope, self.metrics, self._initial_metrics)
         if leaves[0].shape[0] is None:
             # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.
