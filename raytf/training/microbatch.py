@@ -64,8 +64,6 @@ class MicroBatch(ShardWork):
         self._sums = models.sums_over_batch(model)
         self.metrics = list(model.metrics_variables)
         self._loss_metric = models.loss_metric(model)
-        #: Those of all metrics, also of metrics that `model.metrics` leaves out.
-        self._of_metrics = [v for m in (self._loss_metric, *own_steps.metrics_within(model)) for v in m.variables]
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
         self._gathered = batch_metrics.Gathered(model)
@@ -152,7 +150,9 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
-        program_variables.check_unchanged(scope.changed.values(), [*(v for v, _ in mapping), *self._of_metrics])
+        metrics = self._loss_metric, *own_steps.metrics_within(model)  # also those that `model.metrics` leaves out
+        known = [*(v for v, _ in mapping), *(v for metric in metrics for v in metric.variables)]
+        program_variables.check_unchanged(scope.changed.values(), known)
         deltas = added(scope, self.metrics, self._initial_metrics)
         if leaves[0].shape[0] is None:
             # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.
