@@ -77,6 +77,9 @@ class EachTensor:
         self, part: range, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         values = [tf.cast(tensors[i], tf.float32) for i in part]
+        for i, value in zip(part, values, strict=True):
+            # TensorFlow may not know the shape of a gradient where it does not know the number of records.
+            value.set_shape(self.shapes[i])
         # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
         largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight
         # Scales are powers of two, so these are exactly the `value * weight` of `largest`, shifted by some bits.
@@ -147,7 +150,8 @@ class InBlocks:
 
 def _largest(values: tf.Tensor) -> tf.Tensor:
     # The maximum over no elements would be minus infinity.
-    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if all(values.shape) else tf.constant(0.0)
+    has_elements = values.shape.num_elements() > 0
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if has_elements else tf.constant(0.0)
 
 
 def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) -> tf.Tensor:

@@ -55,6 +55,21 @@ def test_blocks_and_single_tensors_give_the_same_numbers(shapes, compressed, see
     assert any(np.any(one) for one in decoded) or not any(size for size in layout.sizes)
 
 
+@pytest.mark.parametrize(("make", "words"), [(EachTensor, HOST), (InBlocks, DEVICE)])
+def test_a_tensor_whose_shape_is_unknown_while_tracing_is_encoded_like_any_other(make, words):
+    layout = layout_of([(3, 2)])
+    encoding = make(layout, 0, 2.0**12 - 1, words, of_kinds(layout.sizes, 0, None))
+
+    def encode(tensor: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return encoding.encode([tensor], tf.constant(1.0), tf.constant([16.0]))
+
+    (tensor,) = drawn([(3, 2)], 0)
+    traced = tf.function(encode, input_signature=[tf.TensorSpec(None)], autograph=False)
+    for found, expected in zip(tf.nest.flatten(traced(tensor)), tf.nest.flatten(encode(tensor)), strict=True):
+        assert np.any(expected)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, SIZE, SIZE + 6])
 def test_what_is_not_finite_is_seen_in_its_own_tensor_alone(wrong, place):

@@ -55,6 +55,14 @@ def embedding():
     return model
 
 
+def positions():
+    x = keras.Input((5,), dtype="int32")
+    embedded = layers.Embedding(30, 6, mask_zero=True)(x)
+    model = keras.Model(x, layers.Dense(4)(layers.Dense(8, activation="tanh")(embedded)))
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def optimizer(name, **arguments):
     return lambda: getattr(keras.optimizers, name)(**arguments)
 
@@ -68,6 +76,11 @@ def schedule():
 
 
 PLAIN = (X, Y)
+#: Targets of each position, of which padding is masked.
+POSITIONS = (
+    np.sort(RNG.integers(0, 30, (205, 5)) * RNG.integers(0, 2, (205, 5)))[:, ::-1],
+    RNG.integers(0, 4, (205, 5)),
+)
 CASES = {
     "sgd": (dense(optimizer=optimizer("SGD", learning_rate=0.1, momentum=0.9)), PLAIN),
     "adam": (dense(optimizer=optimizer("Adam", learning_rate=1e-2)), PLAIN),
@@ -78,6 +91,7 @@ CASES = {
     "sample weights": (dense(), (X, Y, WEIGHT)),
     "two outputs": (two_outputs, (X, {"a": Y, "b": X[:, :1] * 2})),
     "embedding": (embedding, (RNG.integers(0, 30, (205, 5)), Y)),
+    "positions": (positions, POSITIONS),
 }
 
 
@@ -124,7 +138,7 @@ def test_shards_are_summed_to_the_same_step(name: str):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5, err_msg=a.path)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sum over the batch", "two outputs"])
+@pytest.mark.parametrize("name", ["sgd", "sum over the batch", "two outputs", "positions"])
 def test_a_batch_that_shards_do_not_divide_is_summed_to_the_same_step(name: str):
     factory, data = CASES[name]
     one = train(factory, ArraySource(*data), 205, 1, 1, shuffle=False)[0]
