@@ -10,6 +10,7 @@ SEEN = {
     "keras.src.trainers.trainer.Trainer._compile_config": "3.15.1",
     "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
     "keras.src.trainers.trainer.Trainer._compile_metrics": "3.15.1",
+    "keras.src.trainers.trainer.Trainer._symbolic_build": "3.15.1",
 }
 
 
@@ -26,6 +27,16 @@ def parts(model: Any) -> dict[str, list[Any]]:
         "the layers": list(model._flatten_layers()),
         "the weights": list(model.weights),
     }
+
+
+def build_compiled(model: Any, batch: tuple[Any, Any, Any]) -> None:
+    """Build the compiled loss and metrics of a model, which computes nothing.
+
+    Args:
+        model: compiled, and itself built.
+        batch: (x, y, sample_weight) of any number of records.
+    """
+    model._symbolic_build(data_batch=batch)
 
 
 def replaced(before: dict[str, list[Any]], model: Any) -> list[str]:

@@ -5,6 +5,7 @@ architecture.json    the model's configuration as Keras serializes it, and what 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -20,6 +21,7 @@ from typing import Any
 import keras
 
 from raytf import _keras
+from raytf._keras import compiled_parts
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.data import tree
@@ -58,13 +60,12 @@ def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None),
 
     Args:
         x: inputs of one or more records, nested.
-        others: their labels and weights, which a model needs that has its own `train_step`.
-        records: how many there are in a shard, for the same.
+        others: their labels and weights, which metrics and a `train_step` of the model's own need.
+        records: how many there are in a shard, which such a `train_step` needs.
     """
     document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
-    if overrides_step(model):
-        document["records"] = records
-        document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
+    document["records"] = records
+    document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
     # A model of one's own class has the policies of its layers from here alone.
     document["precision"] = dataclasses.asdict(precision.of_process())
     try:
@@ -120,6 +121,14 @@ def call(model: keras.Model, run: Storage) -> None:
     if inputs is not None:
         x = _zeros(inputs)
         run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
+
+
+def build_metrics(model: keras.Model, run: Storage) -> None:
+    """Build the compiled loss and metrics of a model that was called, as Keras's `fit` does before its first step."""
+    batch = _document(run).get("batch")
+    if batch and model.compiled and not overrides_step(model):
+        with contextlib.suppress(Exception):  # whatever a metric raises: `evaluate` then builds them, or says it
+            compiled_parts.build_compiled(model, tuple(_zeros(batch)))
 
 
 def _document(run: Storage) -> dict[str, Any]:

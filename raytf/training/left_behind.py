@@ -4,7 +4,7 @@ A callback or a class of a test often merely refers to such an object. In a work
 of the same name there, whose text comes back to the program, and a lock is a new one. A generator is a stand-in, which
 raises an error that names it where it is used. Back in the program all of them are the objects that were sent.
 Exceptions are here, too, since Python's own pickle fails for a class whose constructor takes other arguments than it
-hands on.
+hands on, and tests of unittest, which hold what runs them.
 """
 
 from __future__ import annotations
@@ -150,6 +150,10 @@ def _exception(error: BaseException) -> Any:
     return made, (type(error), error.args), dict(vars(error))
 
 
+def _test_case(test: Any) -> Any:
+    return object.__new__, (type(test),), {name: value for name, value in vars(test).items() if name != "_outcome"}
+
+
 def made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Make an exception without its class's own constructor."""
     made = kind.__new__(kind, *args)
@@ -168,4 +172,5 @@ REDUCERS: dict[str, Callable[[Any], Any]] = {
     "builtins.BaseException": _exception,
     "builtins.generator": _generator,
     "builtins.object": _anything,
+    "unittest.case.TestCase": _test_case,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -13,6 +14,7 @@ import numpy as np
 
 from raytf import _keras
 from raytf._keras import own_steps
+from raytf.checkpoint import variables
 from raytf.config import canonical_text, precision
 from raytf.config.objective import flat
 from raytf.config.precision import Precision
@@ -86,7 +88,7 @@ def build(
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         with added_losses.collected() as adds:
-            predicted = model(x, training=False) if takes_training(model) else model(x)
+            predicted = _predictions(model, x)
     except Exception as error:
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
         raise DataError(
@@ -121,6 +123,16 @@ def build(
     _note_metrics(model, (x, y, weight), predicted, sources, records[1])
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _predictions(model: keras.Model, x: Any) -> Any:
+    """What a model predicts. It is then built, and its layers' state is as it was."""
+    arguments = {"training": False} if takes_training(model) else {}
+    if not all(layer.built for layer in _keras.layers_within(model)):
+        with contextlib.suppress(Exception):  # the call below says what is wrong, with real numbers
+            keras.backend.compute_output_spec(model, x, **arguments)
+    with variables.unchanged(model.non_trainable_variables):
+        return model(x, **arguments)
 
 
 def _note_loss(
