@@ -126,10 +126,10 @@ def build(
 
 
 def _predictions(model: keras.Model, x: Any) -> Any:
-    """What a model predicts. It is then built, and its layers' state is as it was."""
+    """Return a model's predictions for a batch, after which it is built and its layers' state is unchanged."""
     arguments = {"training": False} if takes_training(model) else {}
     if not all(layer.built for layer in _keras.layers_within(model)):
-        with contextlib.suppress(Exception):  # the call below says what is wrong, with real numbers
+        with contextlib.suppress(Exception):  # the call below raises it again, with real numbers
             keras.backend.compute_output_spec(model, x, **arguments)
     with variables.unchanged(model.non_trainable_variables):
         return model(x, **arguments)
