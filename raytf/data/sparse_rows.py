@@ -50,7 +50,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, value: Any) -> SparseRows:
-        """Of a `tf.SparseTensor`, or of a sparse matrix or array of SciPy."""
+        """Return the rows of a `tf.SparseTensor`, or of a sparse matrix or array of SciPy."""
         if is_scipy(value):
             rows = value.tocsr(copy=True)
             rows.sum_duplicates()

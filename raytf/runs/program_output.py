@@ -1,4 +1,4 @@
-"""What the program's own code prints, warns of and logs in a worker, on its way to the program."""
+"""Text, warnings and log records of the program's own code in a worker, on their way to the program."""
 
 from __future__ import annotations
 

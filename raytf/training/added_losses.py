@@ -26,7 +26,7 @@ _SLACK = 0.2
 
 
 class Added(NamedTuple):
-    """What a call of the model added to the loss, one entry for each tensor.
+    """The losses that a call of the model added, one entry for each tensor.
 
     Attributes:
         sums: the sum of its numbers.

@@ -29,7 +29,7 @@ _PASSIVE: list[tuple[type, Callable[[Any], bool]]] = [
 
 
 class BatchHooks(NamedTuple):
-    """What all ranks know of the batch hooks of the callbacks, which only rank 0 has.
+    """The properties of the callbacks' batch hooks that every rank needs; only rank 0 has the callbacks.
 
     Attributes:
         each: some callback needs the hook of every batch.

@@ -31,7 +31,7 @@ _LEFT_OUT = "WARNING: the metric {} needs the predictions of the whole batch, {}
 
 @dataclass
 class MetricKinds:
-    """What is known of a model's metrics.
+    """The kinds of a model's metrics.
 
     Attributes:
         means: ids of variables to which each shard adds its share of the batch's average.

@@ -1,4 +1,4 @@
-"""What callbacks keep: taken from rank 0 for checkpoints, other ranks and the program, and given to their copies.
+"""The state of callbacks: read on rank 0 for checkpoints, other ranks and the program, and loaded into their copies.
 
 The state has every object that callbacks can reach and have changed since training began: attributes of callbacks,
 and lists, dicts, arrays, variables and globals that they share with each other or with the program. Whoever loads it

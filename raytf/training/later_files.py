@@ -25,7 +25,7 @@ _KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class _Here:
-    """Where callbacks of this process write; no folder in a process that runs none."""
+    """The folder in which callbacks of this process write; empty in a process that runs no callbacks."""
 
     folder = ""
     writers: ClassVar[list[Any]] = []

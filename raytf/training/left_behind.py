@@ -1,4 +1,4 @@
-"""What a program's code refers to and cannot be sent: standard streams, generators and locks, as pickles.
+"""Pickles of objects that a program's code refers to and that cannot be sent: standard streams, generators, locks.
 
 A callback or a class of a test often merely refers to such an object. In a worker a stream of the program is the one
 of the same name there, whose text comes back to the program, and a lock is a new one. A generator is a stand-in, which
@@ -28,7 +28,7 @@ _STREAMS = ("stdout", "stderr", "stdin")
 
 
 class StandardStream:
-    """What the process has as a standard stream at the moment, whenever it is used.
+    """A standard stream of the process that uses it, as it is at that moment.
 
     Args:
         name: in `sys`.

@@ -1,4 +1,4 @@
-"""What callbacks must leave to the traced step, and what they may set without an effect on it."""
+"""Refuse callbacks that replace parts of the model which the traced step uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelGuard:
 
     @property
     def is_changed(self) -> bool:
-        """Whether callbacks have set another `trainable` than training began with."""
+        """Return whether callbacks have changed `trainable` since training began."""
         return self.trainable != self._before
 
     @contextmanager

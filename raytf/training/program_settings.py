@@ -1,4 +1,4 @@
-"""What a program has set for its whole process in Keras and TensorFlow, for the processes that train its model.
+"""Process-wide settings of Keras and TensorFlow that a program has made, for the processes that train its model.
 
 The dtype policy and the default float are in `raytf.config.precision`, since a flag may contradict them.
 """
