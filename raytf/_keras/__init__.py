@@ -233,6 +233,16 @@ def given_rate(optimizer: Any) -> Any:
     return getattr(optimizer, "_learning_rate", None)
 
 
+def has_one_rate(optimizer: Any) -> bool:
+    """Return whether all weights have one learning rate, which a MultiOptimizer's do not."""
+    return hasattr(optimizer, "learning_rate")
+
+
+def rate_of(optimizer: Any) -> Any:
+    """Return the learning rate of the next update; of a MultiOptimizer, that of its default optimizer."""
+    return (optimizer if has_one_rate(optimizer) else optimizer.optimizers[-1]).learning_rate
+
+
 @contextlib.contextmanager
 def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
     """While the `with` statement lasts, the optimizer's updates take this rate."""

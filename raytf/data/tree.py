@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -45,8 +45,13 @@ def _build(template: Any, leaves: Iterator[Any]) -> Any:
         built = {key: _build(template[key], leaves) for key in sorted(template)}
         return {key: built[key] for key in template}
     if isinstance(template, (list, tuple)):
-        return type(template)(_build(part, leaves) for part in template)
+        return _sequence(template, (_build(part, leaves) for part in template))
     return next(leaves)
+
+
+def _sequence(template: Any, parts: Iterable[Any]) -> Any:
+    """Return a list or a tuple of the template's class, which may be a named tuple."""
+    return type(template)(*parts) if hasattr(template, "_fields") else type(template)(parts)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -76,5 +81,5 @@ def merged(tree: Any, merge: Callable[[Any], Any], other: Callable[[Any], Any] =
     if isinstance(tree, dict):
         return {key: merged(part, merge, other) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)(merged(part, merge, other) for part in tree)
+        return _sequence(tree, (merged(part, merge, other) for part in tree))
     return other(tree)

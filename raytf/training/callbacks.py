@@ -235,8 +235,10 @@ class Callbacks:
 
     @property
     def _rate(self) -> float | None:
-        """The learning rate; None where a schedule gives it."""
+        """The learning rate; None where a schedule gives it, or where there are several."""
         optimizer = self._model.optimizer
+        if not _keras.has_one_rate(optimizer):
+            return None
         inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
         scheduled = isinstance(_keras.given_rate(inner), keras.optimizers.schedules.LearningRateSchedule)
         return None if scheduled else float(optimizer.learning_rate)

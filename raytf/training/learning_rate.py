@@ -17,6 +17,7 @@ import tensorflow as tf
 from raytf import _keras
 from raytf.config.sections import RateSection
 from raytf.data.plan import StepPlan
+from raytf.errors import ConfigError
 
 
 class LearningRate:
@@ -48,7 +49,7 @@ class LearningRate:
 
     def value(self) -> tf.Tensor:
         """The learning rate of the next step, a float32 scalar."""
-        rate = tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
+        rate = tf.cast(tf.convert_to_tensor(_keras.rate_of(self._optimizer)), tf.float32)
         if self._law is None:
             return rate
         if not self._is_constant:
@@ -114,6 +115,16 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
 
 
 def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> LearningRate:
-    """The learning rate of a model's optimizer with a run's flags applied. Call it before a checkpoint is restored,
-    which holds the scaled rate."""
-    return LearningRate(model.optimizer, law(section, plan.global_batch_size, plan.epoch_start(1)))
+    """Return the learning rate of a model's optimizer with a run's flags applied. Call it before a checkpoint is
+    restored, which holds the scaled rate.
+
+    Raises:
+        ConfigError: the flags change one rate, and the optimizer has several.
+    """
+    wanted = law(section, plan.global_batch_size, plan.epoch_start(1))
+    if wanted is not None and not _keras.has_one_rate(model.optimizer):
+        raise ConfigError(
+            "--scale-learning-rate and --warmup-epochs change one learning rate, and the model's optimizer has "
+            "several. Leave the flags out, and give its optimizers schedules."
+        )
+    return LearningRate(model.optimizer, wanted)

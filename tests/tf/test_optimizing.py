@@ -14,10 +14,12 @@ from keras import layers
 
 from raytf.checkpoint import variables
 from raytf.checkpoint.variables import seed_states, weights_sha256
-from raytf.config.sections import ComputeSection
+from raytf.config.sections import ComputeSection, RateSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
+from raytf.errors import ConfigError
+from raytf.training import learning_rate
 from raytf.training.fused_update import fused
 from raytf.training.learning_rate import LearningRate, RateLaw
 from raytf.training.model import build
@@ -186,3 +188,11 @@ def test_a_fused_update_is_that_of_keras_but_for_rounding(name):
     assert any("ResourceApply" in kind for kind in operations) == (name != "not fused")
     for a, b in zip(plain, quick, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # 1 - 0.999 is rounded before or after
+
+
+def test_one_rate_cannot_be_scaled_where_an_optimizer_has_several():
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1)))
+    made = model(lambda: several)()
+    assert learning_rate.of_model(RateSection(), made, PLAN).is_unchanged
+    with pytest.raises(ConfigError, match="the model's optimizer has several"):
+        learning_rate.of_model(RateSection(warmup_epochs=1), made, PLAN)

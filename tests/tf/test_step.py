@@ -55,6 +55,11 @@ def embedding():
     return model
 
 
+def several_rates():
+    chosen = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {"bias": keras.optimizers.Adam(1e-2)})
+    return keras.optimizers.MultiOptimizer(chosen)
+
+
 def positions():
     x = keras.Input((5,), dtype="int32")
     embedded = layers.Embedding(30, 6, mask_zero=True)(x)
@@ -92,6 +97,7 @@ CASES = {
     "two outputs": (two_outputs, (X, {"a": Y, "b": X[:, :1] * 2})),
     "embedding": (embedding, (RNG.integers(0, 30, (205, 5)), Y)),
     "positions": (positions, POSITIONS),
+    "several rates": (dense(optimizer=several_rates), PLAIN),
 }
 
 

@@ -1,5 +1,7 @@
 """Nested containers: one order of leaves, paths that people can read."""
 
+from collections import namedtuple
+
 import pytest
 
 from raytf.data import tree
@@ -33,3 +35,9 @@ def test_unflatten_keeps_kinds_and_the_order_of_keys():
 
 def test_map_leaves():
     assert tree.map_leaves(lambda v: v + 1, (1, None, {"k": [2]})) == (2, None, {"k": [3]})
+
+
+def test_a_named_tuple_stays_one():
+    Pair = namedtuple("Pair", "first second")
+    assert tree.map_leaves(lambda v: v + 1, Pair(1, {"k": 2})) == Pair(2, {"k": 3})
+    assert tree.merged(Pair(tree.Rows([1]), 2), str) == Pair("1", 2)
