@@ -42,7 +42,7 @@ class Stream:
         end: to be called when nothing more is read.
         changes: why two passes need not be the same, for people; empty if they are, so that the data can be recorded.
         free: for each leaf which of a record's lengths differ from batch to batch; None for a leaf of which nothing is
-            known. By default none differs.
+            known. By default those that differ in the first two batches, as in Keras.
     """
 
     changes = "it is code of the program"
@@ -66,9 +66,11 @@ class Stream:
         #: The open pass, and the batch of it that comes next; -1 before the first one.
         self._pass, self._next = -1, 0
         self._elements: Iterator[Any] = iter(())
-        #: The first batch of all, and whether it was looked at and not read yet.
+        #: The first two batches of the first pass, once they are known, and those of them that were looked at and not
+        #: read yet, by place.
         self._first: Batch | None = None
-        self._is_ahead = False
+        self._second: Batch | None = None
+        self._ahead: dict[int, Batch | None] = {}
         #: The first pass, if it was read to be counted and cannot be read again.
         self._kept: _Kept | None = None
 
@@ -82,7 +84,7 @@ class Stream:
             self._first = self.read(0, 0)
             if self._first is None:
                 raise DataError(f"{self.name} data has no batches.")
-            self._is_ahead, self._next = True, 0
+            self._ahead[0] = self._first
         return self._first
 
     def read(self, epoch: int, index: int) -> Batch | None:
@@ -101,12 +103,14 @@ class Stream:
         number = 0 if self._goes_on else epoch
         if self._goes_on:
             index += epoch * (self.steps or 0)
-        if self._is_ahead and (number, index) == (0, 0):
-            self._is_ahead, self._next = False, 1
-            return self._first
+        if number == 0 and index in self._ahead:
+            return self._ahead.pop(index)
         self._seek(number, index)
         element = self._take()
-        return None if element is _END else batch_of(element, self.name)
+        batch = None if element is _END else batch_of(element, self.name)
+        if (number, index) == (0, 1) and self._second is None:
+            self._second = batch
+        return batch
 
     def count(self) -> int:
         """Return the number of batches of the first pass, which is read to its end.
@@ -136,16 +140,27 @@ class Stream:
         leaves = [leaf for _, leaf in tree.flatten(first)]
         found = []
         in_rows = [False] if tree.has_rows(first) else []  # how many rows of a part a record has is the same for all
-        for leaf, free in zip(leaves, self.free or [[]] * len(leaves), strict=True):
+        for leaf, free in zip(leaves, self.free or self._differing(), strict=True):
             rank = leaf.ndim - 1 - len(in_rows)
             differs = in_rows + ([True] * rank if free is None else free or [False] * rank)
             lengths = tuple(-1 if own else n for n, own in zip(leaf.shape[1:], differs, strict=True))
             found.append(Spec(lengths, Spec.of(leaf).dtype))
         return tree.unflatten(first, found)
 
+    def _differing(self) -> list[list[bool]]:
+        """Return which lengths of a record differ in the first two batches, for each leaf."""
+        first = self.peek()
+        if 0 in self._ahead and 1 not in self._ahead and self.steps != 1:
+            self._ahead[1] = self.read(0, 1)
+        leaves, others = tree.flatten(first), [] if self._second is None else tree.flatten(self._second)
+        ranks = [[False] * (leaf.ndim - 1) for _, leaf in leaves]
+        if tree.has_rows(first) or [(path, leaf.ndim) for path, leaf in leaves] != [(p, o.ndim) for p, o in others]:
+            return ranks
+        pairs = [zip(a.shape[1:], b.shape[1:], strict=True) for (_, a), (_, b) in zip(leaves, others, strict=True)]
+        return [[m != n for m, n in pair] for pair in pairs]
+
     def _seek(self, number: int, index: int) -> None:
-        at = 1 if self._is_ahead else self._next
-        self._is_ahead = False
+        at = self._next
         if number < self._pass or (number == self._pass and index < at):
             if not self._can_go_back and not (self._kept is not None and number == self._pass == 0):
                 raise DataError(
@@ -253,7 +268,10 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
         like, kind = wanted[path]
         if dtype != kind or len(shape) != len(like) or any(n not in (-1, m) for n, m in zip(like, shape, strict=True)):
             known = tuple(None if n < 0 else n for n in like)
-            return f"a record of {path} is {shape} {dtype} where those of the first one are {known} {kind}"
+            return (
+                f"a record of {path} is {shape} {dtype} where those of the first one are {known} {kind}. Lengths may "
+                "differ from batch to batch if they differ in the first two; pad the others"
+            )
     return ""
 
 

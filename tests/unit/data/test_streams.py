@@ -66,6 +66,21 @@ def test_a_batch_that_was_looked_at_is_read_again_without_another_pass():
     assert passes.opened == [(0, 0)]
 
 
+@pytest.mark.parametrize("lengths", [(12, 20, 8), (12,)])
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_lengths_that_differ_in_the_first_two_batches_may_differ_in_all(lengths: tuple[int, ...], is_read_before: bool):
+    batches = [(np.zeros((2, n, 3)), np.zeros((2, 1))) for n in lengths]
+    stream = Stream("train", lambda number, first: iter(batches[first:]), len(lengths), can_go_back=is_read_before)
+    if is_read_before:
+        assert stream.count() == len(lengths)
+    x, y, _ = spec = stream.spec()
+    assert (x.shape, y.shape) == ((-1 if len(lengths) > 1 else 12, 3), (1,))
+    read = [stream.read(0, i) for i in range(len(lengths))]
+    assert [batch[0].shape[1] for batch in read] == list(lengths)
+    assert not any(misfit(batch, spec) for batch in read)
+    assert stream.read(0, len(lengths)) is None
+
+
 @pytest.mark.parametrize(("depends", "opened"), [(True, [(0, 0), (1, 0), (2, 3)]), (False, [(2, 3)])])
 def test_passes_before_are_read_only_where_they_decide(depends: bool, opened: list[tuple[int, int]]):
     passes = Passes()
