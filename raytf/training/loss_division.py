@@ -105,8 +105,11 @@ def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tens
     is_weighted = loss.reduction == "mean_with_sample_weight"
     if not is_weighted and loss.reduction not in ("sum_over_batch_size", "mean"):
         return None
-    converted = [keras.ops.convert_to_tensor(y, loss.dtype) for y in (y_true, y_pred)]
-    masks = _keras.mask_of(y_pred), _keras.mask_of(loss.call(*converted))
+
+    def converted(y: Any) -> Any:  # a loss may have the targets of several outputs
+        return keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf, loss.dtype), y)
+
+    masks = _keras.mask_of(y_pred), _keras.mask_of(loss.call(converted(y_true), converted(y_pred)))
     known = [mask for mask in masks if mask is not None]
     mask = known[0] & known[1] if len(known) == 2 else known[0] if known else None
     if not is_weighted:
@@ -114,7 +117,7 @@ def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tens
     weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, loss.dtype)
     weight = _keras.masked_weight(weight, mask, loss.dtype, loss.reduction)
     if weight is None:  # still a divisor from the data: another source of the same run may have weights
-        return tf.cast(tf.shape(y_pred)[0], tf.float32)
+        return tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], tf.float32)
     return tf.cast(tf.reduce_sum(weight), tf.float32)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -43,6 +45,24 @@ def two_outputs():
     model = keras.Model(x, {"a": layers.Dense(4, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)})
     losses = {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
     model.compile("adam", losses, loss_weights={"a": 1.0, "b": 0.3}, metrics={"a": ["accuracy"], "b": ["mae"]})
+    return model
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def losses_of_several_outputs():
+    """One loss gets both outputs, as Keras hands them on: in the structure of the model's."""
+
+    def both(targets, predicted):
+        pairs = zip(keras.tree.flatten(targets), keras.tree.flatten(predicted), strict=True)
+        return sum(keras.losses.mean_absolute_error(*pair) for pair in pairs)
+
+    x = keras.Input((12,))
+    model = keras.Model(x, Pair(layers.Dense(1, name="one")(x), layers.Dense(1, name="two")(x)))
+    model.compile(keras.optimizers.SGD(0.1), [both, Pair(both, "mse")])
     return model
 
 
@@ -100,6 +120,8 @@ CASES = {
     "several rates": (dense(optimizer=several_rates), PLAIN),
 }
 
+OF_OUTPUTS = {"losses of several outputs": (losses_of_several_outputs, (X, Pair(X[:, :1] * 2, X[:, 1:2])))}
+
 
 @pytest.mark.parametrize(
     ("name", "exact"),
@@ -144,9 +166,9 @@ def test_shards_are_summed_to_the_same_step(name: str):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5, err_msg=a.path)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sum over the batch", "two outputs", "positions"])
+@pytest.mark.parametrize("name", ["sgd", "sum over the batch", "two outputs", "positions", "losses of several outputs"])
 def test_a_batch_that_shards_do_not_divide_is_summed_to_the_same_step(name: str):
-    factory, data = CASES[name]
+    factory, data = (CASES | OF_OUTPUTS)[name]
     one = train(factory, ArraySource(*data), 205, 1, 1, shuffle=False)[0]
     for shards, world_size in ((7, 3), (256, 1)):
         for model, losses in train(factory, ArraySource(*data), 205, shards, 1, world_size, shuffle=False):

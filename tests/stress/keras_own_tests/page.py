@@ -24,14 +24,12 @@ _RAGGED_TESTS = [
         for kind in ("functional", "layer", "model")
     ),
 ]
-_REMAT = "keras/src/layers/layer_test.py::LayerTest::test_functional_model_with_remat"
 _RATE = "keras/src/optimizers/schedules/learning_rate_schedule_test.py::TestFitLRSchedulesFlow::test_fit_lr_correctness"
 _SWAP = "keras/src/callbacks/swap_ema_weights_test.py::SwapEMAWeightsTest::test_swap_ema_weights"
 #: Name of a test -> why it cannot pass, for a reason that a Keras developer would accept. At most ten.
 EXCLUDED = {
     _SWAP: _BITS,
     f"{_SWAP}_with_loss_scale_optimizer": _BITS,
-    _REMAT: "it counts, with a mock in the program's process, calls that the workers make.",
     _RATE: (
         "it has the losses of `shuffle=False` with batches of neighboring records. With several logical shards the "
         "records of a batch come from as many places; with `--logical-shards 1` the test passes."
