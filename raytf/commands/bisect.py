@@ -47,7 +47,7 @@ def main(flags: Bisect) -> None:
         for line in told(found, reasons, [len(trace.steps["step"]) for trace in traces]):
             say(line)
         for trace in traces if found.step is not None else ():
-            say(f"  what was in it: raytf replay {shlex.quote(trace.place)} --step {found.step} --dump DIR")
+            say(f"  what was in it: raytf replay {shlex.quote(trace.place)} --step {found.step} --dump DIR -- COMMAND")
     sys.exit(0 if found.step is None else 1)
 
 

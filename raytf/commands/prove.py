@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,10 +26,11 @@ from raytf.storage.storage import Storage
 @dataclass(frozen=True)
 class Prove:
     """Check that a run's log of steps, its checkpoints and what they say of each other fit together, then compute a
-    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/default --share 0.05
+    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/default -- python train.py
 
-    The program that started the run is started again, in this folder; give another command after `--`. The run itself
-    is only read. The exit code is 1 where something does not fit. `raytf verify` checks the checkpoints alone.
+    Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run.
+    `--share 0` computes nothing and needs no program. The run itself is only read. The exit code is 1 where something
+    does not fit. `raytf verify` checks the checkpoints alone.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
@@ -39,7 +41,7 @@ class Prove:
     workers: int = 1
     """How many workers compute them; the result is the same."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """The command of the program, as one text for a shell; by default that of the run's latest start."""
+    """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
@@ -56,6 +58,7 @@ def main(flags: Prove) -> None:
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
+    words = recomputing.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
     found = proof.check(run)
     for line in (*found.problems, *found.notes):
         say(line)
@@ -69,7 +72,7 @@ def main(flags: Prove) -> None:
         why = "there is no checkpoint" if found.has_digests else "its last step has no digest"
         say(f"no step can be computed again: {why}")
         sys.exit(1)
-    chosen, words = proof.draw(every, flags.share), recomputing.words_of(run, flags.program)
+    chosen = proof.draw(every, flags.share)
     computed = sum(len(each.steps) for each in chosen)
     say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
     noted = read(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,10 +26,10 @@ from raytf.storage.storage import Storage
 @dataclass(frozen=True)
 class Replay:
     """Compute a step of a run again on this machine, from the nearest checkpoint before it, and compare every step on
-    the way with what the run has noted: raytf replay ~/raytf-runs/default --step 1234
+    the way with what the run has noted: raytf replay ~/raytf-runs/default --step 1234 -- python train.py
 
-    The program that started the run is started again, in this folder; give another command after `--`. The run itself
-    is only read, and may still train. The exit code is 1 where a step differs or nothing can be compared.
+    Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run. The
+    run itself is only read, and may still train. The exit code is 1 where a step differs or nothing can be compared.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
@@ -43,7 +44,7 @@ class Replay:
     notebook: bool = False
     """Print the lines of Python that load what --dump has written."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """The command of the program, as one text for a shell; by default that of the run's latest start."""
+    """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
@@ -56,8 +57,9 @@ def main(flags: Replay) -> None:
     run, dump = Storage(run_uri(flags.run)), _folder(flags)
     noted = step_comparison.read(run)
     _check(run, noted, flags)
+    words = recomputing.words_of(run, flags.program, f"raytf replay {shlex.quote(flags.run)} --step {flags.step}")
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
-        words, begin = recomputing.words_of(run, flags.program), recomputing.seed_before(run, folder, flags.step)
+        begin = recomputing.seed_before(run, folder, flags.step)
         where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")

@@ -22,41 +22,41 @@ _OF_CALLBACKS = "files"
 _COMPUTED = ("model/", "optimizer/", "reduction/")
 
 
-def words_of(run: Storage, program: str) -> list[str]:
-    """The command of the program that trains a run.
+def words_of(run: Storage, program: str, usage: str) -> list[str]:
+    """Return the words of the command that trains a run, which the reader of the run passes.
 
     Args:
-        run: its folder.
-        program: the command, as one text for a shell; empty for that of the run's latest start.
+        run: its folder. The command that it records is shown and never run.
+        program: the command, as one text for a shell.
+        usage: the reader's own command up to `--`.
 
     Raises:
-        ConfigError: it is not known, or not here.
+        ConfigError: there is no command, or it cannot be read.
     """
-    if program:
-        try:
-            words = shlex.split(program)
-        except ValueError as error:
-            raise ConfigError(f"the command {visible(program)} cannot be read: {error}.") from None
-        return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
-    command = start_command.read(run)
-    if command is None:
-        raise ConfigError(
-            f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
-            "command after `--`, such as `-- python jobs/mnist.py`."
+    if not program:
+        raise ConfigError(_no_program(run, usage))
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
+        raise ConfigError(f"the command {visible(program)} cannot be read: {error}.") from None
+    return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
+
+
+def _no_program(run: Storage, usage: str) -> str:
+    try:
+        command = start_command.read(run)
+    except (RaytfError, StorageError):
+        command = None
+    recorded = "The run's folder does not record which command started it."
+    if command is not None:
+        recorded = (
+            f"The run's folder records this command, started in {visible(command.folder)}; check it before you pass "
+            f"it: {start_command.text(command)}"
         )
-    if not start_command.is_program(command):  # nobody runs Python that lies on a storage
-        raise ConfigError(
-            f"{run.locate('')} was started by `python {visible(shlex.join(command.words)[:80])}`, which is no program "
-            "of this folder. Give the command after `--`, such as `-- python jobs/mnist.py`."
-        )
-    words = start_command.here(command)
-    script = next((word for word in words[1:] if not word.startswith("-")), "")
-    if script.endswith(".py") and not os.path.exists(script):
-        raise ConfigError(
-            f"{visible(script)} is not in this folder. The run was started in {visible(command.folder)}: change to "
-            "the program's folder, or give its command after `--`."
-        )
-    return words
+    return (
+        "computing steps again runs the program that trained the run, and what a run's folder records is never run. "
+        f"Pass the command after `--`: {usage} -- python train.py. {recorded}"
+    )
 
 
 def seed_before(run: Storage, folder: str, step: int) -> int:

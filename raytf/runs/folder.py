@@ -20,7 +20,7 @@ FOLDERS = {
 FILES = {
     "architecture.json": "the model, for `raytf export` of a run without its code",
     "callbacks.safetensors": "what callbacks keep in themselves, for the next start of the run",
-    "command.json": "the command that started the run, and where, for `raytf replay`",
+    "command.json": "the command that started the run, and where, for people to read",
     "lease.json": "which driver owns the run now",
     "model.keras": "the trained model, where Keras can save it",
     "program.safetensors": "the last values of the program's own variables that the step reads, for `fit`",

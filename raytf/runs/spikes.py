@@ -53,7 +53,7 @@ class Spike:
 
     def replayed(self, run: str) -> str:
         """The command that computes the first of them again, and shows what was in it."""
-        return f"raytf replay {shlex.quote(run)} --step {self.first} --dump step-{self.first}"
+        return f"raytf replay {shlex.quote(run)} --step {self.first} --dump step-{self.first} -- COMMAND"
 
 
 def find(steps: Mapping[str, np.ndarray]) -> list[Spike]:

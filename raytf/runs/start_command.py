@@ -1,13 +1,18 @@
-"""The command that started a run, kept in its folder: who computes a step again runs the same program again."""
+"""The command that started a run, recorded in its folder for people to read.
+
+A run's folder is data: whoever can write to it could name any program there. So nothing runs what it records.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from raytf.config.terminal_text import visible
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -57,20 +62,8 @@ def read(run: Storage) -> StartCommand | None:
     return None if found is None else StartCommand(tuple(found["words"]), found["folder"])
 
 
-def is_program(command: StartCommand) -> bool:
-    """Whether a command names a program, a file or raytf's own command, and no Python code or any module."""
-    words = [word for word in command.words if word not in ("-u", "-B")][:1]
-    return bool(words) and not words[0].startswith("-") and (words[0].endswith(".py") or Path(words[0]).name == "raytf")
-
-
-def here(command: StartCommand) -> list[str]:
-    """The command for this machine, whose interpreter and scripts may be in other places."""
+def text(command: StartCommand) -> str:
+    """Return a command as a line for a shell, safe to show on a terminal."""
     words = list(command.words)
-    for place, word in enumerate(words):
-        if not word.startswith("-"):
-            # A console script, such as `raytf`, lies beside the interpreter.
-            script = Path(sys.executable).with_name(Path(word).name)
-            if not os.path.exists(word) and script.exists():
-                words[place] = str(script)
-            break
-    return [sys.executable, *words]
+    is_raytf = bool(words) and Path(words[0]).name == "raytf"
+    return visible(shlex.join(["raytf", *words[1:]] if is_raytf else ["python", *words]))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import raytf
-from raytf.runs import digest_log, run_log
+from raytf.runs import digest_log, run_log, start_command
+from raytf.runs.start_command import StartCommand
 from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
 from tests.ray.conftest import PATIENCE, ROOT, result_of
@@ -23,9 +24,9 @@ LAW = ROOT / "tests" / "stress" / "law" / "job.py"
 POISONED = ROOT / "tests" / "ray" / "jobs" / "poisoned.py"
 
 
-def replay(*flags: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def replay(*flags: object, cwd: Path = ROOT, name: str = "replay") -> subprocess.CompletedProcess[str]:
     code = "import sys; from raytf.commands.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "replay", *map(str, flags)]
+    command = [sys.executable, "-c", code, name, *map(str, flags)]
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
 
 
@@ -48,7 +49,7 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
     noted = digest_log.read(Storage(str(tmp_path / "a")), run_log.STEPS)
     assert all(noted.of(step) is not None for step in range(1, 151))
     for workers in (1, 3):
-        done = replay(tmp_path / "a", "--step", 70, "--workers", workers)
+        done = replay(tmp_path / "a", "--step", 70, "--workers", workers, "--", *command)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"\d+ steps, up to step 70, are the same, bit for bit", done.stdout), done.stdout
     # Nothing of the run has changed.
@@ -62,7 +63,7 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
     losses = raytf.read_steps(str(tmp_path / "a"))["loss"]
     step = int(np.argmax(losses[:10])) + 1  # of the first epoch
-    done = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen", "--notebook")
+    done = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen", "--notebook", "--", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the program went on" not in done.stdout
     rows = list(csv.DictReader((tmp_path / "seen" / "records.csv").open()))
@@ -74,7 +75,7 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     program = "\n".join(done.stdout.splitlines()[-3:])
     program += f"\nassert int(records[0]['record']) == {poisoned.RECORD} and len(batch['x']) == 32 and before.files"
     subprocess.run([sys.executable, "-c", program], check=True)
-    again = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen")
+    again = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen", "--", *command)
     assert again.returncode == 2
     assert "is empty or not there yet" in again.stderr
 
@@ -85,7 +86,7 @@ def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
     flags += ["--no-warm-workers", "--checkpoint-every-steps", "6", "--storage", str(tmp_path), "--run", "a"]
     command = [sys.executable, str(POISONED), *flags]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
-    done = replay(tmp_path / "a", "--step", 9)
+    done = replay(tmp_path / "a", "--step", 9, "--", *command)
     said = done.stdout
     assert "the run has no digest of step 9, so losses are compared" in said
     assert "3 steps cannot be compared bit by bit: step 7 has no digest\n  3 losses are the same" in said, said
@@ -107,3 +108,18 @@ def test_what_cannot_be_compared_is_said_before_anything_is_started(tmp_path: Pa
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["replay", "prove"])
+@pytest.mark.parametrize("words", [["{evil}"], ["raytf", "run", "{evil}"], ["raytf/../evil.py"]])
+def test_nothing_that_a_folder_records_is_run(tmp_path: Path, name: str, words: list[str]):
+    evil, run = tmp_path / "evil.py", Storage(str(tmp_path / "a"))
+    evil.write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    log = run_log.StepLog(run, run_log.new_attempt())
+    log.add(1, 0, np.zeros(3), np.zeros(3))
+    log.write(log.take())
+    start_command.write(run, StartCommand(tuple(word.format(evil=evil) for word in words), str(tmp_path)))
+    done = replay(tmp_path / "a", *(["--step", 2] if name == "replay" else []), cwd=tmp_path, name=name)
+    assert done.returncode == 2
+    assert "what a run's folder records is never run" in done.stderr
+    assert not (tmp_path / "ran").exists()

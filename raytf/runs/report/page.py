@@ -139,7 +139,9 @@ def _settings(run: History) -> str:
         ("this page as a file", f"raytf report {place}"),
     ]
     commands += [("every byte of its checkpoints, checked", f"raytf verify {place}")]
-    commands += [(f"step {s:,}, computed again", f"raytf replay {place} --step {s}") for s in list(run.saves)[-3:]]
+    commands += [
+        (f"step {s:,}, computed again", f"raytf replay {place} --step {s} -- COMMAND") for s in list(run.saves)[-3:]
+    ]
     if run.command:
         commands.insert(0, ("the command that started it", shlex.join(run.command)))
     told = "".join(

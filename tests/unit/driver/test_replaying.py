@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -57,35 +56,36 @@ def test_the_command_of_a_process_is_kept_and_found(tmp_path: Path):
     command = StartCommand(("job.py", "--x", "1 2"), str(tmp_path))
     start_command.write(run, command)
     assert start_command.read(run) == command
-    assert start_command.here(command) == [sys.executable, "job.py", "--x", "1 2"]
-    script = Path(sys.executable).with_name("raytf")
-    if script.exists():
-        assert start_command.here(StartCommand(("/elsewhere/bin/raytf", "run", "a.py"), "/"))[1] == str(script)
 
 
 @pytest.mark.parametrize(
-    ("words", "is_one"),
+    ("words", "text"),
     [
-        (("job.py", "--x"), True),
-        (("-u", "job.py"), True),
-        (("/venv/bin/raytf", "run", "a.py"), True),
-        (("-c", "import os"), False),
-        (("-B", "-c", "import os"), False),
-        (("-Ic", "import os"), False),
-        (("-m", "timeit", "1"), False),
-        ((), False),
+        (("job.py", "--x", "1 2"), "python job.py --x '1 2'"),
+        (("/venv/bin/raytf", "run", "a.py"), "raytf run a.py"),
+        (("-c", "import os"), "python -c 'import os'"),
+        (("/tmp/\x1b[2Jevil.py",), "python"),
+        (("raytf", "submit", "http://stranger", "--", "x"), "raytf submit http://stranger -- x"),
+        ((), "python"),
     ],
 )
-def test_only_a_program_is_run_because_a_folder_says_so(tmp_path: Path, words: tuple[str, ...], is_one: bool):
+def test_the_recorded_command_is_shown_and_never_run(tmp_path: Path, words: tuple[str, ...], text: str):
     run = Storage(str(tmp_path / "run"))
     start_command.write(run, StartCommand(words, str(tmp_path)))
-    (tmp_path / "job.py").touch()
-    if is_one:
-        with contextlib.chdir(tmp_path):
-            assert recomputing.words_of(run, "")[0] == sys.executable
-    else:
-        with pytest.raises(ConfigError, match="no program of this folder"):
-            recomputing.words_of(run, "")
+    with pytest.raises(ConfigError, match=r"raytf replay a --step 7 -- python train.py\.") as caught:
+        recomputing.words_of(run, "", "raytf replay a --step 7")
+    assert text in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert recomputing.words_of(run, "python mine.py -x", "raytf replay a") == [sys.executable, "mine.py", "-x"]
+
+
+@pytest.mark.parametrize("content", [None, b"not json", b'{"words": 3, "folder": []}'])
+def test_a_folder_without_a_readable_command_says_so(tmp_path: Path, content: bytes | None):
+    run = Storage(str(tmp_path / "run"))
+    if content is not None:
+        run.put(start_command.FILE, content)
+    with pytest.raises(ConfigError, match="does not record which command started it"):
+        recomputing.words_of(run, "", "raytf prove a")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_only_a_program_is_run_because_a_folder_says_so(tmp_path: Path, words: t
 def test_a_command_that_cannot_be_run_is_one_clear_error(tmp_path: Path, program: str, says: str):
     plan = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path))
     with pytest.raises(ConfigError, match=says):
-        recomputing.compute(recomputing.words_of(Storage(plan.run), program), plan)
+        recomputing.compute(recomputing.words_of(Storage(plan.run), program, "raytf replay a"), plan)
 
 
 def test_another_run_of_the_program_is_not_trained(tmp_path: Path):

@@ -118,7 +118,7 @@ def test_steps_that_stand_out_are_marked_with_the_command_that_shows_why(tmp_pat
     text = page.draw(history.load(run.uri), run_log.read_steps(run.uri))
     (row,) = [row for row in Page(text).rows if "raytf replay" in row]
     assert row.split()[:5] == ["300", "2", "90", "(usually", "1.3)"]
-    assert f"raytf replay '{tmp_path}/a run' --step 300 --dump step-300" in row
+    assert f"raytf replay '{tmp_path}/a run' --step 300 --dump step-300 -- COMMAND" in row
     assert "1 steps stand out." not in text
     assert "1 mark where steps stand out." in text
 

@@ -79,6 +79,6 @@ def test_a_short_run_has_none(steps: int):
 
 def test_the_command_can_be_pasted():
     spike = Spike(7, 9, ("loss",), {"loss": 2.0}, {"loss": 0.5})
-    assert spike.replayed("s3://b/my runs/a") == "raytf replay 's3://b/my runs/a' --step 7 --dump step-7"
+    assert spike.replayed("s3://b/my runs/a") == "raytf replay 's3://b/my runs/a' --step 7 --dump step-7 -- COMMAND"
     assert spike.height == 4
     assert spike.told("gradient_norm") == ""
