@@ -120,8 +120,9 @@ class ArbiterLink:
         self.found_running, self.found_over = bool(greeting.get("running")), greeting.get("over")
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._number = 0
-        #: The generation that is to end at the end of a step, and the one of which a member is lost.
-        self._paused = self._broken = -1
+        #: The generation that is to end at the end of a step, the one of which a member is lost, and the one that a
+        #: member has left.
+        self._paused = self._broken = self._left = -1
         self._is_lost = self._is_closed = False
         self._sender = HeartbeatSender([peer])
         threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
@@ -250,10 +251,13 @@ class ArbiterLink:
         generation = Generation(self._number, **about, lost=found["lost"])
         rank, number = generation.members.index(self._name), self._number
 
-        def is_over() -> bool:
+        def is_lost() -> bool:
             return self._is_lost or self._broken == number
 
-        return generation, Meeting(rank, generation.addresses, bytes.fromhex(answer["key"]), is_over)
+        def is_over() -> bool:
+            return is_lost() or self._left == number
+
+        return generation, Meeting(rank, generation.addresses, bytes.fromhex(answer["key"]), is_over, is_lost)
 
     def _answer(self) -> dict[str, Any]:
         while True:
@@ -268,6 +272,7 @@ class ArbiterLink:
                 message = json.loads(line) if line.strip() else {}
                 self._paused = message.get("pause", self._paused)
                 self._broken = message.get("lost", self._broken)
+                self._left = message.get("left", self._left)
                 if message.keys() & {"generation", "end", "over", "dismissed"}:
                     self._answers.put(message)
         except Exception as error:

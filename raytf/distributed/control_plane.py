@@ -43,8 +43,9 @@ class ControlPlane(abc.ABC):
         self.rank, self.world_size, self.hosts = rank, world_size, world_size
         self.on_host: HostSum | None = None
         self._device = device
-        #: Whether a rank is known to be lost while the ranks meet.
+        #: Whether it is useless to go on meeting, and whether a rank is lost; see `Meeting`.
         self._is_over: Callable[[], bool] = lambda: False
+        self._is_lost: Callable[[], bool] = lambda: False
 
     @abc.abstractmethod
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -98,7 +99,8 @@ class ControlPlane(abc.ABC):
             drawn = hashlib.sha256("".join(tokens[rank] for rank in own).encode()).digest()
             try:
                 name = int.from_bytes(drawn[:8]) >> 64 - _BITS
-                on_host = HostSum(name, own.index(self.rank), len(own), is_over=self._is_over)
+                number, secret = own.index(self.rank), drawn[8:]
+                on_host = HostSum(name, number, len(own), self._is_lost, secret, is_left=self._is_over)
             except OSError:
                 failed = 1
         if not self._sum_before(np.array([failed], np.int32))[0]:

@@ -7,13 +7,16 @@ others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimizat
 operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
 
 Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
-at once; one that was stopped is found by its state in /proc. The memory has no name, so a killed process leaves none
-behind.
+at once. A child that it has forked may hold the socket open: then /proc shows within a second that the process is gone,
+as it shows that one was stopped; and of a process that /proc does not show, the arbiter says that its generation is
+over. The memory has no name, so a killed process leaves none behind. It is handed to processes of the same user that
+know the group's secret.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import mmap
 import os
 import socket
@@ -47,8 +50,10 @@ _PARTS_BYTES = 1 << 16
 _MEET_SECONDS = 60.0
 #: Seconds between two looks whether a process that is waited for is lost.
 _MEET_LOOK_SECONDS = 0.1
-#: Seconds between two checks whether the process that is waited for is stopped.
+#: Seconds between two checks of the process that is waited for, and for a process to say who it is.
 _LOOK_SECONDS = 1.0
+#: A process begins with its number, and with the group's secret.
+_HELLO = struct.Struct("<i32s")
 #: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
 _STOPPED_SECONDS = 6.0
 
@@ -75,8 +80,10 @@ class HostSum:
         name: of the meeting point, 60 random bits that all of them know.
         number: of this process among them.
         count: how many processes there are, at least two.
+        is_over: whether a process of the group is known to be lost, so that it is useless to wait for it.
+        secret: at most 32 bytes that the processes of the group know. The name is no secret: the system shows it.
         stopped_seconds: how long a process may be stopped before it counts as lost.
-        is_over: whether a process is known to be lost, so that to wait for it is in vain.
+        is_left: whether a process is known to have left the group, so that it is useless to meet with it.
 
     Raises:
         OSError: the processes did not connect, or the system refused the memory.
@@ -87,11 +94,14 @@ class HostSum:
         name: int,
         number: int,
         count: int,
-        stopped_seconds: float = _STOPPED_SECONDS,
         is_over: Callable[[], bool] = lambda: False,
+        secret: bytes = b"",
+        stopped_seconds: float = _STOPPED_SECONDS,
+        is_left: Callable[[], bool] = lambda: False,
     ):
         self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
-        self._peers: list[tuple[socket.socket, int]] = []
+        self._secret, self._is_left = secret.ljust(32, b"\0"), is_left
+        self._peers: list[tuple[socket.socket, _Process]] = []
         # An abstract address leaves no file to remove.
         address = f"\0raytf-{name:x}"
         self._turn = 0
@@ -181,8 +191,12 @@ class HostSum:
                     except TimeoutError:
                         self._check_time(deadline)
                         continue
-                    peer.settimeout(_MEET_SECONDS)
-                    found[_receive(peer, 4)] = peer
+                    caller = self._caller(peer)
+                    if caller is None or caller in found:
+                        peer.close()  # a stranger
+                        self._check_time(deadline)
+                    else:
+                        found[caller] = peer
                 for number in sorted(found):
                     socket.send_fds(found[number], [b"\0"], [descriptor])
                     self._add_peer(found[number])
@@ -201,8 +215,11 @@ class HostSum:
                 first.close()
                 self._check_time(deadline)
                 time.sleep(0.005)
+        if not _is_of_this_user(first):
+            first.close()
+            raise PermissionError("another user has taken the meeting point of this host's processes")
         first.settimeout(_MEET_SECONDS)
-        first.sendall(struct.pack("<i", self.number))
+        first.sendall(_HELLO.pack(self.number, self._secret))
         _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
         if not descriptors:
             first.close()
@@ -213,8 +230,22 @@ class HostSum:
         finally:
             os.close(descriptors[0])
 
+    def _caller(self, peer: socket.socket) -> int | None:
+        """Return the number of the process that has connected; None for a stranger, or for one that says nothing."""
+        if not _is_of_this_user(peer):
+            return None
+        peer.settimeout(_LOOK_SECONDS)
+        try:
+            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            return None
+        if len(hello) < _HELLO.size:
+            return None
+        number, secret = _HELLO.unpack(hello)
+        return number if hmac.compare_digest(secret, self._secret) and 0 < number < self.count else None
+
     def _check_time(self, deadline: float) -> None:
-        if self._is_over():
+        if self._is_over() or self._is_left():
             raise ConnectionError("a process of this host is lost")
         if time.monotonic() > deadline:
             raise TimeoutError("a process of this host did not come in time")
@@ -223,8 +254,7 @@ class HostSum:
         # A time limit of the system: Python's would cost another system call for each byte.
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_LOOK_SECONDS), 0))
-        pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        self._peers.append((peer, pid))
+        self._peers.append((peer, _Process(_credentials(peer)[0])))
 
     def _meet(self, size: int) -> None:
         """Wait until all processes have come here.
@@ -237,12 +267,12 @@ class HostSum:
             self._peers[0][0].send(mark)
             self._wait_for(*self._peers[0], mark)
             return
-        for peer, pid in self._peers:
-            self._wait_for(peer, pid, mark)
+        for peer, process in self._peers:
+            self._wait_for(peer, process, mark)
         for peer, _ in self._peers:
             peer.send(mark)
 
-    def _wait_for(self, peer: socket.socket, pid: int, mark: bytes) -> None:
+    def _wait_for(self, peer: socket.socket, process: _Process, mark: bytes) -> None:
         stopped = 0.0
         while True:
             try:
@@ -250,12 +280,16 @@ class HostSum:
                 if found == mark:
                     return
                 if found:
-                    raise OrderError(f"process {pid} of this host adds other numbers than this one, which is a mistake")
+                    raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
                 raise PeerLostError("Collective: a worker of this host is gone")
             except BlockingIOError:
-                stopped = stopped + _LOOK_SECONDS if _is_stopped(pid) else 0.0
+                if process.is_gone():  # a child that it has forked holds its socket
+                    raise PeerLostError(f"Collective: {process} is gone") from None
+                if self._is_over():
+                    raise PeerLostError("Collective: a worker of this group is lost") from None
+                stopped = stopped + _LOOK_SECONDS if process.is_stopped() else 0.0
                 if stopped >= self._stopped_seconds:
-                    raise PeerLostError(f"Collective: process {pid} of this host was stopped") from None
+                    raise PeerLostError(f"Collective: {process} was stopped") from None
 
     def _all_or_none(self) -> AbstractContextManager[None]:
         return all_or_none("this host", bool(self._peers), self.close)
@@ -272,15 +306,43 @@ def _server(address: str, count: int) -> socket.socket:
     return server
 
 
-def _receive(peer: socket.socket, count: int) -> int:
-    data = peer.recv(count, socket.MSG_WAITALL)
-    if len(data) < count:
-        raise ConnectionError("a process of this host is gone")
-    return int(struct.unpack("<i", data)[0])
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
+    """Return the process number, the user and the group of the other side of a connection."""
+    pid, user, group = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user, group
 
 
-def _is_stopped(pid: int) -> bool:
+def _is_of_this_user(peer: socket.socket) -> bool:
+    return _credentials(peer)[1] == os.getuid()
+
+
+class _Process:
+    """Another process of this host, as /proc shows it.
+
+    Args:
+        number: its process number; 0 where this process cannot see it, as between containers.
+    """
+
+    def __init__(self, number: int):
+        self._number, self._started = number, _status_of(number)[1]
+
+    def __str__(self) -> str:
+        return f"process {self._number} of this host"
+
+    def is_gone(self) -> bool:
+        """Return whether the process has ended; False where this process never saw it."""
+        state, started = _status_of(self._number)
+        return bool(self._started) and (state in ("", "Z", "X") or started != self._started)
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped the process."""
+        return _status_of(self._number)[0] in ("T", "t")
+
+
+def _status_of(number: int) -> tuple[str, str]:
+    """Return the state of a process, and when it started: another process may get its number. Empty if not visible."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "Tt"
-    except (OSError, IndexError):  # it is gone, which its socket shows, or it is not visible from here
-        return False
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""

@@ -23,13 +23,15 @@ class Meeting:
         rank: this rank.
         addresses: HOST:PORT of each rank.
         key: 32 random bytes that the ranks of this group know, and nobody else.
-        is_over: whether a rank is known to be lost, so that to wait for it is in vain.
+        is_over: whether a rank is known to be lost or to have left, so that it is useless to meet with it.
+        is_lost: whether a rank is known to be lost. One that has left has finished its step with all others.
     """
 
     rank: int
     addresses: tuple[str, ...]
     key: bytes = field(repr=False)
     is_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    is_lost: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:

@@ -70,6 +70,8 @@ class Membership:
     _lost: set[str] = field(default_factory=set)
     #: Members that are to leave for good at the end of a step, and those that must have come before.
     _dismissed: dict[str, frozenset[str]] = field(default_factory=dict)
+    #: What the members of the present generation know of it; see `news`.
+    _told: set[str] = field(default_factory=set)
 
     @property
     def joining(self) -> list[str]:
@@ -90,7 +92,23 @@ class Membership:
     def is_pause_wanted(self) -> bool:
         """Whether the members should leave the generation at the end of a step, since somebody wants to join, or is to
         leave."""
-        return self.generation is not None and bool(self._coming() or self._leaving())
+        if self.generation is None or not (self._joining or self._dismissed):
+            return False
+        return bool(self._coming() or self._leaving())
+
+    def news(self) -> list[str]:
+        """Return what the members must be told of their generation; each of these only once.
+
+        Returns:
+            "pause": see `is_pause_wanted`. "lost": a member is gone. "left": a member has left the generation, so
+            members that still meet in it wait in vain.
+        """
+        if self.generation is None:
+            return []
+        known = {"pause": lambda: self.is_pause_wanted, "lost": lambda: self._lost, "left": lambda: self._ready}
+        found = [kind for kind, is_so in known.items() if kind not in self._told and is_so()]
+        self._told.update(found)
+        return found
 
     def join(self, name: str, place: Place, wanted: int) -> Generation | None:
         """A worker wants to join; returns the next generation, if it can begin.
@@ -150,11 +168,12 @@ class Membership:
             coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
             members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
         else:
-            living = self.living
-            is_over = bool(self._ready) and all(name in self._ready for name in living)
+            # All who live have left it. Counted, as this is asked for each of them.
+            if not self._ready or len(self._ready) < len(self.generation.members) - len(self._lost):
+                return None
             leaving, coming = self._leaving(), self._coming()
-            staying = [name for name in living if name not in leaving]
-            members = {n: self._ready[n] for n in staying} | {n: self._joining[n] for n in coming} if is_over else {}
+            staying = [name for name in self.living if name not in leaving]
+            members = {n: self._ready[n] for n in staying} | {n: self._joining[n] for n in coming}
         if not members:
             return None
         self._number += 1
@@ -170,7 +189,7 @@ class Membership:
         self._joining = {name: place for name, place in self._joining.items() if name not in members}
         for name in self.generation.dismissed:
             del self._dismissed[name]
-        self._ready, self._lost = {}, set()
+        self._ready, self._lost, self._told = {}, set(), set()
         return self.generation
 
     def _lost_since_a_step(self, step: int) -> int:

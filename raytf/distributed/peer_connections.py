@@ -8,8 +8,10 @@ not travel.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
+import os
 import secrets
 import selectors
 import socket
@@ -170,11 +172,33 @@ class _MeetingPoint:
     def _dialed(self, rank: int) -> socket.socket:
         while True:
             try:
-                return socket.create_connection(parsed(self._meeting.addresses[rank]), max(0.001, self._left()))
+                return self._connected(*parsed(self._meeting.addresses[rank]))
             except OSError as error:
                 if not self._left() or self._meeting.is_over() or not isinstance(error, ConnectionRefusedError):
                     raise ConnectionError(f"{self._names({rank})} cannot be reached: {error}") from None
                 time.sleep(0.01)
+
+    def _connected(self, host: str, port: int) -> socket.socket:
+        """Connect, looking again and again whether that is useless: a host that is cut off does not even refuse."""
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        peer = socket.socket(family, kind, protocol)
+        try:
+            peer.setblocking(False)
+            failed = peer.connect_ex(address)
+            if failed not in (0, errno.EINPROGRESS):
+                raise OSError(failed, os.strerror(failed))
+            with selectors.DefaultSelector() as selector:
+                selector.register(peer, selectors.EVENT_WRITE)
+                while not selector.select(min(_LOOK_SECONDS, self._left())):
+                    self._check_time("no answer")
+            failed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed:
+                raise OSError(failed, os.strerror(failed))
+            peer.setblocking(True)
+            return peer
+        except BaseException:
+            peer.close()
+            raise
 
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()

@@ -53,7 +53,8 @@ class SocketPlane(ControlPlane):
         """
         self.leave()
         self.rank, self.world_size, self.hosts, self.loss = meeting.rank, meeting.world_size, meeting.world_size, ""
-        self._is_over, (self._host, _) = meeting.is_over, parsed(meeting.addresses[meeting.rank])
+        self._is_over, self._is_lost = meeting.is_over, meeting.is_lost
+        self._host, _ = parsed(meeting.addresses[meeting.rank])
         if meeting.world_size == 1:
             meeting.close()
             return

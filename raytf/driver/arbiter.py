@@ -15,7 +15,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -157,23 +157,23 @@ class ArbiterServer:
                 self._tell(joining, {"over": self._result})
 
     def _begin(self, generation: Generation | None) -> None:
-        """Tell members of the next generation, if there is one, and ask for a pause, if somebody joins or leaves."""
+        """Tell members of the next generation, if there is one, and of what has become of the present one."""
         if generation is not None:
-            message = {"generation": asdict(generation), "key": secrets.token_hex(32)}
-            for name in generation.members:
-                self._tell(name, message)
-            for name in generation.dismissed:
-                self._tell(name, {"dismissed": generation.number})
+            self._tell_all(generation.members, {"generation": asdict(generation), "key": secrets.token_hex(32)})
+            self._tell_all(generation.dismissed, {"dismissed": generation.number})
         present = self._membership.generation
-        if present is not None:
-            asked = {"pause": self._membership.is_pause_wanted, "lost": bool(self._membership.lost)}
-            told = {kind: present.number for kind, is_so in asked.items() if is_so}
-            for name in present.members if told else ():
-                self._tell(name, told)
+        news = self._membership.news()
+        if present is not None and news:
+            self._tell_all(present.members, dict.fromkeys(news, present.number))
 
     def _tell(self, name: str, message: dict[str, Any]) -> None:
-        if name in self._workers:
-            self._workers[name].write(encoded(message))
+        self._tell_all([name], message)
+
+    def _tell_all(self, names: Iterable[str], message: dict[str, Any]) -> None:
+        line = encoded(message)
+        for name in names:
+            if name in self._workers:
+                self._workers[name].write(line)
 
     async def _look(self) -> None:
         """Let go who is silent."""

@@ -6,16 +6,20 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from raytf.distributed.host_allreduce import CHUNK_BYTES, HostSum
+from raytf.distributed.sum_pieces import PeerLostError
 
 PATIENCE_SECONDS = 120
 
@@ -139,6 +143,84 @@ def test_one_that_is_stopped_is_lost(lost):
         answers = [str(answer) for answer in group.answers(rest)]
         assert any("was stopped" in answer for answer in answers)
         assert all("Collective" in answer for answer in answers)
+
+
+def test_a_death_is_seen_although_a_forked_child_holds_the_socket():
+    code = (
+        "import os, sys, time\nimport numpy as np\nfrom raytf.distributed.host_allreduce import HostSum\n"
+        "group = HostSum(int(sys.argv[1]), 1, 2)\ngroup.add(np.ones(3))\n"
+        "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+    )
+    name = secrets.randbits(60)
+    with subprocess.Popen([sys.executable, "-c", code, str(name)], stdout=subprocess.PIPE, text=True) as other:
+        group = HostSum(name, 0, 2)
+        group.add(np.ones(3))
+        child = int(other.stdout.readline())
+        try:
+            other.kill()
+            with pytest.raises(PeerLostError, match=f"process {other.pid} of this host is gone"):
+                group.add(np.ones(3))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            group.close()
+
+
+def test_a_wait_ends_with_the_generation():
+    name, over = secrets.randbits(60), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(HostSum, name, 1, 2)
+        group = HostSum(name, 0, 2, over.is_set)
+        over.set()
+        with pytest.raises(PeerLostError, match="a worker of this group is lost"):
+            group.add(np.ones(3))
+        other.result().close()
+
+
+def connected(name: int) -> socket.socket:
+    """A connection with the first process of a meeting, once it listens."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    while True:
+        try:
+            peer.connect(f"\0raytf-{name:x}")
+            return peer
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("hello", [b"", struct.pack("<i32s", 1, b"guessed"), struct.pack("<i", 1)])
+def test_memory_is_not_handed_to_a_stranger(hello: bytes):
+    name = secrets.randbits(60)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(HostSum, name, 0, 2, secret=b"known")
+        with connected(name) as stranger:
+            stranger.settimeout(PATIENCE_SECONDS)
+            stranger.sendall(hello)
+            _, descriptors, _, _ = socket.recv_fds(stranger, 1, 1)  # hung up, within a second if it says nothing
+            assert not descriptors
+        second = pool.submit(HostSum, name, 1, 2, secret=b"known")
+        sums = [pool.submit(group.result().add, np.ones(3)) for group in (first, second)]
+        assert [each.result()[0].tolist() for each in sums] == [[2.0] * 3] * 2
+        first.result().close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_memory_is_not_handed_to_another_user():
+    name = secrets.randbits(60)
+    code = (
+        "import os, socket, struct, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "peer = socket.socket(socket.AF_UNIX)\npeer.connect(chr(0) + sys.argv[1])\n"
+        "peer.sendall(struct.pack('<i32s', 1, b'known'))\nprint(len(socket.recv_fds(peer, 1, 1)[1]))"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(HostSum, name, 0, 2, secret=b"known")
+        connected(name).close()
+        told = subprocess.run(
+            [sys.executable, "-c", code, f"raytf-{name:x}"], capture_output=True, text=True, check=False
+        )
+        assert told.stdout.strip() != "1", told
+        second = HostSum(name, 1, 2, secret=b"known")
+        second.close()
+        first.result().close()
 
 
 def test_a_name_that_is_taken_is_refused():

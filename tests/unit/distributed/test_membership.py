@@ -233,3 +233,21 @@ def test_who_joins_waits_while_there_is_no_room():
     found = membership.leave("a", 1, place("a", 3))
     assert found is not None
     assert found.members == ("a", "c")
+
+
+def test_members_are_told_once_that_their_generation_ends():
+    membership = begun("a", "b", "c")
+    assert membership.news() == []
+    membership.join("d", place("d"), 1)
+    assert (membership.news(), membership.news()) == (["pause"], [])
+    membership.leave("b", 1, place("b", 4))
+    assert (membership.news(), membership.news()) == (["left"], [])
+    membership.lose("a")
+    assert membership.news() == ["lost"]
+    membership.join("e", place("e"), 1)
+    membership.leave("c", 1, place("c", 4))
+    assert membership.generation is not None
+    assert membership.generation.number == 2
+    assert membership.news() == []
+    membership.lose("d")
+    assert membership.news() == ["lost"]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 from raytf.distributed import meeting
 from raytf.distributed.meeting import Meeting
 from raytf.distributed.network_allreduce import PIECE_BYTES, NetworkSum
-from raytf.distributed.peer_connections import DATA, HEARTBEATS, connect_all
+from raytf.distributed.peer_connections import DATA, HEARTBEATS, MEET_SECONDS, connect_all
 from raytf.distributed.sum_pieces import OrderError, PeerLostError
 from raytf.testing.processes import free_port
 
@@ -333,3 +333,21 @@ def test_nothing_is_left_when_a_process_has_ended():
         process.kill()
     own.close()
     assert psutil.wait_procs(beside, 10)[1] == []
+
+
+def test_a_host_that_is_cut_off_is_not_waited_for_once_the_generation_is_over():
+    with socket.socket() as hole, ExitStack() as callers:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        for _ in range(4):  # its queue is full, so the kernel drops further calls, as a host that is cut off does
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(hole.getsockname())
+        over, own = threading.Event(), meeting.listen("127.0.0.1")
+        place = Meeting(1, (meeting.joined(*hole.getsockname()), own), KEY, over.is_set)
+        threading.Timer(0.5, over.set).start()
+        began = time.monotonic()
+        with pytest.raises(OSError, match="another rank is lost"):
+            connect_all(place, 4.5)
+        assert time.monotonic() - began < MEET_SECONDS / 4
+        place.close()

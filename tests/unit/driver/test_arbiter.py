@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from benchmarks.step.namespaces import namespaces, reason_not_possible
+from raytf.distributed import meeting
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
+from raytf.distributed.peer_connections import MEET_SECONDS, connect_all
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
 from raytf.testing.processes import wait_until
@@ -295,3 +297,21 @@ def until(condition: Any, seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.01)
+
+
+def test_members_that_meet_hear_at_once_that_one_has_left():
+    with serving() as arbiter:
+        links = [ArbiterLink.connect(arbiter, name) for name in "abc"]
+        joining = [aside(link.join, meeting.listen("127.0.0.1"), 3, order) for order, link in enumerate(links)]
+        places = [one(each)[1] for each in joining]
+        waiting = [aside(connect_all, place, 4.5) for place in places[:2]]
+        places[2].close()
+        began = time.monotonic()
+        left = aside(links[2].leave, "h:9", -1)
+        for each in waiting:
+            with pytest.raises(OSError, match="another rank is lost"):
+                one(each)
+        assert time.monotonic() - began < MEET_SECONDS / 4
+        assert not any(place.is_lost() for place in places), "nobody is lost, so no sum is given up"
+        again = [aside(link.leave, f"h:{i}", -1) for i, link in enumerate(links[:2])]
+        assert {one(each)[0].number for each in (*again, left)} == {2}
