@@ -205,9 +205,14 @@ class UnsupportedError(RaytfError):
 
 
 class WorkerLostError(RaytfError):
-    """Another worker died in the middle of a step; seen only inside workers and by Ray Train's failure policy."""
+    """Another worker died in the middle of a step; seen only inside workers and by Ray Train's failure policy.
+
+    Attributes:
+        unreached: ranks that did not answer while the group met.
+    """
 
     retryable = True
+    unreached: frozenset[int] = frozenset()
 
 
 class ReplicaError(RaytfError):

@@ -15,13 +15,13 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting, parsed
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership import Generation, node_of
 from raytf.distributed.peer_connections import end
 from raytf.errors import WorkerLostError
 
@@ -73,6 +73,19 @@ def encoded(message: dict[str, Any]) -> bytes:
 
 class LeftBehindError(WorkerLostError):
     """The others go on without this worker, or have lost the driver."""
+
+
+class UnreachableError(LeftBehindError):
+    """Other workers cannot reach this worker, so they continue without it.
+
+    Args:
+        message: for people.
+        node: Ray's id of this worker's node.
+    """
+
+    def __init__(self, message: str, node: str):
+        super().__init__(message)
+        self.node = node
 
 
 class DismissedError(Exception):
@@ -197,17 +210,19 @@ class ArbiterLink:
         """
         return self._next({"join": {"address": address, "wanted": wanted, "order": order}})
 
-    def leave(self, address: str, step: int) -> tuple[Generation, Meeting]:
+    def leave(self, address: str, step: int, unreached: Collection[str] = ()) -> tuple[Generation, Meeting]:
         """Leave the present generation, and become a member of the next one; waits for it.
 
         Args:
             address: HOST:PORT at which this worker listens from now on.
             step: the last step that it has finished.
+            unreached: members that it did not reach when the generation met.
 
         Raises:
             WorkerLostError: as `join`; or the generation has ended without this worker.
         """
-        return self._next({"leave": {"number": self._number, "address": address, "step": step}})
+        about = {"number": self._number, "address": address, "step": step, "unreached": sorted(unreached)}
+        return self._next({"leave": about})
 
     def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
         """Have members leave for good at the end of a step, once others have come; see `Membership.dismiss`."""
@@ -240,6 +255,8 @@ class ArbiterLink:
         answer = self._answer()
         if "end" in answer:
             self._answers.put(answer)  # for whoever asks next
+            if answer.get("unreachable"):
+                raise UnreachableError(answer["end"], node_of(self._name))
             raise LeftBehindError(answer["end"])
         if "over" in answer:
             raise RunOverError(answer["over"])

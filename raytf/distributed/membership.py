@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from raytf.distributed.reachability import reaching_each_other
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -24,6 +26,7 @@ class Generation:
         steps: the last step that each has finished, by rank; -1 for one that has joined.
         dismissed: those that have left the generation before for good.
         lost: how many were lost since the last step that was trained; 0 for a change that was planned.
+        unreachable: those that are left out since others cannot reach them.
     """
 
     number: int
@@ -32,6 +35,7 @@ class Generation:
     steps: tuple[int, ...]
     dismissed: tuple[str, ...] = ()
     lost: int = 0
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Place:
     address: str
     step: int = -1
     order: int = 0
+
+
+def node_of(name: str) -> str:
+    """Return Ray's id of the node of a worker, by the worker's name."""
+    return name.rpartition("-")[0]
 
 
 @dataclass
@@ -70,6 +79,12 @@ class Membership:
     _lost: set[str] = field(default_factory=set)
     #: Members that are to leave for good at the end of a step, and those that must have come before.
     _dismissed: dict[str, frozenset[str]] = field(default_factory=dict)
+    #: Member of the present generation -> the members that it did not reach when they met.
+    _unreached: dict[str, set[str]] = field(default_factory=dict)
+    #: A newcomer that was the first to leave the present generation; empty for none.
+    _fled: str = ""
+    #: Nodes with workers for which members have waited in vain.
+    _cut_off: set[str] = field(default_factory=set)
     #: What the members of the present generation know of it; see `news`.
     _told: set[str] = field(default_factory=set)
 
@@ -135,8 +150,14 @@ class Membership:
         self._wanted = wanted
         return self._next()
 
-    def leave(self, name: str, number: int, place: Place) -> Generation | None:
+    def leave(self, name: str, number: int, place: Place, unreached: Collection[str] = ()) -> Generation | None:
         """A worker has left a generation and waits for the next one, which is returned if it can begin.
+
+        Args:
+            name: of the worker.
+            number: of the generation.
+            place: where it listens.
+            unreached: members that it did not reach when the generation met.
 
         Raises:
             StaleError: the generation has ended without this worker.
@@ -145,7 +166,17 @@ class Membership:
         if not is_member or name in self._lost:
             raise StaleError(f"{name} comes from generation {number}, which has ended without it")
         self._ready[name] = place
+        assert self.generation is not None
+        if unreached:
+            self._unreached[name] = set(unreached) & set(self.generation.members) - {name}
+        elif place.step < 0 and len(self._ready) == 1:
+            self._fled = name
         return self._next()
+
+    def is_cut_off(self, name: str) -> bool:
+        """Return whether members have waited in vain for a worker of the same node, and none of them is on it."""
+        node = node_of(name)
+        return node in self._cut_off and node not in map(node_of, self.living)
 
     def lose(self, name: str) -> Generation | None:
         """A worker is gone; returns the next generation, if it can begin."""
@@ -164,6 +195,7 @@ class Membership:
         return [name for name in self.generation.members if name not in self._ready and name not in self._lost]
 
     def _next(self) -> Generation | None:
+        leaving: set[str] = set()
         if self.generation is None:
             coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
             members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
@@ -172,8 +204,15 @@ class Membership:
             if not self._ready or len(self._ready) < len(self.generation.members) - len(self._lost):
                 return None
             leaving, coming = self._leaving(), self._coming()
-            staying = [name for name in self.living if name not in leaving]
-            members = {n: self._ready[n] for n in staying} | {n: self._joining[n] for n in coming}
+            places_of = {n: self._ready[n] for n in self.living if n not in leaving}
+            places_of |= {n: self._joining[n] for n in coming}
+            with_state = [n for n, place in places_of.items() if place.step >= 0]
+            if self._fled and not self._lost:  # it has failed to meet those that have the state
+                self._unreached.setdefault(self._fled, set(with_state))
+            apart = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
+            members = {n: places_of[n] for n in reaching_each_other(list(places_of), apart, with_state)}
+            awaited = {other for one in members for other in self._unreached.get(one, ())}
+            self._cut_off |= {node_of(name) for name in awaited - members.keys()}
         if not members:
             return None
         self._number += 1
@@ -183,13 +222,14 @@ class Membership:
             tuple(members),
             tuple(p.address for p in places),
             tuple(p.step for p in places),
-            tuple(name for name in self._ready if name not in members),
+            tuple(name for name in self._ready if name in leaving),
             self._lost_since_a_step(max(p.step for p in places)),
+            tuple(name for name in self._ready if name not in members and name not in leaving),
         )
         self._joining = {name: place for name, place in self._joining.items() if name not in members}
         for name in self.generation.dismissed:
             del self._dismissed[name]
-        self._ready, self._lost, self._told = {}, set(), set()
+        self._ready, self._lost, self._unreached, self._fled, self._told = {}, set(), {}, "", set()
         return self.generation
 
     def _lost_since_a_step(self, step: int) -> int:

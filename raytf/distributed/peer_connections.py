@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from raytf.distributed.meeting import Meeting, parsed
@@ -70,6 +71,18 @@ def end(peer: socket.socket) -> None:
     peer.close()
 
 
+class UnreachedError(ConnectionError):
+    """Ranks did not answer.
+
+    Attributes:
+        ranks: their numbers.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int]):
+        super().__init__(message)
+        self.ranks = frozenset(ranks)
+
+
 class _MeetingPoint:
     """One rank's meeting with the others.
 
@@ -111,7 +124,7 @@ class _MeetingPoint:
                 while awaited:
                     ready = selector.select(min(_LOOK_SECONDS, self._left()))
                     if not ready:
-                        self._check_time(f"{self._names({rank for rank, _ in awaited})} did not connect in time")
+                        self._check_time({rank for rank, _ in awaited}, "did not connect in time")
                     for key, _ in ready:
                         if key.fileobj is server:
                             _accept(server, selector, read)
@@ -130,7 +143,7 @@ class _MeetingPoint:
                 try:
                     more = peer.recv(_PROOF_BYTES - len(found))
                 except TimeoutError:
-                    self._check_time(f"{self._names({rank})} did not answer in time")
+                    self._check_time({rank}, "did not answer in time")
                     continue
                 except OSError as error:
                     raise ConnectionError(f"{self._names({rank})} did not answer: {error}") from None
@@ -172,14 +185,18 @@ class _MeetingPoint:
     def _dialed(self, rank: int) -> socket.socket:
         while True:
             try:
-                return self._connected(*parsed(self._meeting.addresses[rank]))
+                return self._connected(rank)
+            except UnreachedError:
+                raise
             except OSError as error:
-                if not self._left() or self._meeting.is_over() or not isinstance(error, ConnectionRefusedError):
-                    raise ConnectionError(f"{self._names({rank})} cannot be reached: {error}") from None
+                self._check_time({rank}, f"cannot be reached: {error}")
+                if not isinstance(error, ConnectionRefusedError):
+                    raise UnreachedError(f"{self._names({rank})} cannot be reached: {error}", {rank}) from None
                 time.sleep(0.01)
 
-    def _connected(self, host: str, port: int) -> socket.socket:
+    def _connected(self, rank: int) -> socket.socket:
         """Connect, looking again and again whether that is useless: a host that is cut off does not even refuse."""
+        host, port = parsed(self._meeting.addresses[rank])
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         peer = socket.socket(family, kind, protocol)
         try:
@@ -190,7 +207,7 @@ class _MeetingPoint:
             with selectors.DefaultSelector() as selector:
                 selector.register(peer, selectors.EVENT_WRITE)
                 while not selector.select(min(_LOOK_SECONDS, self._left())):
-                    self._check_time("no answer")
+                    self._check_time({rank}, "cannot be reached: no answer")
             failed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
@@ -203,11 +220,11 @@ class _MeetingPoint:
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
 
-    def _check_time(self, text: str) -> None:
+    def _check_time(self, ranks: set[int], text: str) -> None:
         if self._meeting.is_over():
-            raise ConnectionError("another rank is lost")
+            raise ConnectionAbortedError("another rank is lost")
         if not self._left():
-            raise TimeoutError(text)
+            raise UnreachedError(f"{self._names(ranks)} {text}", ranks)
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

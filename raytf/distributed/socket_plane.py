@@ -61,10 +61,12 @@ class SocketPlane(ControlPlane):
         try:
             self._network = NetworkSum.connect(meeting)
         except OSError as error:
-            raise WorkerLostError(
+            lost = WorkerLostError(
                 f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
                 "be able to reach each other at any port."
-            ) from None
+            )
+            lost.unreached = getattr(error, "ranks", frozenset())
+            raise lost from None
 
     def leave(self) -> None:
         """Hang up; ranks that wait for this one then see that it is gone."""

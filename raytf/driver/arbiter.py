@@ -36,6 +36,7 @@ _GREETING_SECONDS = 10.0
 _LEAVE_SECONDS = 300.0
 #: Bytes of a worker's line; the longest is a run's result.
 _LINE_BYTES = 1 << 24
+_CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
 
 
 class ArbiterServer:
@@ -137,13 +138,16 @@ class ArbiterServer:
         message = json.loads(line) if line.strip() else {}
         if "join" in message and self._result is not None:
             self._tell(name, {"over": self._result})
+        elif "join" in message and self._membership.is_cut_off(name):
+            self._tell(name, {"end": _CUT_OFF, "unreachable": True})
         elif "join" in message:
             told = message["join"]
             self._begin(self._membership.join(name, Place(told["address"], order=told["order"]), told["wanted"]))
         elif "leave" in message:
             told = message["leave"]
             try:
-                self._begin(self._membership.leave(name, told["number"], Place(told["address"], told["step"])))
+                place, unreached = Place(told["address"], told["step"]), told.get("unreached", ())
+                self._begin(self._membership.leave(name, told["number"], place, unreached))
             except StaleError as error:
                 self._tell(name, {"end": str(error)})
         elif "dismiss" in message:
@@ -161,6 +165,9 @@ class ArbiterServer:
         if generation is not None:
             self._tell_all(generation.members, {"generation": asdict(generation), "key": secrets.token_hex(32)})
             self._tell_all(generation.dismissed, {"dismissed": generation.number})
+            self._tell_all(generation.unreachable, {"end": _CUT_OFF, "unreachable": True})
+            for name in generation.unreachable:
+                self._let_go(name)
         present = self._membership.generation
         news = self._membership.news()
         if present is not None and news:

@@ -127,17 +127,19 @@ class SynchronousExecutor:
 
     def meet(self, step: int) -> Generation:
         assert self._link is not None
+        unreached: list[str] = []
         for _ in range(_MEETINGS):
             address, is_member = meeting.listen(ray.util.get_node_ip_address()), self._link.is_member
             self._group.leave()
             if is_member:
-                generation, place = self._link.leave(address, step)
+                generation, place = self._link.leave(address, step, unreached)
             else:
                 seat = self.seat
                 generation, place = self._link.join(address, seat.size, seat.rank)
             try:
                 self._group.meet_again(place)
-            except (WorkerLostError, tf.errors.OpError):  # a rank is lost while they meet
+            except (WorkerLostError, tf.errors.OpError) as error:  # a rank is lost while they meet
+                unreached = [generation.members[rank] for rank in getattr(error, "unreached", ())]
                 continue
             return generation
         raise WorkerLostError(f"the ranks have not met in {_MEETINGS} tries")

@@ -11,6 +11,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
+from raytf.distributed.arbiter_link import UnreachableError
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.errors import (
     ClusterError,
@@ -23,6 +24,7 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
+from raytf.runs.events import short
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
@@ -57,6 +59,7 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
         or _replicas(errors, dead)
         or _death([errors[rank] for rank in dead], died_with_node)
         or _gpu(error, errors)
+        or _unreachable(errors)
         or _peer_lost(errors)
         or (_any_other(errors) if errors else _at_start(error, died_with_node))
     )
@@ -125,6 +128,16 @@ def _gpu(error: BaseException, errors: _Errors) -> Failure | None:
         ranks=tuple(rank for rank, e in errors.items() if e in told),
         nodes=frozenset(e.node for e in told if e.node),
     )
+
+
+def _unreachable(errors: _Errors) -> Failure | None:
+    apart = {rank: error for rank, error in errors.items() if isinstance(error, UnreachableError)}
+    if not apart:
+        return None
+    nodes = frozenset(error.node for error in apart.values())
+    listed = ", ".join(map(short, sorted(nodes)))
+    text = f"workers were left out (the others and they cannot reach each other; node {listed})"
+    return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), nodes=nodes)
 
 
 def _peer_lost(errors: _Errors) -> Failure | None:

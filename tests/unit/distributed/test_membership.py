@@ -251,3 +251,54 @@ def test_members_are_told_once_that_their_generation_ends():
     assert membership.news() == []
     membership.lose("d")
     assert membership.news() == ["lost"]
+
+
+def training(*names: str) -> Membership:
+    """A group with a state, which a newcomer has joined: it is the last member of the generation."""
+    *members, newcomer = names
+    membership = begun(*members)
+    membership.join(newcomer, place(newcomer), 1)
+    for name in members:
+        membership.leave(name, 1, place(name, 5))
+    assert membership.generation is not None
+    assert membership.generation.members == names
+    return membership
+
+
+def test_a_newcomer_that_members_do_not_reach_is_left_out_and_not_waited_for_again():
+    membership = training("n1-1", "n1-2", "n2-3")
+    for name in ("n2-3", "n1-1"):
+        assert membership.leave(name, 2, place(name, 5 if name != "n2-3" else -1), ["n2-3"]) is None
+    found = membership.leave("n1-2", 2, place("n1-2", 5))
+    assert found is not None
+    assert (found.members, found.unreachable, found.lost) == (("n1-1", "n1-2"), ("n2-3",), 0)
+    assert membership.is_cut_off("n2-4")
+    assert not membership.is_cut_off("n1-4"), "it has members"
+
+
+@pytest.mark.parametrize("reported", [["a", "b"], []])
+def test_a_newcomer_that_cannot_reach_the_members_is_left_out_and_may_come_again(reported: list[str]):
+    membership = training("a", "b", "c")
+    membership.leave("c", 2, place("c"), reported)
+    membership.leave("a", 2, place("a", 5))
+    found = membership.leave("b", 2, place("b", 5))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("a", "b"), ("c",))
+    assert not membership.is_cut_off("c")
+
+
+def test_a_newcomer_that_notices_a_death_first_stays():
+    membership = training("a", "b", "c")
+    membership.leave("c", 2, place("c"))
+    membership.lose("a")
+    found = membership.leave("b", 2, place("b", 5))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("b", "c"), ())
+
+
+def test_of_members_without_a_link_between_them_the_first_ones_stay():
+    membership = begun("a", "b", "c")
+    for name, unreached in (("c", ["a"]), ("a", []), ("b", [])):
+        found = membership.leave(name, 1, place(name, 5), unreached)
+    assert found is not None
+    assert (found.members, found.unreachable) == (("a", "b"), ("c",))

@@ -17,7 +17,14 @@ import pytest
 
 from benchmarks.step.namespaces import namespaces, reason_not_possible
 from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
+from raytf.distributed.arbiter_link import (
+    ArbiterAddress,
+    ArbiterLink,
+    DismissedError,
+    LeftBehindError,
+    RunOverError,
+    UnreachableError,
+)
 from raytf.distributed.peer_connections import MEET_SECONDS, connect_all
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
@@ -315,3 +322,24 @@ def test_members_that_meet_hear_at_once_that_one_has_left():
         assert not any(place.is_lost() for place in places), "nobody is lost, so no sum is given up"
         again = [aside(link.leave, f"h:{i}", -1) for i, link in enumerate(links[:2])]
         assert {one(each)[0].number for each in (*again, left)} == {2}
+
+
+def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
+    with serving() as arbiter:
+        links = pair(arbiter)
+        third = ArbiterLink.connect(arbiter, "n2-1")
+        joined = aside(third.join, "h:3", 1)
+        wait_until(lambda: all(link.is_pause_wanted for link in links), "a pause", 20)
+        for answer in [aside(link.leave, f"h:{i}", 7) for i, link in enumerate(links)]:
+            assert one(answer)[0].members[-1] == "n2-1"
+        one(joined)
+        left = aside(third.leave, "h:4", -1, ["a"])
+        again = [aside(link.leave, f"h:{i}", 7, ["n2-1"]) for i, link in enumerate(links)]
+        assert {one(answer)[0].members for answer in again} == {("a", "b")}
+        with pytest.raises(UnreachableError, match="cannot reach each other") as caught:
+            one(left)
+        assert caught.value.node == "n2"
+        fourth = ArbiterLink.connect(arbiter, "n2-2")
+        with pytest.raises(UnreachableError):  # nobody waits for its node again
+            one(aside(fourth.join, "h:5", 1))
+        assert not links[0].is_pause_wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import ray.train
 from ray.train import WorkerGroupError
 
 from raytf._ray.train import FailureDecision
-from raytf.distributed.arbiter_link import ArbiterLink, LeftBehindError, worker_name
+from raytf.distributed.arbiter_link import ArbiterLink, LeftBehindError, UnreachableError, worker_name
 from raytf.driver.arbiter import ArbiterServer
 from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.failure_policy import FailurePolicy
@@ -76,6 +77,17 @@ def test_either_those_that_are_lost_are_replaced_or_all_start_again(failures, lo
     (fault,) = monitor.booked
     assert fault.survived == (lost is not None)
     assert monitor.said[-1].endswith("; the others go on") == (lost is not None)
+
+
+def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
+    monitor, apart = Told(), UnreachableError("cut off", "node-2")
+    policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), monitor, None, Supervisor(), is_partial=True)
+    policy.size = 3
+    assert policy.make_decision(WorkerGroupError("failed", {2: apart})) is FailureDecision.RETRY
+    (fault,) = monitor.booked
+    assert (fault.nodes, fault.survived, policy.lost) == (["node-2"], True, {2})
+    assert "they cannot reach each other; node node-2); the others go on" in monitor.said[-1]
+    assert pickle.loads(pickle.dumps(apart)).node == "node-2"
 
 
 def test_where_nobody_goes_on_all_start_again():
