@@ -169,7 +169,8 @@ class ArbiterServer:
             for name in generation.unreachable:
                 self._let_go(name)
         present = self._membership.generation
-        news = self._membership.news()
+        # Members of a run that is over hang up one after another, and none of them is lost.
+        news = self._membership.news() if self._result is None else []
         if present is not None and news:
             self._tell_all(present.members, dict.fromkeys(news, present.number))
 

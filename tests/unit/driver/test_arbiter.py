@@ -343,3 +343,16 @@ def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
         with pytest.raises(UnreachableError):  # nobody waits for its node again
             one(aside(fourth.join, "h:5", 1))
         assert not links[0].is_pause_wanted
+
+
+def test_members_that_hang_up_when_the_run_is_over_are_not_lost():
+    with serving() as arbiter:
+        links = ArbiterLink.connect(arbiter, "a"), ArbiterLink.connect(arbiter, "b")
+        answers = [aside(link.join, f"h:{i}", 2) for i, link in enumerate(links)]
+        place = one(answers[1])[1]
+        links[0].tell_over({"steps": 3})
+        links[0].close()
+        with pytest.raises(RunOverError):  # the arbiter has heard of the end, and of the hang-up after it
+            one(aside(ArbiterLink.connect(arbiter, "c").join, "h:9", 1))
+        assert not place.is_lost()
+        assert not place.is_over()
