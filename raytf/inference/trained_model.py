@@ -74,7 +74,8 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
     with with_precision(architecture.precision_of(run)), _keras.strategy_scope(model):
         architecture.call(model, run)  # one that was not built yet has no weights
         architecture.build_metrics(model, run)
-        model.optimizer.build(model.trainable_variables)
+        if not model.optimizer.built:  # a LossScaleOptimizer would make its variables again
+            model.optimizer.build(model.trainable_variables)
     load_weights(run, model)
     finding = _newest_checkpoint(run)
     if finding is not None:

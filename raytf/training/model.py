@@ -121,7 +121,8 @@ def build(
         say(_NOTHING_TO_TRAIN)
     _note_loss(model, (x, y, weight), predicted, bool(adds), records)
     _note_metrics(model, (x, y, weight), predicted, sources, records[1])
-    model.optimizer.build(model.trainable_variables)
+    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
+        model.optimizer.build(model.trainable_variables)
     return model
 
 
