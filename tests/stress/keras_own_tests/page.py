@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,4 +128,4 @@ def _end(end: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")[:200]
+    return textwrap.shorten(text, 200, placeholder=" ...").replace("|", "\\|")
