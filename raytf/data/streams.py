@@ -66,8 +66,8 @@ class Stream:
         #: The open pass, and the batch of it that comes next; -1 before the first one.
         self._pass, self._next = -1, 0
         self._elements: Iterator[Any] = iter(())
-        #: The first two batches of the first pass, once they are known, and those of them that were looked at and not
-        #: read yet, by place.
+        #: The first two batches of the first pass, once they are known. `_ahead` has the batches of these two that were
+        #: peeked at but not read yet, by index.
         self._first: Batch | None = None
         self._second: Batch | None = None
         self._ahead: dict[int, Batch | None] = {}

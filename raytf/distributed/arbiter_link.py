@@ -76,10 +76,10 @@ class LeftBehindError(WorkerLostError):
 
 
 class UnreachableError(LeftBehindError):
-    """Other workers cannot reach this worker, so they continue without it.
+    """This worker and others cannot reach each other, so the others continue without this worker.
 
     Args:
-        message: for people.
+        message: the text for the user.
         node: Ray's id of this worker's node.
     """
 
@@ -133,7 +133,7 @@ class ArbiterLink:
         self.found_running, self.found_over = bool(greeting.get("running")), greeting.get("over")
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._number = 0
-        #: The generation that is to end at the end of a step, the one of which a member is lost, and the one that a
+        #: The numbers of the generation that pauses after a step, of the one that lost a member, and of the one that a
         #: member has left.
         self._paused = self._broken = self._left = -1
         self._is_lost = self._is_closed = False
@@ -216,7 +216,7 @@ class ArbiterLink:
         Args:
             address: HOST:PORT at which this worker listens from now on.
             step: the last step that it has finished.
-            unreached: members that it did not reach when the generation met.
+            unreached: members that did not answer this worker when the generation met.
 
         Raises:
             WorkerLostError: as `join`; or the generation has ended without this worker.

@@ -43,7 +43,7 @@ class ControlPlane(abc.ABC):
         self.rank, self.world_size, self.hosts = rank, world_size, world_size
         self.on_host: HostSum | None = None
         self._device = device
-        #: Whether it is useless to go on meeting, and whether a rank is lost; see `Meeting`.
+        #: Whether the meeting must end, and whether a rank is lost; see `Meeting`.
         self._is_over: Callable[[], bool] = lambda: False
         self._is_lost: Callable[[], bool] = lambda: False
 

@@ -78,7 +78,7 @@ class EachTensor:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         values = [tf.cast(tensors[i], tf.float32) for i in part]
         for i, value in zip(part, values, strict=True):
-            # TensorFlow may not know the shape of a gradient where it does not know the number of records.
+            # While tracing, TensorFlow may not know a gradient's shape if the number of records is not fixed.
             value.set_shape(self.shapes[i])
         # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
         largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight

@@ -7,10 +7,10 @@ others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimizat
 operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
 
 Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
-at once. A child that it has forked may hold the socket open: then /proc shows within a second that the process is gone,
-as it shows that one was stopped; and of a process that /proc does not show, the arbiter says that its generation is
-over. The memory has no name, so a killed process leaves none behind. It is handed to processes of the same user that
-know the group's secret.
+at once. If a forked child still holds the socket, /proc shows within a second that the process is gone. /proc also
+shows whether a process was stopped. For a process that /proc does not show, the arbiter reports that its generation is
+over. The memory has no name, so a killed process leaves none behind. Only processes of the same user that know the
+group's secret receive the memory.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _PARTS_BYTES = 1 << 16
 _MEET_SECONDS = 60.0
 #: Seconds between two looks whether a process that is waited for is lost.
 _MEET_LOOK_SECONDS = 0.1
-#: Seconds between two checks of the process that is waited for, and for a process to say who it is.
+#: Seconds between two checks of the process that is waited for, and the time that a caller has to identify itself.
 _LOOK_SECONDS = 1.0
-#: A process begins with its number, and with the group's secret.
+#: The first message of a process: its number and the group's secret.
 _HELLO = struct.Struct("<i32s")
 #: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
 _STOPPED_SECONDS = 6.0
@@ -80,10 +80,10 @@ class HostSum:
         name: of the meeting point, 60 random bits that all of them know.
         number: of this process among them.
         count: how many processes there are, at least two.
-        is_over: whether a process of the group is known to be lost, so that it is useless to wait for it.
-        secret: at most 32 bytes that the processes of the group know. The name is no secret: the system shows it.
+        is_over: whether a process of the group is known to be lost; ends every wait.
+        secret: at most 32 bytes that the processes of the group know. The name is not secret: the system shows it.
         stopped_seconds: how long a process may be stopped before it counts as lost.
-        is_left: whether a process is known to have left the group, so that it is useless to meet with it.
+        is_left: whether a process is known to have left the group; ends the meeting, but no sum.
 
     Raises:
         OSError: the processes did not connect, or the system refused the memory.
@@ -231,7 +231,7 @@ class HostSum:
             os.close(descriptors[0])
 
     def _caller(self, peer: socket.socket) -> int | None:
-        """Return the number of the process that has connected; None for a stranger, or for one that says nothing."""
+        """Return the number of the process that has connected; None for a stranger or a silent process."""
         if not _is_of_this_user(peer):
             return None
         peer.settimeout(_LOOK_SECONDS)

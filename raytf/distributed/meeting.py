@@ -23,8 +23,8 @@ class Meeting:
         rank: this rank.
         addresses: HOST:PORT of each rank.
         key: 32 random bytes that the ranks of this group know, and nobody else.
-        is_over: whether a rank is known to be lost or to have left, so that it is useless to meet with it.
-        is_lost: whether a rank is known to be lost. One that has left has finished its step with all others.
+        is_over: whether a rank is known to be lost or to have left; ends the meeting.
+        is_lost: whether a rank is known to be lost. A rank that has left has finished its step with all others.
     """
 
     rank: int

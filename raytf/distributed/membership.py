@@ -26,7 +26,7 @@ class Generation:
         steps: the last step that each has finished, by rank; -1 for one that has joined.
         dismissed: those that have left the generation before for good.
         lost: how many were lost since the last step that was trained; 0 for a change that was planned.
-        unreachable: those that are left out since others cannot reach them.
+        unreachable: workers that are left out because they and other members cannot reach each other.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Membership:
     _unreached: dict[str, set[str]] = field(default_factory=dict)
     #: A newcomer that was the first to leave the present generation; empty for none.
     _fled: str = ""
-    #: Nodes with workers for which members have waited in vain.
+    #: Nodes with a worker that did not answer members when they met.
     _cut_off: set[str] = field(default_factory=set)
     #: What the members of the present generation know of it; see `news`.
     _told: set[str] = field(default_factory=set)
@@ -115,8 +115,8 @@ class Membership:
         """Return what the members must be told of their generation; each of these only once.
 
         Returns:
-            "pause": see `is_pause_wanted`. "lost": a member is gone. "left": a member has left the generation, so
-            members that still meet in it wait in vain.
+            "pause": see `is_pause_wanted`. "lost": a member is gone. "left": a member has left the generation, so the
+            others must stop meeting in it.
         """
         if self.generation is None:
             return []
@@ -157,7 +157,7 @@ class Membership:
             name: of the worker.
             number: of the generation.
             place: where it listens.
-            unreached: members that it did not reach when the generation met.
+            unreached: members that did not answer this worker when the generation met.
 
         Raises:
             StaleError: the generation has ended without this worker.
@@ -174,7 +174,7 @@ class Membership:
         return self._next()
 
     def is_cut_off(self, name: str) -> bool:
-        """Return whether members have waited in vain for a worker of the same node, and none of them is on it."""
+        """Return whether a worker of the same node did not answer members before, and no member is on that node."""
         node = node_of(name)
         return node in self._cut_off and node not in map(node_of, self.living)
 
@@ -200,19 +200,14 @@ class Membership:
             coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
             members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
         else:
-            # All who live have left it. Counted, as this is asked for each of them.
+            # The next generation starts when all living members have left. Only their number is compared, because
+            # each departure asks.
             if not self._ready or len(self._ready) < len(self.generation.members) - len(self._lost):
                 return None
             leaving, coming = self._leaving(), self._coming()
             places_of = {n: self._ready[n] for n in self.living if n not in leaving}
             places_of |= {n: self._joining[n] for n in coming}
-            with_state = [n for n, place in places_of.items() if place.step >= 0]
-            if self._fled and not self._lost:  # it has failed to meet those that have the state
-                self._unreached.setdefault(self._fled, set(with_state))
-            apart = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
-            members = {n: places_of[n] for n in reaching_each_other(list(places_of), apart, with_state)}
-            awaited = {other for one in members for other in self._unreached.get(one, ())}
-            self._cut_off |= {node_of(name) for name in awaited - members.keys()}
+            members = {n: places_of[n] for n in self._reaching(places_of)}
         if not members:
             return None
         self._number += 1
@@ -231,6 +226,17 @@ class Membership:
             del self._dismissed[name]
         self._ready, self._lost, self._unreached, self._fled, self._told = {}, set(), {}, "", set()
         return self.generation
+
+    def _reaching(self, places: dict[str, Place]) -> list[str]:
+        """Return which workers of the next generation stay, and mark the nodes of workers that members waited for."""
+        with_state = [name for name, place in places.items() if place.step >= 0]
+        if self._fled and not self._lost:  # the newcomer could not meet the members that have the state
+            self._unreached.setdefault(self._fled, set(with_state))
+        apart = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
+        stay = reaching_each_other(list(places), apart, with_state)
+        awaited = {other for one in stay for other in self._unreached.get(one, ())}
+        self._cut_off |= {node_of(name) for name in awaited.difference(stay)}
+        return stay
 
     def _lost_since_a_step(self, step: int) -> int:
         """Also those of generations before it that have not come further."""

@@ -72,10 +72,10 @@ def end(peer: socket.socket) -> None:
 
 
 class UnreachedError(ConnectionError):
-    """Ranks did not answer.
+    """Some ranks did not answer while the group met.
 
     Attributes:
-        ranks: their numbers.
+        ranks: the ranks that did not answer.
     """
 
     def __init__(self, message: str, ranks: Iterable[int]):
@@ -195,7 +195,7 @@ class _MeetingPoint:
                 time.sleep(0.01)
 
     def _connected(self, rank: int) -> socket.socket:
-        """Connect, looking again and again whether that is useless: a host that is cut off does not even refuse."""
+        """Return a connection with a rank. A host that is cut off never answers, so the generation's end is polled."""
         host, port = parsed(self._meeting.addresses[rank])
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         peer = socket.socket(family, kind, protocol)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 #: Links that are missing: each has the names of two workers.
 Missing = Collection[frozenset[str]]
@@ -15,15 +15,15 @@ _EXACT = 12
 def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Collection[str]) -> list[str]:
     """Return the largest set of workers that all reach each other.
 
-    That is a maximum clique. Where many links are missing, the worker with the most missing links is left out again and
-    again, which need not find the largest set (the greedy algorithm for vertex covers; Johnson, Approximation
-    Algorithms for Combinatorial Problems, 1974).
+    This set is a maximum clique. If more than `_EXACT` workers have a missing link, the worker with the most missing
+    links is left out until no link is missing. The result may then be smaller than the largest set (greedy vertex
+    cover; Johnson, Approximation Algorithms for Combinatorial Problems, 1974).
 
     Args:
-        names: of the workers. Of sets of the same size the one counts in which more workers have the state, then the
-            one that leaves out later names.
-        missing: links between two of them.
-        with_state: the workers that have the state. If there is one, the set has one.
+        names: the workers, by rank. Among sets of the same size, the set with more workers that have the state is
+            chosen, then the set that leaves out later names.
+        missing: links between two of the workers.
+        with_state: the workers that have the state. The set contains at least one of them, if there are any.
 
     Returns:
         The names that stay, in their order.
@@ -38,14 +38,10 @@ def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Coll
 def _tried(concerned: Sequence[str], missing: Missing, having: Collection[str]) -> set[str]:
     """Return the best set of workers to leave out; all sets are tried, the smallest first."""
     for count in range(len(concerned) + 1):
-        fitting = [out for out in _sets(concerned, count) if _fits(out, missing, having)]
+        fitting = [out for out in map(set, itertools.combinations(concerned, count)) if _fits(out, missing, having)]
         if fitting:
             return max(fitting, key=lambda out: (-sum(name in having for name in out), _places(out, concerned)))
     return set()
-
-
-def _sets(names: Sequence[str], count: int) -> Iterator[set[str]]:
-    return map(set, itertools.combinations(names, count))
 
 
 def _fits(out: set[str], missing: Missing, having: Collection[str]) -> bool:

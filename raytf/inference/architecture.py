@@ -125,9 +125,11 @@ def call(model: keras.Model, run: Storage) -> None:
 
 def build_metrics(model: keras.Model, run: Storage) -> None:
     """Build the compiled loss and metrics of a model that was called, as Keras's `fit` does before its first step."""
+    if not model.compiled or overrides_step(model):
+        return
     batch = _document(run).get("batch")
-    if batch and model.compiled and not overrides_step(model):
-        with contextlib.suppress(Exception):  # whatever a metric raises: `evaluate` then builds them, or says it
+    if batch:
+        with contextlib.suppress(Exception):  # a metric may raise anything; `evaluate` builds it later, or raises it
             compiled_parts.build_compiled(model, tuple(_zeros(batch)))
 
 

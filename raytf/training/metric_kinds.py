@@ -25,7 +25,7 @@ _OF_STATE = 1e-5
 
 
 class Kind(enum.IntEnum):
-    """How a metric's value for a batch follows from its shards; a metric has the largest kind of its updates."""
+    """How a metric's value for a batch follows from its shards; if its updates differ, the largest kind counts."""
 
     SUM = 0
     MEAN = 1

@@ -177,7 +177,7 @@ def test_a_wait_ends_with_the_generation():
 
 
 def connected(name: int) -> socket.socket:
-    """A connection with the first process of a meeting, once it listens."""
+    """Connect with the first process of a meeting as soon as that process listens."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         try:

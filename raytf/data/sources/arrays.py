@@ -36,7 +36,9 @@ class ArraySource:
         leaves = [pair for part, value in parts.items() for pair in tree.flatten(value, part)]
         self._leaves = [leaf for _, leaf in leaves]
         if not tree.flatten(parts["x"]):
-            raise DataError(f"{name}: x holds no array. Expected one for each input of the model that is not optional.")
+            raise DataError(
+                f"{name}: x holds no array. Pass an array for each input of the model that is not optional."
+            )
         for path, leaf in leaves:
             if leaf.ndim == 0:
                 raise DataError(f"{name}: {path} is a single value. Expected an array with one row for each record.")
