@@ -77,3 +77,18 @@ def test_a_program_that_cannot_be_trained_says_so(run: Run, program: Program):
         ended = run(program, f"of-{workers}", "--workers", workers)
         assert ended.code not in (0, None), ended.output
         assert program.error in ended.output
+
+
+def test_rows_of_the_guides_table_of_differences(run: Run):
+    program = Program(Path(__file__).parent / "jobs" / "differences.py")
+    plain, mine = run(program, "plain"), run(program, "alone", "--workers", 1)
+    theirs, ours = outcome(plain), outcome(mine)
+    for name in ("in the order of the arrays", "with BatchNorm"):
+        assert differences(ours[name], theirs[name]), name
+    undivided = outcome(run(program, "undivided", "--workers", 1, "--logical-shards", 1))
+    assert not differences(undivided["in the order of the arrays"], theirs["in the order of the arrays"])
+    assert (theirs["several numbers"], ours["several numbers"]) == (["ndarray"] * 2, ["list"] * 2)
+    assert (theirs["as before the exception"], ours["as before the exception"]) == (False, True)
+    assert (theirs["seed decides"], ours["seed decides"]) == (True, False)
+    assert "Epoch 1/2" in plain.stdout
+    assert "Epoch" not in mine.stdout

@@ -58,12 +58,14 @@ class Ended:
     Attributes:
         code: the exit code; None if it did not end in time.
         outcome: what it printed after OUTCOME; None if it printed no such line.
+        stdout: what it printed on standard output.
         output: stdout and stderr.
         seconds: how long it ran.
     """
 
     code: int | None
     outcome: Any
+    stdout: str
     output: str
     seconds: float
 
@@ -100,7 +102,7 @@ class Programs:
         error = (folder / "stderr").read_text(errors="replace") if (folder / "stderr").exists() else ""
         lines = [line.removeprefix(_OUTCOME) for line in out.splitlines() if line.startswith(_OUTCOME)]
         outcome = json.loads(lines[0]) if len(lines) == 1 else None
-        return Ended(code, outcome, out + error, time.monotonic() - began)
+        return Ended(code, outcome, out, out + error, time.monotonic() - began)
 
 
 def _main(program: str, folder: str, flags: Sequence[str] | None, env: dict[str, str]) -> None:
