@@ -347,7 +347,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
         ):
             own = has_own_environment(ray.get_runtime_context().runtime_env, os.environ)
-            look = partial(session.rehearsal.look, "GPU" in resources or own, local)
+            look = partial(session.rehearsal.look, display.say_early, "GPU" in resources or own, local)
             document = _run(job, run, resources, display.say, look)
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")

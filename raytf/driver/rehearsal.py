@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raytf.config.train_config import TrainConfig
@@ -87,17 +87,21 @@ class Rehearsal:
     def __init__(self, asked: elsewhere.Asked | None):
         self._asked = asked
 
-    def look(self, has_more: bool, is_here: bool) -> None:
-        """Raise what was found wrong until now, if workers would fail in the same way; never waits.
+    def look(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
+        """Say what was found until now, or raise it if workers would fail in the same way; never waits.
 
         Args:
+            say: gets the lines that a worker will say of the model.
             has_more, is_here: see `is_decisive`.
         """
         if self._asked is None:
             return
         try:
-            if self._asked.answer(0) is not None:
+            answer = self._asked.answer(0)
+            if answer is not None:
                 self._asked = None
+                for line in answer.get(elsewhere.REMARKS, "").splitlines():
+                    say(line)
         except RaytfError as error:
             self._asked = None
             if is_decisive(error, has_more, is_here):

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self, TextIO
 
@@ -30,6 +31,8 @@ _TICK_SECONDS = 0.2
 _STILL_SECONDS = 2.0
 #: Most and least characters of the bar, and those of what turns behind it.
 _BAR, _LEAST_BAR, _TURNING = 40, 5, 8
+#: Messages among which one is looked for that should not be said again.
+_RECENT = 100
 
 
 #: Where raytf's own lines go instead of standard output, which is a Keras program's own; None for standard output.
@@ -128,6 +131,8 @@ class Display(Screen):
         self._said_at = self._made_at
         self._last_line = float("-inf")
         self._last_text = ""
+        self._early: set[str] = set()
+        self._recent: deque[str] = deque(maxlen=_RECENT)
         self._below: StageLine | Bar | None = None
         self._ticker: Ticker | None = None
 
@@ -140,8 +145,18 @@ class Display(Screen):
 
     def say(self, message: str) -> None:
         """Print a line that stays, or several."""
+        if message in self._early:
+            self._early.remove(message)
+            return
         self._said_at = self._clock()
+        self._recent.append(message)
         super().say(message)
+
+    def say_early(self, message: str) -> None:
+        """Print a line that workers say as well, unless they have, and leave it out when they do."""
+        if message not in self._recent:
+            self.say(message)
+            self._early.add(message)
 
     def break_silence(self) -> None:
         """Say what goes on and for how long, if no line was printed for the longest time allowed."""

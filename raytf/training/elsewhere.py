@@ -29,8 +29,8 @@ from raytf.errors import RaytfError, one_line
 from raytf.training import run_identity, user_errors
 from raytf.training.job import TrainingJob
 
-#: Key of the model's configuration in an answer, and of the reason where no process here can build the model.
-CONFIG, CANNOT = "config of the model", "cannot"
+#: Keys of an answer: the model's configuration, lines for the user, and why no process here can build the model.
+CONFIG, REMARKS, CANNOT = "config of the model", "remarks", "cannot"
 #: Memory that it may take: a share of what is free, and what TensorFlow takes for itself.
 _MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
 #: The first process that goes where a machine has too little memory for the model.
@@ -56,8 +56,9 @@ class Asked:
             seconds: to wait at most.
 
         Returns:
-            What a run stores about its model, and its configuration under `CONFIG`; if no process here can build the
-            model, only `CANNOT`, with the reason. None where there is no answer yet.
+            What a run stores about its model, and its configuration under `CONFIG`; if the model was tried, also the
+            lines that a worker would say of it, under `REMARKS`; if no process here can build the model, only `CANNOT`,
+            with the reason. None where there is no answer yet.
 
         Raises:
             RaytfError: the function raised, or returned a model that cannot be trained.
@@ -90,7 +91,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
     config = job.config
     question = {
         "code": job.code,
-        "records": job.plan.micro_batch_size,
+        "records": (job.plan.micro_batch_size, job.plan.global_batch_size),
         "sample": _FirstRecords(
             len(leaves[0]), train.spec, leaves, train.label_range() if trains else None, train.name
         ),
@@ -201,6 +202,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.training import model as models
+    from raytf.training import remarks
 
     if asked["settings"] is not None:
         asked["settings"].apply()
@@ -218,14 +220,15 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             seed,
             lambda line: None,
             asked["precision"],
-            (asked["records"], asked["records"]),
+            asked["records"],
         )
         if asked["trains"]:
             _train(model, pipeline)
     finally:
         pipeline.close()
     described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
-    return described | {CONFIG: models.config_text(model)}
+    said = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
+    return described | said | {CONFIG: models.config_text(model)}
 
 
 def _train(model: Any, pipeline: Any) -> None:

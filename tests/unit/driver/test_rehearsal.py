@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import types
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from raytf.config import precision
 from raytf.config.train_config import TrainConfig
@@ -14,6 +16,7 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.driver.rehearsal import Rehearsal, has_own_environment, is_busy, is_decisive, rehearsing
 from raytf.errors import DataError, JobError, ModelError, RaytfError, WholeBatchError
+from raytf.runs.display import Display
 from raytf.training import elsewhere
 from raytf.training.job import UserCode
 from raytf.training.parcel import Parcel
@@ -44,8 +47,8 @@ def test_what_ends_a_run(error, has_gpus, is_here, is_told):
     rehearsal = Rehearsal(Asked())  # type: ignore[arg-type]
     if is_told:
         with pytest.raises(type(error)):
-            rehearsal.look(has_gpus, is_here)
-    rehearsal.look(has_gpus, is_here)
+            rehearsal.look(print, has_gpus, is_here)
+    rehearsal.look(print, has_gpus, is_here)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
         asked = rehearsal._asked
         assert asked is not None
         assert "it asks Ray" in (asked.answer(300) or {})[elsewhere.CANNOT]
-        rehearsal.look(False, True)
+        rehearsal.look(print, False, True)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +155,35 @@ def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkey
         assert asked is not None
         if kind is None:
             assert elsewhere.CANNOT not in (asked.answer(300) or {})
-            rehearsal.look(False, True)
+            rehearsal.look(print, False, True)
             return
         with pytest.raises(kind, match=words):
             asked.answer(300)
         with pytest.raises(kind):
-            rehearsal.look(False, True)
+            rehearsal.look(print, False, True)
+
+
+def dice():
+    from keras import losses
+
+    made = model()
+    made.compile("adam", lambda y, p: losses.dice(y, p[:, :1]))
+    return made
+
+
+def test_a_loss_of_the_whole_batch_is_said_once_before_workers_say_it(monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    said = io.StringIO()
+    display = Display(Console(file=said, width=300))
+    with rehearsing(a_job(dice), ArraySource(X, Y.astype(np.float32)), TrainConfig()) as rehearsal:
+        asked = rehearsal._asked
+        assert asked is not None
+        answer = asked.answer(300) or {}
+        rehearsal.look(display.say_early, False, True)
+    line = answer[elsewhere.REMARKS]
+    assert line.startswith("WARNING: the loss looks at the whole batch")
+    display.say(line)
+    assert said.getvalue().count(line) == 1
+    display.say(line)
+    display.say_early(line)
+    assert said.getvalue().count(line) == 2
