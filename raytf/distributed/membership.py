@@ -230,7 +230,7 @@ class Membership:
     def _reaching(self, places: dict[str, Place]) -> list[str]:
         """Return which workers of the next generation stay, and mark the nodes of workers that members waited for."""
         with_state = [name for name, place in places.items() if place.step >= 0]
-        if self._fled and not self._lost:  # the newcomer could not meet the members that have the state
+        if self._fled and not (self._lost or self._unreached):  # it could not meet the members that have the state
             self._unreached.setdefault(self._fled, set(with_state))
         apart = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
         stay = reaching_each_other(list(places), apart, with_state)

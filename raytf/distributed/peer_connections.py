@@ -26,6 +26,8 @@ from raytf.distributed.meeting import Meeting, parsed
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
+#: Seconds for the kernel of another host to answer; it does so while processes of it are busy or stopped.
+REACH_SECONDS = 10.0
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
 #: What a call begins with: who calls, whom, what for, random bytes, and the proof; the answer is a proof.

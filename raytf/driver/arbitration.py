@@ -1,0 +1,156 @@
+"""What the arbiter of a run does with what it hears. Events go in, commands come out; it knows no time and no sockets.
+
+`raytf.driver.arbiter` carries the commands out, and `tests.stress.simulate` tries them in a simulated world.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from raytf.distributed.membership import Generation, Membership, Place, StaleError
+from raytf.driver.silence import Silence
+
+_CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
+
+
+class Tell(NamedTuple):
+    """Send a message to workers.
+
+    Attributes:
+        names: of the workers.
+        message: one with "generation" also needs a key, which the members of the generation share.
+    """
+
+    names: tuple[str, ...]
+    message: dict[str, Any]
+
+
+class HangUp(NamedTuple):
+    """Close the connection with a worker, which counts as lost, whatever it does."""
+
+    name: str
+
+
+Commands = list[Tell | HangUp]
+
+
+class Arbitration:
+    """Decides what the workers of a run are told.
+
+    Args:
+        silence: of the workers, in looks.
+        leave_looks: looks during which members may leave a generation after the first one has.
+        most: members of a generation.
+    """
+
+    def __init__(self, silence: Silence, leave_looks: float, most: int = sys.maxsize):
+        self._silence, self._leave_looks = silence, leave_looks
+        self._membership = Membership(most)
+        #: Workers that have come and are not lost.
+        self._present: set[str] = set()
+        #: What the run has come to, once it is over.
+        self._result: Any = None
+        #: The number of a generation that some members have left and others have not, and looks since then.
+        self._slow = (0, 0)
+
+    def greeting(self) -> dict[str, Any]:
+        """Return what a worker is told when it comes: whether a group is running, and the result of a run that is
+        over."""
+        return {"running": self._membership.generation is not None, "over": self._result}
+
+    def come(self, name: str) -> None:
+        """A worker has connected."""
+        self._present.add(name)
+        self._silence.hear(name)
+
+    def hear_beat(self, name: str) -> None:
+        """A worker has given a sign of life."""
+        if name in self._present:
+            self._silence.hear(name)
+
+    def hear(self, name: str, message: dict[str, Any]) -> Commands:
+        """A worker has sent a message."""
+        if name not in self._present:
+            return []  # it counts as lost
+        self._silence.hear(name)
+        if "join" in message:
+            return self._join(name, message["join"])
+        if "leave" in message:
+            return self._leave(name, message["leave"])
+        if "dismiss" in message:
+            self._membership.dismiss(message["dismiss"], message["after"])
+            return self._told(None)
+        if "wanted" in message:
+            return self._told(self._membership.want(message["wanted"]))
+        if "over" in message:
+            self._result = message["over"]
+            return [Tell(tuple(self._membership.joining), {"over": self._result})]
+        return []
+
+    def lose(self, name: str) -> Commands:
+        """The connection with a worker has ended."""
+        if name not in self._present:
+            return []
+        self._forget(name)
+        return self._told(self._membership.lose(name))
+
+    def look(self) -> Commands:
+        """Some time has passed: let go who is silent, or does not leave its generation."""
+        commands: Commands = []
+        for name in self._silence.look(self._membership.living):
+            commands += self._let_go(name)
+        missing, generation = self._membership.missing(), self._membership.generation
+        number = generation.number if missing and generation is not None else 0
+        self._slow = (number, self._slow[1] + 1 if number and number == self._slow[0] else 0)
+        if self._slow[1] > self._leave_looks:
+            for name in missing:
+                commands.append(Tell((name,), {"end": f"{name} did not leave its group in time"}))
+                commands += self._let_go(name)
+        return commands
+
+    def _join(self, name: str, told: dict[str, Any]) -> Commands:
+        if self._result is not None:
+            return [Tell((name,), {"over": self._result})]
+        if self._membership.is_cut_off(name):
+            return [Tell((name,), {"end": _CUT_OFF, "unreachable": True})]
+        return self._told(self._membership.join(name, Place(told["address"], order=told["order"]), told["wanted"]))
+
+    def _leave(self, name: str, told: dict[str, Any]) -> Commands:
+        place = Place(told["address"], told["step"])
+        try:
+            return self._told(self._membership.leave(name, told["number"], place, told.get("unreached", ())))
+        except StaleError as error:
+            return [Tell((name,), {"end": str(error)})]
+
+    def _told(self, generation: Generation | None) -> Commands:
+        """Tell members of the next generation, if there is one, and of what has become of the present one."""
+        commands: Commands = []
+        if generation is not None:
+            commands += self._tell(generation.members, {"generation": asdict(generation)})
+            commands += self._tell(generation.dismissed, {"dismissed": generation.number})
+            commands += self._tell(generation.unreachable, {"end": _CUT_OFF, "unreachable": True})
+            for name in generation.unreachable:
+                commands += self._let_go(name)
+        present = self._membership.generation
+        # Members of a run that is over hang up one after another, and none of them is lost.
+        news = self._membership.news() if self._result is None else []
+        if present is not None and news:
+            commands += self._tell(present.members, dict.fromkeys(news, present.number))
+        return commands
+
+    def _tell(self, names: Iterable[str], message: dict[str, Any]) -> Commands:
+        here = tuple(name for name in names if name in self._present)
+        return [Tell(here, message)] if here else []
+
+    def _let_go(self, name: str) -> Commands:
+        if name not in self._present:
+            return []
+        self._forget(name)
+        return [HangUp(name), *self._told(self._membership.lose(name))]
+
+    def _forget(self, name: str) -> None:
+        self._silence.forget(name)
+        self._present.discard(name)

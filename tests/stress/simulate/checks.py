@@ -1,0 +1,141 @@
+"""What must be so whatever happens, checked at each event that could break it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.stress.simulate.arithmetic import SHARDS, expected
+from tests.stress.simulate.world import Violation
+
+if TYPE_CHECKING:
+    from tests.stress.simulate.group import Driver, Run, Worker
+
+#: Seconds for a new step while somebody has the state, and while the run begins with a checkpoint.
+NEW_STEP_SECONDS, RESTART_SECONDS = 30.0, 60.0
+#: Seconds between two looks.
+LOOK_SECONDS = 2.0
+#: Ends that follow from what happened to the worker, or are planned.
+_PLANNED = ("killed", "the run is over", "the others go on without this worker, as planned")
+
+
+class Checks:
+    """Of one run.
+
+    Attributes:
+        refused: hosts of workers that were left out because others could not reach them.
+        last_fault: when the last fault began or ended.
+        cut_at: host -> when a link of its was cut or healed.
+    """
+
+    def __init__(self, run: Run):
+        self._run = run
+        self.refused: set[str] = set()
+        self.last_fault = 0.0
+        self.cut_at: dict[str, float] = {}
+        self._last_step = 0.0
+        #: Step at which each generation of a driver began.
+        self._begins: dict[tuple[int, int], int] = {}
+        run.world.after(LOOK_SECONDS, self._look)
+
+    def began(self, generation: dict[str, Any], driver: Driver) -> None:
+        """The arbiter begins a generation."""
+        key = driver.number, generation["number"]
+        if key in self._begins:
+            raise Violation(f"two generations have number {key}")
+        self._begins[key] = max(generation["steps"])
+        self.refused |= {name.rpartition("-")[0] for name in generation["unreachable"]}
+        if len(generation["members"]) > SHARDS:
+            raise Violation(f"generation {key} has more members than there are shards")
+
+    def met(self, worker: Worker) -> None:
+        """A rank has met the others of its generation."""
+        assert worker.generation is not None
+        if len(set(worker.generation.members)) < len(worker.generation.members):
+            raise Violation(f"a worker has two ranks in generation {worker.key}")
+
+    def took(self, worker: Worker) -> None:
+        """A rank has got the state with which its generation begins."""
+        self._check_state(worker, "begins with")
+        begin = self._begins[worker.key]
+        if begin < 0:
+            self._begins[worker.key] = worker.step
+        elif worker.step != begin:
+            raise Violation(f"{worker.member.name} begins at step {worker.step} where its generation does at {begin}")
+
+    def trained(self, worker: Worker) -> None:
+        """A rank has finished a step."""
+        self._last_step = self._run.world.now
+        self._check_state(worker, "has")
+        number, generation = worker.key
+        later = self._begins.get((number, generation + 1))
+        # A rank that was frozen may finish the step whose parts it has, before it hears that it is left behind.
+        if later is not None and worker.step > later + 1:
+            raise Violation(
+                f"{worker.member.name} finishes step {worker.step} in generation {worker.key}, but the next one has "
+                f"gone on from step {later}: two groups train"
+            )
+
+    def restored(self, by: Worker, name: str) -> None:
+        """A rank whose generation nobody brought a state to begins with a checkpoint."""
+        store, run = self._run.store, self._run
+        step, count = store.manifests[name]
+        shares = store.shares.get(name, {})
+        if any(shares.get(rank) != expected(step) for rank in range(count)):
+            raise Violation(f"checkpoint {name} of {count} shares cannot be restored: {sorted(shares)}")
+        for worker in run.living:
+            is_other = worker.driver is by.driver and worker.key != by.key
+            if is_other and worker.has_state and not self._is_troubled(worker):
+                raise Violation(f"a checkpoint is restored although {worker.member.name} has step {worker.step}")
+
+    def ended(self, worker: Worker) -> None:
+        """A worker has ended."""
+        if worker.why in _PLANNED or not worker.driver.process.is_alive or self._is_troubled(worker):
+            return
+        if self._run.world.now - self.cut_at.get(worker.process.host, float("-inf")) < NEW_STEP_SECONDS:
+            return
+        if worker.process.host in self._cut_hosts():
+            return
+        raise Violation(f"{worker.member.name} was well and has to end: {worker.why}")
+
+    def finished(self, result: int) -> None:
+        """A rank has come to the end of the run."""
+        if result != expected(self._run.end_step):
+            raise Violation("the run's result is not that of an undisturbed run")
+
+    def written(self, name: str) -> None:
+        """A manifest was written."""
+        if int(name.split("-")[1]) != self._run.store.owner:
+            raise Violation(f"a driver that does not own the run any more has committed {name}")
+
+    def _check_state(self, worker: Worker, verb: str) -> None:
+        if worker.state != expected(worker.step):
+            raise Violation(f"{worker.member.name} {verb} a wrong state at step {worker.step}")
+
+    def _look(self) -> None:
+        run = self._run
+        now, driver = run.world.now, run.driver
+        quiet = now - max(self._last_step, self.last_fault, driver.process.troubled)
+        if driver.process.is_alive and not driver.process.is_frozen and not run.is_over:
+            since = now - NEW_STEP_SECONDS
+            living = [w for w in run.living if w.driver is driver and w.has_state and w.has_state_since < since]
+            having = [w for w in living if not self._is_troubled(w)]
+            if having and quiet > NEW_STEP_SECONDS:
+                raise Violation(
+                    f"no step for {quiet:.0f} s although {having[0].member.name} has the state and the driver lives"
+                )
+            if quiet > RESTART_SECONDS and not run.network.cuts:
+                raise Violation(f"no step for {quiet:.0f} s although nothing is wrong any more")
+            if len(driver.workers) > len(run.workers):
+                raise Violation("the arbiter keeps workers that do not exist")
+        run.world.after(LOOK_SECONDS, self._look)
+
+    def _is_troubled(self, worker: Worker) -> bool:
+        """Whether something is wrong with a worker, its driver, or the link between them, or was a while ago."""
+        since = self._run.world.now - NEW_STEP_SECONDS
+        processes = worker.process, worker.driver.process
+        return any(p.is_frozen or p.troubled > since for p in processes) or self._run.network.is_cut(
+            worker.process.host, worker.driver.process.host
+        )
+
+    def _cut_hosts(self) -> set[str]:
+        return {host for pair in self._run.network.cuts for host in pair}
