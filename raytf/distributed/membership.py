@@ -8,6 +8,7 @@ or processes; `raytf.driver.arbiter` does.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -186,6 +187,7 @@ class Membership:
             self._lost.add(name)
             if self._lost.issuperset(self.generation.members):
                 self.generation = None  # whoever joins now begins with a checkpoint
+                self._cut_off.clear()  # nobody is left who would wait in vain
         return self._next()
 
     def missing(self) -> list[str]:
@@ -211,7 +213,8 @@ class Membership:
         if not members:
             return None
         self._number += 1
-        places = list(members.values())
+        places, nodes = list(members.values()), set(map(node_of, members))
+        refused = [name for name in self._joining if node_of(name) in self._cut_off - nodes]
         self.generation = Generation(
             self._number,
             tuple(members),
@@ -219,7 +222,7 @@ class Membership:
             tuple(p.step for p in places),
             tuple(name for name in self._ready if name in leaving),
             self._lost_since_a_step(max(p.step for p in places)),
-            tuple(name for name in self._ready if name not in members and name not in leaving),
+            tuple(name for name in [*self._ready, *refused] if name not in members and name not in leaving),
         )
         self._joining = {name: place for name, place in self._joining.items() if name not in members}
         for name in self.generation.dismissed:
@@ -232,11 +235,22 @@ class Membership:
         with_state = [name for name, place in places.items() if place.step >= 0]
         if self._fled and not (self._lost or self._unreached):  # it could not meet the members that have the state
             self._unreached.setdefault(self._fled, set(with_state))
-        apart = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
-        stay = reaching_each_other(list(places), apart, with_state)
+        stay = reaching_each_other(list(places), self._apart(places), with_state)
         awaited = {other for one in stay for other in self._unreached.get(one, ())}
         self._cut_off |= {node_of(name) for name in awaited.difference(stay)}
         return stay
+
+    def _apart(self, names: Collection[str]) -> set[frozenset[str]]:
+        """Return the pairs of workers that cannot reach each other: all workers of two nodes if two of them cannot."""
+        pairs = {frozenset((one, other)) for one, others in self._unreached.items() for other in others}
+        nodes = {frozenset(map(node_of, pair)) for pair in pairs}
+        concerned = [name for name in names if any(node_of(name) in both for both in nodes)]
+        return {
+            pair
+            for pair in map(frozenset, itertools.combinations(concerned, 2))
+            # Two workers of one node may be apart for reasons of their own.
+            if pair in pairs or (len(both := frozenset(map(node_of, pair))) == 2 and both in nodes)
+        }
 
     def _lost_since_a_step(self, step: int) -> int:
         """Also those of generations before it that have not come further."""
@@ -249,7 +263,9 @@ class Membership:
         living = self.living
         here = {*living, *self._joining}
         found = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
-        return found if len(found) < len(living) else set()
+        # While a generation trains all of its members have the state; after a meeting that failed some may not.
+        having = {name for name in living if name not in self._ready or self._ready[name].step >= 0}
+        return found if (having or set(living)) - found else set()
 
     def _coming(self) -> list[str]:
         """Who can join now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.stress.simulate.arithmetic import SHARDS, expected
@@ -35,6 +36,8 @@ class Checks:
         self._last_step = 0.0
         #: Step at which each generation of a driver began.
         self._begins: dict[tuple[int, int], int] = {}
+        #: Steps that workers have finished after the next generation had begun.
+        self._late_steps: Counter[str] = Counter()
         run.world.after(LOOK_SECONDS, self._look)
 
     def began(self, generation: dict[str, Any], driver: Driver) -> None:
@@ -46,6 +49,13 @@ class Checks:
         self.refused |= {name.rpartition("-")[0] for name in generation["unreachable"]}
         if len(generation["members"]) > SHARDS:
             raise Violation(f"generation {key} has more members than there are shards")
+        leaving = [worker for worker in driver.workers.values() if worker.member.name in generation["dismissed"]]
+        if any(worker.step >= 0 for worker in leaving) and max(generation["steps"]) < 0:
+            raise Violation(f"all that have the state are dismissed before generation {key}")
+        for name in generation["dismissed"]:
+            missing = set(self._run.notices[name]).difference(driver.workers)
+            if missing:
+                raise Violation(f"{name} leaves before {sorted(missing)} have come")
 
     def met(self, worker: Worker) -> None:
         """A rank has met the others of its generation."""
@@ -67,22 +77,16 @@ class Checks:
         self._last_step = self._run.world.now
         self._check_state(worker, "has")
         number, generation = worker.key
-        later = self._begins.get((number, generation + 1))
-        # A rank that was frozen may finish the step whose parts it has, before it hears that it is left behind.
-        if later is not None and worker.step > later + 1:
-            raise Violation(
-                f"{worker.member.name} finishes step {worker.step} in generation {worker.key}, but the next one has "
-                f"gone on from step {later}: two groups train"
-            )
+        if (number, generation + 1) in self._begins:
+            # A rank that was frozen may finish the step whose parts it has, before it hears that it is left behind.
+            self._late_steps[worker.member.name] += 1
+            if self._late_steps[worker.member.name] > 1:
+                raise Violation(f"{worker.member.name} trains in generation {worker.key} after the next one has begun")
 
     def restored(self, by: Worker, name: str) -> None:
         """A rank whose generation nobody brought a state to begins with a checkpoint."""
-        store, run = self._run.store, self._run
-        step, count = store.manifests[name]
-        shares = store.shares.get(name, {})
-        if any(shares.get(rank) != expected(step) for rank in range(count)):
-            raise Violation(f"checkpoint {name} of {count} shares cannot be restored: {sorted(shares)}")
-        for worker in run.living:
+        self._check_shares(name)
+        for worker in self._run.living:
             is_other = worker.driver is by.driver and worker.key != by.key
             if is_other and worker.has_state and not self._is_troubled(worker):
                 raise Violation(f"a checkpoint is restored although {worker.member.name} has step {worker.step}")
@@ -104,8 +108,16 @@ class Checks:
 
     def written(self, name: str) -> None:
         """A manifest was written."""
-        if int(name.split("-")[1]) != self._run.store.owner:
+        store = self._run.store
+        if int(name.split("-")[1]) != store.owner:
             raise Violation(f"a driver that does not own the run any more has committed {name}")
+        self._check_shares(name)
+
+    def _check_shares(self, name: str) -> None:
+        step, count = self._run.store.manifests[name]
+        shares = self._run.store.shares.get(name, {})
+        if any(shares.get(rank) != expected(step) for rank in range(count)):
+            raise Violation(f"checkpoint {name} of {count} shares cannot be restored: {sorted(shares)}")
 
     def _check_state(self, worker: Worker, verb: str) -> None:
         if worker.state != expected(worker.step):
@@ -125,9 +137,19 @@ class Checks:
                 )
             if quiet > RESTART_SECONDS and not run.network.cuts:
                 raise Violation(f"no step for {quiet:.0f} s although nothing is wrong any more")
-            if len(driver.workers) > len(run.workers):
-                raise Violation("the arbiter keeps workers that do not exist")
+            if quiet > NEW_STEP_SECONDS or now - self.last_fault > NEW_STEP_SECONDS:
+                self._check_newcomers()
         run.world.after(LOOK_SECONDS, self._look)
+
+    def _check_newcomers(self) -> None:
+        """Who could join must not wait for long."""
+        run, since = self._run, self._run.world.now - NEW_STEP_SECONDS
+        members = sum(worker.has_state for worker in run.living)
+        for worker in run.living:
+            is_waiting = worker.phase == "asking" and not worker.member.number and worker.started_at < since
+            is_well = worker.driver is run.driver and not self._is_troubled(worker) and not run.network.cuts
+            if is_waiting and is_well and self.last_fault < since and 0 < members < SHARDS:
+                raise Violation(f"{worker.member.name} waits since {worker.started_at:.0f} s to join")
 
     def _is_troubled(self, worker: Worker) -> bool:
         """Whether something is wrong with a worker, its driver, or the link between them, or was a while ago."""

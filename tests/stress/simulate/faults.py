@@ -189,7 +189,7 @@ def _slow(run: Run, fault: Fault) -> None:
     worker = _worker(run, fault.who)
     if worker is not None:
         run.world.tell(f"{worker.member.name} is slow for {fault.seconds:g} s")
-        worker.seconds = 10 * run.step_seconds
+        worker.seconds = 3 * run.step_seconds
         _later(run, fault.seconds, setattr, worker, "seconds", run.step_seconds)
 
 

@@ -34,7 +34,7 @@ _PROCESS_SECONDS = 1.0
 #: Seconds after which Ray kills a worker that was let go.
 _KILL_SECONDS = 3.0
 #: Steps between two checkpoints.
-_SAVE_EVERY = 10
+_SAVE_EVERY = 4
 
 
 class Driver:
@@ -69,6 +69,7 @@ class Driver:
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
         """Have workers leave for good once others have come, as `raytf.driver.ray_train.departures` does."""
+        self.run.notices |= dict.fromkeys(names, list(after))
         self.arbiter.come("departures")
         self._carry_out(self.arbiter.hear("departures", {"dismiss": list(names), "after": list(after)}))
         self._carry_out(self.arbiter.lose("departures"))
@@ -76,6 +77,7 @@ class Driver:
     def lose(self, worker: Worker) -> None:
         """The connection with a worker has ended."""
         if self.workers.pop(worker.member.name, None) is not None:
+            self.run.let_go(worker)
             self._carry_out(self.arbiter.lose(worker.member.name))
 
     def _look(self) -> None:
@@ -115,7 +117,7 @@ class Worker:
     def __init__(self, run: Run, driver: Driver, name: str, wanted: int, order: int):
         self.run, self.driver, self.member = run, driver, Member(name)
         self.process = Process(run.world, name, name.rpartition("-")[0])
-        self.wanted, self._order = wanted, order
+        self.wanted, self._order, self.started_at = wanted, order, run.world.now
         self.step, self.state, self.has_state_since = -1, 0, 0.0
         #: What it is about: "asking", "meeting", "summing", "computing", "ended".
         self.phase = "asking"
@@ -428,7 +430,7 @@ class Worker:
         step, state = held[who.giver]
         seconds = self.run.world.random.uniform(0.01, 1.0) if self.rank in who.takers else 0.0
         if self.rank in who.takers:
-            self.step = -1
+            self.state = -1  # until all of the other one's is there
         self.phase = "computing"
         self.process.after(seconds, self._take, self.key, step, state)
 
@@ -518,6 +520,8 @@ class Run:
         self.listeners: dict[str, Worker] = {}
         self.workers: list[Worker] = []
         self.result: int | None = None
+        #: Who has notice -> who comes before it leaves.
+        self.notices: dict[str, list[str]] = {}
         self._drivers = self._started = 0
         self.driver = self._new_driver()
         self._start_group()
@@ -598,3 +602,4 @@ class Run:
     def _start_group(self) -> None:
         for order in range(self.target):
             self.start_worker(self.target, order)
+        self.world.after(2.0, self._replace, self.driver)
