@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 

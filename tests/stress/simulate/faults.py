@@ -84,6 +84,21 @@ def _kill_two(run: Run, fault: Fault) -> None:
     _kill(run, fault._replace(who=fault.other))
 
 
+def _kill_givers(run: Run, fault: Fault) -> None:
+    """Those that are furthest die while others take the state from them; tried for a while."""
+    takers = [worker for worker in run.living if worker.is_taking]
+    if not takers:
+        if run.world.now - fault.at < fault.seconds:
+            run.world.after(0.05, _kill_givers, run, fault)
+        return
+    run.checks.last_fault = run.world.now
+    run.world.tell("those that give the state die")
+    furthest = max(worker.step for worker in run.living)
+    for worker in run.living:
+        if worker.step == furthest and not worker.is_taking:
+            worker.die()
+
+
 def _kill_all(run: Run, fault: Fault) -> None:
     run.world.tell("all workers die")
     for worker in run.living:
@@ -227,6 +242,7 @@ KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "death": (5, _kill),
     "death with a forked child": (3, _kill_with_child),
     "death of two": (2, _kill_two),
+    "death of those that give the state": (1, _kill_givers),
     "death of all": (0.5, _kill_all),
     "loss of a host": (1, _lose_host),
     "freeze": (4, _freeze),

@@ -7,6 +7,7 @@ in the workers. What is made up here is what they stand in: sockets, the sum, st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from raytf.checkpoint.commit import Commit
@@ -69,7 +70,7 @@ class Driver:
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
         """Have workers leave for good once others have come, as `raytf.driver.ray_train.departures` does."""
-        self.run.notices |= dict.fromkeys(names, list(after))
+        self.run.notices |= {name: list(after) for name in names}
         self.arbiter.come("departures")
         self._carry_out(self.arbiter.hear("departures", {"dismiss": list(names), "after": list(after)}))
         self._carry_out(self.arbiter.lose("departures"))
@@ -118,7 +119,7 @@ class Worker:
         self.run, self.driver, self.member = run, driver, Member(name)
         self.process = Process(run.world, name, name.rpartition("-")[0])
         self.wanted, self._order, self.started_at = wanted, order, run.world.now
-        self.step, self.state, self.has_state_since = -1, 0, 0.0
+        self.step, self.state, self.has_state_since, self.is_taking = -1, 0, 0.0, False
         #: What it is about: "asking", "meeting", "summing", "computing", "ended".
         self.phase = "asking"
         self.is_let_go, self.why = False, ""
@@ -142,7 +143,11 @@ class Worker:
         driver_end = (lambda message: driver.hear(self, message)), (lambda: driver.lose(self))
         own_end = self._hear, self._left_behind
         self.link = Connection(
-            run.network, run.world, (driver.process, self.process), (driver_end[0], own_end[0]), (driver_end[1], own_end[1])
+            run.network,
+            run.world,
+            (driver.process, self.process),
+            (driver_end[0], own_end[0]),
+            (driver_end[1], own_end[1]),
         )
         run.network.send(self.process, driver.process, driver.accept, self)
 
@@ -236,6 +241,7 @@ class Worker:
     def _meet(self) -> None:
         self.phase, self._met_by = "meeting", self.run.world.now + MEET_SECONDS
         self._reached, self._called, self._answered, self._gone = set(), set(), set(), set()
+        self.is_taking = False
         self._parts, self._sum = {}, None
         self._calling, self._calling_since = 0, self.run.world.now
         token = self._meetings
@@ -430,7 +436,7 @@ class Worker:
         step, state = held[who.giver]
         seconds = self.run.world.random.uniform(0.01, 1.0) if self.rank in who.takers else 0.0
         if self.rank in who.takers:
-            self.state = -1  # until all of the other one's is there
+            self.state, self.is_taking = -1, True  # until all of the other one's is there
         self.phase = "computing"
         self.process.after(seconds, self._take, self.key, step, state)
 
@@ -451,14 +457,18 @@ class Worker:
         """Train from a step on."""
         assert self.generation is not None
         self.step, self.state, self.has_state_since = step, state, self.run.world.now
+        self.is_taking = False
         self.run.checks.took(self)
         size, rank = len(self.generation.members), self.rank
         self._tier = SimulatedTier(self.run.world, self.process, self.run.store, rank, size, self.driver.number)
         self._commit: Commit[Saved] = Commit(self._tier, size)
         self._saved = step
-        self._compute()
+        self._go_on()
 
-    def _compute(self) -> None:
+    def _go_on(self) -> None:
+        if self.step >= self.run.end_step:
+            self._add("result", self.state, self._finish)
+            return
         self.phase = "computing"
         self.process.after(self.seconds * self.run.world.random.uniform(0.8, 1.2), self._computed, self.key)
 
@@ -480,12 +490,10 @@ class Worker:
         self.run.checks.trained(self)
         total = sum((votes for _, votes, _ in parts.values()), Votes())
         self._commit.advance(total, self._new_save)
-        if self.step >= self.run.end_step:
-            self._add("result", self.state, self._finish)
-        elif any(pauses for _, _, pauses in parts.values()):
+        if self.step < self.run.end_step and any(pauses for _, _, pauses in parts.values()):
             self._leave()
         else:
-            self._compute()
+            self._go_on()
 
     def _new_save(self) -> Saved:
         self._saved = self.step

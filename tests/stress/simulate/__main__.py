@@ -1,0 +1,116 @@
+"""Simulates groups of workers under faults, with the code that decides in production.
+
+    python -m tests.stress.simulate [--seeds 100000] [--first 0] [--page FILE.md]
+    python -m tests.stress.simulate --seed 4711          # tells the story of one schedule
+    python -m tests.stress.simulate --mutants            # how many schedules it takes to find mistakes made on purpose
+
+The clock, the network and the processes are made up, in one thread, and drawn from the schedule's seed, so that a
+failure happens again with the same seed. What it finds is told in as few faults as it needs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from tests.stress.simulate import page
+from tests.stress.simulate.mutants import MUTANTS
+
+#: Schedules that a process runs before it tells of them, and those that are tried with a mistake.
+_AT_ONCE, _TRIES = 100, 20_000
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Simulate groups of workers under faults."""
+
+    seeds: int = 1000
+    """Schedules to run."""
+    first: int = 0
+    """Seed of the first one."""
+    seed: int | None = None
+    """Tell the story of this schedule."""
+    mutants: bool = False
+    """Look for mistakes that are made on purpose."""
+    processes: int = os.cpu_count() or 1
+    """Processes that simulate."""
+    page: Path | None = None
+    """Write a page about all of it, mutants included."""
+
+
+def main(arguments: Arguments) -> int:
+    """Run schedules, and tell what was found; returns how many violations and missed mutants there are."""
+    if arguments.seed is not None:
+        return _tell(arguments.seed)
+    found = {} if not (arguments.mutants or arguments.page) else _mutants(arguments.processes)
+    missed = sum(seed is None for seed in found.values())
+    if arguments.mutants:
+        return missed
+    totals = _schedules(arguments)
+    print("\n".join(totals.lines()), flush=True)
+    for seed in totals.violations[:3]:
+        _tell(seed)
+    if arguments.page is not None:
+        arguments.page.write_text(page.page(totals, found))
+    return len(totals.violations) + missed
+
+
+def _schedules(arguments: Arguments) -> page.Totals:
+    totals, began = page.Totals(), time.monotonic()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    parts = [seeds[n : n + _AT_ONCE] for n in range(0, len(seeds), _AT_ONCE)]
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        for part in pool.imap_unordered(_run, parts):
+            totals.add(part)
+    totals.wall_seconds, totals.processes = time.monotonic() - began, arguments.processes
+    return totals
+
+
+def _run(seeds: range) -> page.Totals:
+    from tests.stress.simulate.schedule import simulate
+
+    totals = page.Totals()
+    for seed in seeds:
+        totals.count(simulate(seed))
+    return totals
+
+
+def _tell(seed: int) -> int:
+    from tests.stress.simulate.schedule import minimized, simulate
+
+    outcome = simulate(seed)
+    faults = minimized(seed, outcome.violation) if outcome.violation else None
+    for seconds, text in simulate(seed, faults, tells=True).story:
+        print(f"t={seconds:.2f} {text}")
+    return bool(outcome.violation)
+
+
+def _mutants(processes: int) -> dict[str, int | None]:
+    """Return the seed of the first schedule that finds each mistake; None for one that is not found."""
+    found = dict(_found(processes))
+    for name in MUTANTS:
+        print(f"{'not found' if found[name] is None else found[name]!s:>9}  {name}", flush=True)
+    return {name: found[name] for name in MUTANTS}
+
+
+def _found(processes: int) -> Iterator[tuple[str, int | None]]:
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(_find, MUTANTS, chunksize=1)
+
+
+def _find(name: str) -> tuple[str, int | None]:
+    MUTANTS[name].apply()
+    from tests.stress.simulate.schedule import simulate
+
+    return name, next((seed for seed in range(_TRIES) if simulate(seed).violation), None)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(tyro.cli(Arguments))))

@@ -1,0 +1,115 @@
+"""What many schedules have come to, as lines and as docs/evidence/simulation.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a mutant must be loaded before it
+    from tests.stress.simulate.schedule import Outcome
+
+_HEAD = """# The simulator
+
+`python -m tests.stress.simulate --seeds 100000 --page docs/evidence/simulation.md` wrote this page. It runs groups of
+workers in a simulated world: one thread, with a clock, a network, processes and storage that are drawn from a seed.
+What decides is the code that decides in production:
+
+- in the driver `raytf.driver.arbitration`, `raytf.driver.silence`, `raytf.distributed.membership` and
+  `raytf.distributed.reachability`: who belongs to the group, who is lost, who is left out;
+- in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
+  whom, and when a checkpoint is complete.
+
+What is made up is what they stand in: sockets, the sum over the ranks, storage, and Ray, which starts workers again.
+The keeper of copies in memory, the lease, and the choice of the number of workers are not simulated. Simulated workers
+train whole numbers, so that the state after each step is known.
+
+In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is checked that
+
+- each rank has the state of an undisturbed run after each step: no step is lost, and none is made twice;
+- of two groups only one trains;
+- while the driver and somebody with the state are there, a new step comes within 30 s, and somebody who waits to join
+  gets in within 30 s;
+- no worker ends that was well, and nobody leaves before those have come that take its place;
+- a checkpoint that is committed can be restored, and only the run's owner commits;
+- a checkpoint is restored only where nobody has the state.
+
+`python -m tests.stress.simulate --seed N` tells the story of a schedule, and of one that fails in as few faults as it
+needs.
+"""
+
+
+@dataclass
+class Totals:
+    """Of many schedules.
+
+    Attributes:
+        schedules, events: how many.
+        shortest: the fewest events of a schedule.
+        seconds: virtual ones.
+        wall_seconds, processes: how long it took, and on how many processes.
+        faults: how many of each kind.
+        violations: seeds.
+    """
+
+    schedules: int = 0
+    events: int = 0
+    shortest: int = 1 << 60
+    seconds: float = 0.0
+    wall_seconds: float = 0.0
+    processes: int = 1
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[int] = field(default_factory=list)
+
+    def count(self, outcome: Outcome) -> None:
+        """Add a schedule."""
+        one = Totals(1, outcome.events, outcome.events, outcome.seconds, faults=outcome.faults)
+        one.violations = [outcome.seed] if outcome.violation else []
+        self.add(one)
+
+    def add(self, other: Totals) -> None:
+        """Add the schedules of another process."""
+        self.schedules += other.schedules
+        self.events += other.events
+        self.shortest = min(self.shortest, other.shortest)
+        self.seconds += other.seconds
+        self.faults += other.faults
+        self.violations = sorted([*self.violations, *other.violations])
+
+    def lines(self) -> list[str]:
+        """Return what a person wants to know."""
+        rate = self.schedules / max(1e-9, self.wall_seconds)
+        return [
+            f"{self.schedules:,} schedules with {self.events:,} events (at least {self.shortest:,} in each) in "
+            f"{self.seconds / 3600:,.0f} virtual hours",
+            f"{self.wall_seconds:,.0f} s on {self.processes} processes: {rate:,.0f} schedules a second",
+            f"{sum(self.faults.values()):,} faults; violations: {len(self.violations)} {self.violations[:10] or ''}",
+        ]
+
+
+def page(totals: Totals, mutants: Mapping[str, int | None]) -> str:
+    """Return the page."""
+    faults = "\n".join(f"| {kind} | {count:,} |" for kind, count in sorted(totals.faults.items()))
+    made = "\n".join(
+        f"| {name} | {'not found' if seed is None else f'{seed + 1:,}'} |" for name, seed in mutants.items()
+    )
+    found = sum(seed is not None for seed in mutants.values())
+    return f"""{_HEAD}
+## Result
+
+{chr(10).join(f"- {line}" for line in totals.lines())}
+
+| fault | times |
+| --- | --- |
+{faults}
+
+## Mistakes made on purpose
+
+{found} of {len(mutants)} are found. Each is one change of the code above; the column has the number of schedules that
+it took.
+
+| mistake | schedules |
+| --- | --- |
+{made}
+"""
