@@ -140,15 +140,9 @@ class Worker:
         self._parts: dict[Any, dict[int, Any]] = {}
         self._gone: set[int] = set()
         self._quiet: dict[int, int] = {}
-        driver_end = (lambda message: driver.hear(self, message)), (lambda: driver.lose(self))
-        own_end = self._hear, self._left_behind
-        self.link = Connection(
-            run.network,
-            run.world,
-            (driver.process, self.process),
-            (driver_end[0], own_end[0]),
-            (driver_end[1], own_end[1]),
-        )
+        hear = partial(driver.hear, self), self._hear
+        ended = partial(driver.lose, self), self._left_behind
+        self.link = Connection(run.network, run.world, (driver.process, self.process), hear, ended)
         run.network.send(self.process, driver.process, driver.accept, self)
 
     @property

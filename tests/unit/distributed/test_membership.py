@@ -302,3 +302,57 @@ def test_of_members_without_a_link_between_them_the_first_ones_stay():
         found = membership.leave(name, 1, place(name, 5), unreached)
     assert found is not None
     assert (found.members, found.unreachable) == (("a", "b"), ("c",))
+
+
+def test_a_newcomer_is_not_blamed_for_a_meeting_that_a_report_explains():
+    # Of a network in which n1 and n3 are cut, n3-3 reports it. Before that the newcomer n2-4 saw somebody hang up.
+    membership = training("n1-1", "n2-2", "n3-3")
+    membership.join("n2-4", place("n2-4"), 1)
+    for name in ("n1-1", "n2-2", "n3-3"):
+        membership.leave(name, 2, place(name, 5))
+    membership.leave("n2-4", 3, place("n2-4"))
+    membership.leave("n3-3", 3, place("n3-3", 5), ["n1-1"])
+    membership.leave("n1-1", 3, place("n1-1", 5))
+    found = membership.leave("n2-2", 3, place("n2-2", 5))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("n1-1", "n2-2", "n2-4"), ("n3-3",))
+
+
+def test_a_link_that_is_missing_is_one_between_nodes():
+    membership = training("n1-1", "n1-2", "n2-3", "n2-4", "n3-5")
+    membership.leave("n2-3", 2, place("n2-3", 5), ["n1-1"])
+    for name in ("n1-1", "n1-2", "n2-4"):
+        membership.leave(name, 2, place(name, 5))
+    found = membership.leave("n3-5", 2, place("n3-5", 5))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("n1-1", "n1-2", "n3-5"), ("n2-3", "n2-4"))
+
+
+def test_who_waits_on_a_node_that_members_do_not_reach_is_not_tried():
+    membership = training("n1-1", "n1-2", "n2-3")
+    membership.most = 3
+    membership.join("n2-4", place("n2-4"), 1)
+    membership.leave("n1-1", 2, place("n1-1", 5), ["n2-3"])
+    membership.leave("n1-2", 2, place("n1-2", 5))
+    found = membership.leave("n2-3", 2, place("n2-3"))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("n1-1", "n1-2"), ("n2-3", "n2-4"))
+
+
+def test_nodes_that_were_cut_off_may_begin_again_when_nobody_is_left():
+    membership = training("n1-1", "n2-2")
+    membership.leave("n1-1", 2, place("n1-1", 5), ["n2-2"])
+    membership.leave("n2-2", 2, place("n2-2"))
+    assert membership.is_cut_off("n2-3")
+    membership.lose("n1-1")
+    assert not membership.is_cut_off("n2-3")
+
+
+def test_who_was_never_given_the_state_does_not_count_where_others_are_dismissed():
+    membership = training("a", "b", "c")
+    membership.dismiss(["a"])
+    membership.leave("a", 2, place("a", 5))
+    membership.leave("b", 2, place("b"))
+    found = membership.leave("c", 2, place("c"))
+    assert found is not None
+    assert (found.members, found.dismissed) == (("a", "b", "c"), ())

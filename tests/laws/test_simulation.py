@@ -1,0 +1,74 @@
+"""The simulator finds nothing in new schedules, and every mistake that is made on purpose."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.stress.simulate.mutants import MUTANTS
+from tests.stress.simulate.schedule import LEAST_EVENTS, Outcome, faults_of, minimized, simulate
+
+#: Schedules that have found something, by what it was.
+FOUND = {
+    292: "a healthy newcomer was left out, since it was the first to leave a meeting that others explain",
+    109: "a notice took away the only worker with the state, since members without it counted",
+}
+#: Seconds for new schedules.
+NEW_SECONDS = 60.0
+_FIND = """
+import sys
+from tests.stress.simulate.mutants import MUTANTS
+name, seed = sys.argv[1], int(sys.argv[2])
+MUTANTS[name].apply()
+from tests.stress.simulate.schedule import simulate
+print(simulate(seed).violation)
+"""
+
+
+def told(outcome: Outcome) -> str:
+    """The story of a schedule with a violation."""
+    faults = minimized(outcome.seed, outcome.violation)
+    lines = [f"t={seconds:.2f} {text}" for seconds, text in simulate(outcome.seed, faults, tells=True).story]
+    return "\n".join([f"seed {outcome.seed}", *lines])
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_schedules_that_have_found_something(seed: int):
+    outcome = simulate(seed)
+    assert not outcome.violation, told(outcome)
+
+
+@pytest.mark.gate  # a minute
+def test_new_schedules():
+    deadline, seed = time.monotonic() + NEW_SECONDS, time.time_ns() % (1 << 48)
+    while time.monotonic() < deadline:
+        seed += 1
+        outcome = simulate(seed)
+        assert not outcome.violation, told(outcome)
+        assert outcome.events >= LEAST_EVENTS
+
+
+def test_a_seed_is_a_schedule():
+    one, other = (simulate(7, tells=True) for _ in range(2))
+    assert one == other
+    assert one.story
+    assert simulate(8).events != one.events
+    assert len(faults_of(7)) >= 3
+
+
+@pytest.mark.gate  # half a minute
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found(name: str):
+    mutant = MUTANTS[name]
+    spec = importlib.util.find_spec(mutant.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).read_text().count(mutant.right) == 1
+    command = [sys.executable, "-c", _FIND, name, str(mutant.seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip(), f"schedule {mutant.seed} does not find it"

@@ -1,0 +1,117 @@
+"""What a worker knows of its group: tables of what its arbiter tells it and of how meetings end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raytf.distributed.member import (
+    DismissedError,
+    LeftBehindError,
+    Member,
+    RunOverError,
+    UnreachableError,
+    step_after_broken_transfer,
+    transfer,
+)
+from raytf.errors import WorkerLostError
+
+
+def generation(number: int, *steps: int) -> dict[str, Any]:
+    members = [f"n-{rank}" for rank in range(len(steps))]
+    about = {"number": number, "members": members, "addresses": [f"{name}:1" for name in members], "lost": 0}
+    return {"generation": about | {"steps": list(steps)}}
+
+
+def in_generation(number: int = 1) -> Member:
+    member = Member("n-1")
+    member.take(generation(number, 4, 5))
+    return member
+
+
+def test_a_worker_joins_and_after_that_leaves():
+    member = Member("n-1")
+    assert member.question("h:1", -1, 2, 1) == {"join": {"address": "h:1", "wanted": 2, "order": 1}}
+    member.take(generation(3, -1, -1))
+    assert member.question("h:2", 7, 2, 1) == {
+        "leave": {"number": 3, "address": "h:2", "step": 7, "unreached": []},
+    }
+
+
+@pytest.mark.parametrize(
+    ("news", "is_paused", "is_broken", "is_over"),
+    [
+        ({}, False, False, False),
+        ({"pause": 1}, True, False, False),
+        ({"pause": 0}, False, False, False),  # of an old generation
+        ({"lost": 1}, False, True, True),
+        ({"left": 1}, False, False, True),
+        ({"left": 1, "lost": 1, "pause": 1}, True, True, True),
+        ({"lost": 2}, False, False, False),
+    ],
+)
+def test_what_is_heard_counts_for_its_generation(news, is_paused, is_broken, is_over):
+    member = in_generation()
+    assert not member.hear(news), "it answers nothing"
+    assert member.is_pause_wanted is is_paused
+    assert member.is_broken(1) is is_broken
+    assert member.is_over(1) is is_over
+
+
+def test_who_is_lost_itself_is_in_no_generation_any_more():
+    member = in_generation()
+    member.is_lost = True
+    assert member.is_broken(1)
+    assert member.is_over(1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        ({"end": "too late"}, LeftBehindError, "too late"),
+        ({"end": "apart", "unreachable": True}, UnreachableError, "apart"),
+        ({"over": {"loss": 1}}, RunOverError, "over"),
+        ({"dismissed": 1}, DismissedError, "planned"),
+    ],
+)
+def test_how_a_worker_ends(answer, kind, words):
+    member = in_generation()
+    assert member.hear(answer), "it answers a question"
+    with pytest.raises(kind, match=words) as raised:
+        member.take(answer)
+    if kind is UnreachableError:
+        assert raised.value.node == "n"
+
+
+def test_a_meeting_that_fails_is_reported_and_tried_again_but_not_for_ever():
+    member = in_generation()
+    found = member.take(generation(2, 4, 5))
+    member.not_met(found, {0})
+    assert member.question("h", 5, 2, 1)["leave"]["unreached"] == ["n-0"]
+    member.met()
+    assert member.question("h", 5, 2, 1)["leave"]["unreached"] == []
+    for _ in range(9):
+        member.not_met(found, ())
+    with pytest.raises(WorkerLostError, match="not met in 10 tries"):
+        member.not_met(found, ())
+
+
+@pytest.mark.parametrize(
+    ("steps", "giver", "givers", "takers"),
+    [
+        ([5, 5], 0, (0, 1), ()),
+        ([4, 5, -1, 5], 1, (1, 3), (0, 2)),
+        ([0, -1], 0, (0,), (1,)),
+        ([-1, 0], 1, (1,), (0,)),
+    ],
+)
+def test_who_gives_the_state_to_whom(steps, giver, givers, takers):
+    assert transfer(steps) == (giver, givers, takers)
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "left"), [(4, [4, 5], -1), (5, [4, 5], 5), (-1, [-1, 5], -1), (5, [5, 5], 5)]
+)
+def test_a_state_that_was_taken_in_part_is_none(step, steps, left):
+    assert step_after_broken_transfer(step, steps) == left

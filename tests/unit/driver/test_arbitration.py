@@ -1,0 +1,83 @@
+"""What an arbiter does with what it hears: tables of events and commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raytf.driver.arbitration import Arbitration, HangUp, Tell
+from raytf.driver.silence import Silence
+
+#: Looks.
+SILENT, ALL_SILENT, LEAVE = 4, 10, 6
+
+
+def arbitration() -> Arbitration:
+    return Arbitration(Silence(SILENT, ALL_SILENT), LEAVE)
+
+
+def join(name: str, wanted: int) -> dict[str, Any]:
+    return {"join": {"address": f"{name}:1", "wanted": wanted, "order": 0}}
+
+
+def leave(name: str, number: int, step: int) -> dict[str, Any]:
+    return {"leave": {"address": f"{name}:1", "number": number, "step": step}}
+
+
+def begun(*names: str) -> Arbitration:
+    arbiter = arbitration()
+    commands = []
+    for name in names:
+        arbiter.come(name)
+        commands = arbiter.hear(name, join(name, len(names)))
+    (told,) = commands
+    assert isinstance(told, Tell)
+    assert told.names == names
+    assert told.message["generation"]["number"] == 1
+    return arbiter
+
+
+def test_members_hear_of_a_loss_once_and_the_lost_nothing():
+    arbiter = begun("a", "b", "c")
+    assert arbiter.lose("c") == [Tell(("a", "b"), {"lost": 1})]
+    assert arbiter.lose("c") == []
+    assert arbiter.hear("c", leave("c", 1, 3)) == []
+
+
+def test_members_hear_of_the_first_departure_and_of_the_next_generation():
+    arbiter = begun("a", "b")
+    assert arbiter.hear("a", leave("a", 1, 3)) == [Tell(("a", "b"), {"left": 1})]
+    (told,) = arbiter.hear("b", leave("b", 1, 3))
+    assert isinstance(told, Tell)
+    assert (told.names, told.message["generation"]["steps"]) == (("a", "b"), (3, 3))
+
+
+def test_who_is_silent_is_let_go_and_the_others_hear_of_it():
+    arbiter = begun("a", "b")
+    for _ in range(SILENT):
+        arbiter.hear_beat("a")
+        assert arbiter.look() == []
+    arbiter.hear_beat("a")
+    assert arbiter.look() == [HangUp("b"), Tell(("a",), {"lost": 1})]
+
+
+def test_who_does_not_leave_is_let_go():
+    arbiter = begun("a", "b")
+    arbiter.hear("a", leave("a", 1, 3))
+    commands: list[Any] = []
+    for _ in range(LEAVE + 2):
+        for name in ("a", "b"):
+            arbiter.hear_beat(name)
+        commands += arbiter.look()
+    assert commands[:2] == [Tell(("b",), {"end": "b did not leave its group in time"}), HangUp("b")]
+    assert commands[2].message["generation"]["members"] == ("a",)
+
+
+def test_who_comes_when_the_run_is_over_is_told_its_result():
+    arbiter = begun("a", "b")
+    arbiter.come("c")
+    assert arbiter.hear("c", join("c", 1)) == [Tell(("a", "b"), {"pause": 1})]
+    assert arbiter.hear("a", {"over": {"steps": 3}}) == [Tell(("c",), {"over": {"steps": 3}})]
+    assert arbiter.lose("a") == [], "nobody is lost of a run that is over"
+    arbiter.come("d")
+    assert arbiter.greeting()["over"] == {"steps": 3}
+    assert arbiter.hear("d", join("d", 1)) == [Tell(("d",), {"over": {"steps": 3}})]
