@@ -46,8 +46,8 @@ _FLUSH_SECONDS = 3.0
 class RunLedger(ledger.Ledger):
     """The ledger of this driver, and the figures of the run."""
 
-    def __init__(self, run: Storage):
-        super().__init__(run)
+    def __init__(self, run: Storage, term: int):
+        super().__init__(run, ledger.name_of(term))
         self.figures = RunFigures()
         self._has_earlier = False
         #: The latest status, and the time when it came, as long as no sign of life has told it.
@@ -96,14 +96,15 @@ def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterat
 
 
 @contextlib.contextmanager
-def booked(run: Storage, config: TrainConfig) -> Iterator[RunLedger]:
+def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     """A ledger that is written every few seconds, in the background, from now to the end of this driver.
 
     Args:
         run: its folder.
         config: of the run, whose settings are told first.
+        term: of this driver: see `terms`.
     """
-    book = RunLedger(run)
+    book = RunLedger(run, term)
     book.note(Driver("started", os.getpid(), socket.gethostname(), settings=config.changed, versions=_versions()))
 
     def write(stop: threading.Event) -> None:

@@ -29,7 +29,8 @@ STALE_SECONDS = 20.0
 _SETTLE_SECONDS = 0.5
 _WORD = untrusted_json.optional(untrusted_json.text)
 _LEASE = untrusted_json.record(
-    {"id": untrusted_json.text}, {"host": _WORD, "boot": _WORD, "pid": untrusted_json.whole, "started": _WORD}
+    {"id": untrusted_json.text},
+    {"host": _WORD, "boot": _WORD, "pid": untrusted_json.whole, "started": _WORD, "term": untrusted_json.whole},
 )
 
 
@@ -40,6 +41,7 @@ class Lease:
         run: the run's folder.
         say: told when somebody else's lease has to be watched for a while.
         clock, sleep: injected by tests.
+        latest_term: returns the highest term that earlier owners left in the run, other than in a lease.
 
     Raises:
         RunInUseError: on entering, when another live process owns the run.
@@ -51,14 +53,17 @@ class Lease:
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        latest_term: Callable[[], int] = lambda: 0,
     ):
         self._run, self._say, self._clock, self._sleep = run, say, clock, sleep
+        self._latest_term = latest_term
         self.owner: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "host": socket.gethostname(),
             "boot": _boot_id(),
             "pid": os.getpid(),
             "started": process_start(os.getpid()),
+            "term": 0,
         }
         self._beat = 0
         self._stop = threading.Event()
@@ -88,6 +93,7 @@ class Lease:
     def _take(self) -> None:
         # Looked at before anything is written: whoever comes while the owner lives is told so at once.
         version = self._wait_for_death()
+        self.owner["term"] = 1 + max(self.owner["term"], self._latest_term())
         if version is None:
             claims.create(self._run, LEASE_FILE, self._text(), self._clock, self._sleep)
         else:
@@ -126,6 +132,7 @@ class Lease:
             # Whoever wrote it finds that it is not theirs any more, and stops.
             self._say(f"{str(error).rstrip('.')}; this process takes the run over")
             return found[1]
+        self.owner["term"] = first.get("term", 0)
         if self._is_dead(first):
             return found[1]
         if first.get("boot") == self.owner["boot"]:

@@ -32,7 +32,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.driver import background, preflight
 from raytf.errors import RaytfError
 from raytf.inference import versions
-from raytf.runs import history, inventory, run_log
+from raytf.runs import history, inventory, run_log, terms
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
@@ -71,11 +71,13 @@ def resume(uri: str, run_name: str) -> int | None:
     preflight.compare_strategy(stored, config)
     preflight.stored_shards(stored)
     now = iter(range(10**6))
-    with Lease(run, lambda text: None, lambda: float(next(now)), lambda seconds: None):
+    with Lease(
+        run, lambda text: None, lambda: float(next(now)), lambda seconds: None, lambda: terms.latest(run)
+    ) as lease:
         if preflight.finished(run, 300) is not None:
             return 300
         preflight.compare_batch(stored, config, RECORDS)
-        book = background.RunLedger(run)
+        book = background.RunLedger(run, lease.owner["term"])
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()
