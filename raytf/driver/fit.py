@@ -324,7 +324,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     sending.check(job, display.say)
     start_ahead(job.config, resources)
     with (
-        monitoring(run_log.attempt_names(run), void.read(run)) as monitor,
+        monitoring(run_log.attempt_names(run), void.read(run), book.clock) as monitor,
         _fed(job, sources, stream) as sources,
         arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
     ):

@@ -27,6 +27,8 @@ RENEW_SECONDS = 4.0
 #: An owner on another machine is taken for dead when its lease was not renewed for so long.
 STALE_SECONDS = 20.0
 _SETTLE_SECONDS = 0.5
+#: Between two looks at a lease whose owner may be dead.
+_LOOK_SECONDS = 1.0
 _WORD = untrusted_json.optional(untrusted_json.text)
 _LEASE = untrusted_json.record(
     {"id": untrusted_json.text},
@@ -143,7 +145,7 @@ class Lease:
         )
         deadline = self._clock() + STALE_SECONDS
         while self._clock() < deadline:
-            self._sleep(1.0)
+            self._sleep(_LOOK_SECONDS)
             now = self._run.get_version(LEASE_FILE)
             if now is None:
                 return None
@@ -193,25 +195,59 @@ class Lease:
         return json.dumps({**self.owner, "beat": self._beat}).encode()
 
 
-def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Whether a live process owns a run. Watches for its next beat, some seconds, where nothing else tells.
+class LeaseWatch:
+    """What this process has seen of a lease whose owner is on another machine: only its renewals show that it lives.
+    The times of both machines are never compared."""
+
+    def __init__(self) -> None:
+        self._holder: dict[str, Any] | None = None
+        #: When the lease was read last, when it was first read as it is, and when a renewal was seen.
+        self._read_at = self._since = self._renewed_at = float("-inf")
+
+    def see(self, holder: dict[str, Any], now: float) -> bool | None:
+        """Take what the lease holds.
+
+        Args:
+            holder: as it was read.
+            now: seconds of this machine's monotonic clock.
+
+        Returns:
+            Whether the owner lives; None if that takes another look.
+        """
+        if holder != self._holder:
+            if now - self._read_at < STALE_SECONDS:
+                self._renewed_at = now
+            self._holder, self._since = holder, now
+        self._read_at = now
+        if now - self._renewed_at < STALE_SECONDS:
+            return True
+        return False if now - self._since >= 2 * RENEW_SECONDS else None
+
+
+#: By the run's URI: a process that looks again and again, such as `raytf ui`, rarely has to wait.
+_watches: dict[str, LeaseWatch] = {}
+
+
+def is_held(
+    run: Storage, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal.
 
     Args:
-        heard_at, now: when the owner last wrote to the ledger, and now, seconds of the epoch.
+        run: the run's folder.
+        clock, sleep: injected by tests.
     """
-    first = _read(run)
-    if first is None:
-        return False
-    if first.get("boot") == _boot_id():
-        return process_start(first.get("pid", 0)) == first.get("started")
-    if abs(now - heard_at) < STALE_SECONDS:
-        return True
-    for _ in range(2):
-        sleep(RENEW_SECONDS)
+    watch = _watches.setdefault(run.uri, LeaseWatch())
+    while True:
         holder = _read(run)
-        if holder != first:
-            return holder is not None
-    return False
+        if holder is None:
+            return False
+        if holder.get("boot") == _boot_id():
+            return process_start(holder.get("pid", 0)) == holder.get("started")
+        lives = watch.see(holder, clock())
+        if lives is not None:
+            return lives
+        sleep(_LOOK_SECONDS)
 
 
 def check_owner(run: Storage, owner: str) -> None:

@@ -7,8 +7,10 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raytf.errors import DamagedFileError, StorageError
@@ -59,6 +61,27 @@ _EVENT = untrusted_json.record(
         "phases": untrusted_json.values(untrusted_json.finite),
     },
 )
+
+
+@dataclass(frozen=True)
+class EventClock:
+    """The clock of a driver's events, also in other processes of its machine. It only goes forward; the machine's own
+    clock may be set while a run trains.
+
+    Attributes:
+        began: seconds of the epoch when the machine was started, as it knew them when this clock was made.
+    """
+
+    began: float
+
+    @classmethod
+    def of_now(cls) -> EventClock:
+        """Return a clock that agrees with the machine's at this moment."""
+        return cls(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def __call__(self) -> float:
+        """Return the present time in seconds of the epoch."""
+        return self.began + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 #: What a name begins with.

@@ -55,7 +55,7 @@ class Monitor:
     Args:
         attempts: names of the run's worker groups so far.
         clock: seconds of a clock that only goes forward, the same for all processes of the machine.
-        epoch: Unix time in seconds.
+        epoch: seconds of the epoch, for events.
         memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
         call: an id of the call that is being answered; the same when the call is sent again.
         is_another: whether this Monitor replaces one that was killed.
@@ -163,7 +163,7 @@ class Monitor:
 
     @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take an event for the ledger; its time is that of this process's clock, for all events."""
+        """Take an event for the ledger; its time is that at which it arrives here, by the driver's clock."""
         now = self._clock()
         fields, said = self._progress.happened(kind, fields, self._roster.sightings(now), now)
         if said:
