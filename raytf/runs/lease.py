@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from raytf._process import process_start
 from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import claims, untrusted_json
 from raytf.storage.storage import Storage
@@ -296,16 +297,6 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
         DamagedFileError: it is none.
     """
     return untrusted_json.parse(data, where, _LEASE)
-
-
-def process_start(pid: int) -> str | None:
-    """When a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
-    try:
-        with open(f"/proc/{int(pid)}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
 def _boot_id() -> str:
