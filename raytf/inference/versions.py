@@ -317,7 +317,7 @@ def _clean_store(models: Storage, own: str) -> None:
 
     Args:
         models: the versions.
-        own: a claim that was made a moment ago. It tells the time by the clock of the store, which is not this machine's.
+        own: a claim that was made a moment ago; it shows the time by the clock of the store.
     """
     with contextlib.suppress(StorageError):
         files = models.files()

@@ -168,6 +168,8 @@ class Monitor:
         fields, said = self._progress.happened(kind, fields, self._roster.sightings(now), now)
         if said:
             self._outbox.say(said)
+        if kind == "notice" and fields.get("deadline_seconds") is not None:
+            self._roster.ends[fields["node"]] = now + fields["deadline_seconds"]
         self._outbox.book({"time": self._epoch(), "kind": kind, **fields})
 
     @_changes
@@ -237,6 +239,11 @@ class Monitor:
     def noticed(self) -> dict[int, str]:
         """The ranks that `set_noticed` recorded last."""
         return self._roster.noticed
+
+    def seconds_left(self, node: str) -> float | None:
+        """Return the seconds until a node goes, as its own workers reported; None if they did not."""
+        end = self._roster.ends.get(node)
+        return None if end is None else max(0.0, end - self._clock())
 
     # -- saving together: see Parking ----------------------------------------------------------------------------------
 
