@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -151,3 +152,19 @@ def held_back() -> Iterator[None]:
     finally:
         if came:
             signal.raise_signal(came[0])
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
+    try:
+        with open(f"/proc/{int(pid)}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]
+
+
+def process_age() -> float:
+    """Return how many seconds this process lives; no change of the machine's clock matters."""
+    ticks = int(process_start(os.getpid()) or 0)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

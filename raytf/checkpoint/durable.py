@@ -1,6 +1,6 @@
 """The durable tier: checkpoints on storage, written in parallel, visible only when complete.
 
-    checkpoints/000000000400-20261121T101500-3f2a/
+    checkpoints/000000000400-a000001.000003-20261121T101500.123-3f2a9c-0001/
         share-00000.safetensors   the tensors that rank 0 wrote
         share-00000.json          its size, CRC-32C and names
         ...

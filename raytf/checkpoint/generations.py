@@ -67,7 +67,7 @@ def is_latest(found: Mapping[str, Collection[HeldShare]], attempts: Collection[s
     """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
 
     All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
-    Names of attempts begin with their time.
+    Names of attempts sort by their numbers.
     """
     return any(g.attempt == max(attempts) for g in generations(found, attempts))
 

@@ -1,4 +1,4 @@
-"""Names of checkpoints and attempts: the step and the attempt are in them, and they sort by time."""
+"""Names of checkpoints and attempts: the step and the attempt are in them, and they sort by number."""
 
 from __future__ import annotations
 
@@ -32,10 +32,18 @@ def attempt_of(name: str) -> str:
     return split_name(name)[1].rpartition("-")[0]
 
 
-_ATTEMPT_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+#: Earlier versions wrote names without numbers. They sort before all others.
+_ATTEMPT_NAME = re.compile(r"(?:a(\d{6})\.\d{6}-)?\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+
+
+def term_of(name: str) -> int:
+    """Return the term of the driver that started the attempt in a file's name; 0 if the name has none."""
+    found = _ATTEMPT_NAME.search(name)
+    return int(found[1] or 0) if found is not None else 0
 
 
 def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
-    """Whether a file's name holds an attempt that is over: a known one, or one before the present one by its time."""
+    """Return whether a file's name holds an attempt that is over: a known one, or one with a lower number than the
+    present one."""
     found = _ATTEMPT_NAME.search(name)
     return found is not None and found[0] != present and (found[0] in over or found[0] < present)

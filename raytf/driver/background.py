@@ -44,11 +44,17 @@ _FLUSH_SECONDS = 3.0
 
 
 class RunLedger(ledger.Ledger):
-    """The ledger of this driver, and the figures of the run."""
+    """The ledger of this driver, and the figures of the run.
 
-    def __init__(self, run: Storage):
-        super().__init__(run)
-        self.figures = RunFigures()
+    Attributes:
+        clock: the times of all events are by this clock.
+        figures: of the run.
+    """
+
+    def __init__(self, run: Storage, term: int):
+        super().__init__(run, ledger.name_of(term))
+        self.clock = ledger.EventClock.of_now()
+        self.figures = RunFigures(self.clock)
         self._has_earlier = False
         #: The latest status, and the time when it came, as long as no sign of life has told it.
         self._status: Status | None = None
@@ -62,7 +68,7 @@ class RunLedger(ledger.Ledger):
     def show(self, status: Status) -> None:
         """Take the latest status, for the next sign of life; one that was taken before is none."""
         if status != self._status:
-            self._status, self._heard = status, time.time()
+            self._status, self._heard = status, self.clock()
 
     def sign_latest(self) -> None:
         """Write a sign of life, if there was a status since the last one."""
@@ -72,7 +78,7 @@ class RunLedger(ledger.Ledger):
 
     def note(self, event: RunEvent) -> None:
         """Add something that this process itself sees happen, with the present time."""
-        self.add([{"time": time.time(), "kind": event.kind, **event.fields()}])
+        self.add([{"time": self.clock(), "kind": event.kind, **event.fields()}])
 
     def read_earlier(self) -> None:
         """Add what earlier drivers of the run wrote to the figures, if storage can be read."""
@@ -96,14 +102,15 @@ def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterat
 
 
 @contextlib.contextmanager
-def booked(run: Storage, config: TrainConfig) -> Iterator[RunLedger]:
+def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     """A ledger that is written every few seconds, in the background, from now to the end of this driver.
 
     Args:
         run: its folder.
         config: of the run, whose settings are told first.
+        term: of this driver: see `terms`.
     """
-    book = RunLedger(run)
+    book = RunLedger(run, term)
     book.note(Driver("started", os.getpid(), socket.gethostname(), settings=config.changed, versions=_versions()))
 
     def write(stop: threading.Event) -> None:
@@ -135,29 +142,34 @@ def _versions() -> dict[str, str]:
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
-    """Add where the run's time went, and its goodput, unless the ledger cannot be read."""
+    """Add how long the run took, where its time went, and its goodput, unless the ledger cannot be read."""
     book.flush()
     with contextlib.suppress(StorageError):
         seconds = timeline.account(timeline.timeline(ledger.read(run)))
         document["seconds"] = seconds
+        document["wall_seconds"] = sum(seconds.values())
         document["goodput"] = timeline.goodput(seconds)
 
 
 @contextlib.contextmanager
-def monitoring(attempts: Sequence[str], void: VoidStates | None = None) -> Iterator[MonitorClient]:
+def monitoring(
+    attempts: Sequence[str], void: VoidStates | None = None, epoch: Callable[[], float] = time.time
+) -> Iterator[MonitorClient]:
     """A Monitor, which ends with the `with` statement. If its process dies earlier, it comes back with the same state
     within a second or two; calls wait for that.
 
     Args:
         attempts: names of the run's worker groups so far.
         void: states of the run that count no more.
+        epoch: the clock of events, in seconds of the epoch.
     """
     # On the driver's node: on another node it could die while the run lives, and would not find its state.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with crash_safe_memory.held() as known:
         states = [] if void is None else void.plain()
-        actor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another, void=states)
+        options = {"epoch": epoch, "memo": known, "call": _task, "is_another": _is_another, "void": states}
+        actor: Any = made.remote(list(attempts), **options)
         try:
             yield MonitorClient(actor)
         finally:

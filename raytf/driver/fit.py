@@ -38,7 +38,7 @@ from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
-from raytf.runs import digest_log, notebook, run_log, start_command, ui_address
+from raytf.runs import digest_log, notebook, run_log, start_command, terms, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -279,7 +279,7 @@ def _finish(
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         page = ui_address.page_of(run.uri)
         display.say(f"its page: {page}" if page else f"its page, at any time: raytf ui {_parent(run)}".rstrip())
-        with Lease(run, display.say) as lease:
+        with Lease(run, display.say, latest_term=partial(terms.latest, run)) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
             if finished is not None:
@@ -291,11 +291,11 @@ def _finish(
                 return finished
             run_log.abort_uploads(run)
             start_command.write(run, start_command.of_process())
-            job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
+            job = dataclasses.replace(job, identity=run_identity.of_run(job, sources), term=lease.owner["term"])
             is_new = not (stored or has_trained() or job.stop_step is not None) and stream is None
             with (
                 follow.tracked(job.config, run, display.say, tracker),
-                booked(run, job.config) as book,
+                booked(run, job.config, lease.owner["term"]) as book,
                 rehearsing(job, sources.train if is_new else None, job.config) as rehearsal,
             ):
                 session = _Session(run, display, status_file, lease, book, rehearsal)
@@ -324,7 +324,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     sending.check(job, display.say)
     start_ahead(job.config, resources)
     with (
-        monitoring(run_log.attempt_names(run), void.read(run)) as monitor,
+        monitoring(run_log.attempt_names(run), void.read(run), book.clock) as monitor,
         _fed(job, sources, stream) as sources,
         arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
     ):

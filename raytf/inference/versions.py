@@ -234,10 +234,12 @@ def _rename_into(folder: str, models: Storage) -> int:
     base = models.root
     try:
         os.makedirs(base, exist_ok=True)
-        _clean_folder(base)
         temporary = os.path.join(base, f"export{_TEMPORARY}{uuid.uuid4().hex[:8]}")
         try:
-            shutil.copytree(folder, temporary)
+            os.mkdir(temporary)
+            _clean_folder(base, os.stat(temporary).st_mtime)
+            shutil.copytree(folder, temporary, dirs_exist_ok=True)
+            os.utime(temporary)  # copied, too: that of an old model would be stale at once
             for name in _files(temporary):
                 _flush(os.path.join(temporary, name))
             while True:
@@ -263,16 +265,21 @@ def _flush(path: str) -> None:
         os.close(handle)
 
 
-def _clean_folder(base: str) -> None:
+def _clean_folder(base: str, now: float) -> None:
+    """Delete what exports that were killed left.
+
+    Args:
+        base: the folder of the versions.
+        now: when a file of it was made a moment ago, by the clock of its file system, which is not this machine's.
+    """
     for name in os.listdir(base):
         path = os.path.join(base, name)
         with contextlib.suppress(OSError):
-            if name.startswith(f"export{_TEMPORARY}") and time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
+            if name.startswith(f"export{_TEMPORARY}") and now - os.stat(path).st_mtime > _STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _upload(folder: str, models: Storage) -> int:
-    _clean_store(models)
     while True:
         number = _next(models.list())
         claim = f"{_CLAIM}{number}"
@@ -282,6 +289,7 @@ def _upload(folder: str, models: Storage) -> int:
         if not models.files(str(number)):
             break
         models.delete(claim)
+    _clean_store(models, claim)
     files = _files(folder)
     last = [name for name in files if name in GRAPHS]
 
@@ -304,12 +312,18 @@ def _upload(folder: str, models: Storage) -> int:
     return number
 
 
-def _clean_store(models: Storage) -> None:
-    """Delete what an export that was killed left: a claimed number without a model."""
+def _clean_store(models: Storage, own: str) -> None:
+    """Delete what exports that were killed left: claimed numbers without a model.
+
+    Args:
+        models: the versions.
+        own: a claim that was made a moment ago; it shows the time by the clock of the store.
+    """
     with contextlib.suppress(StorageError):
         files = models.files()
+        now = max((file.modified for file in files if file.name == own), default=0.0)
         for claim in files:
-            if claim.name.startswith(_CLAIM) and time.time() - claim.modified > _STALE_SECONDS:
+            if claim.name.startswith(_CLAIM) and now - claim.modified > _STALE_SECONDS:
                 name = claim.name.removeprefix(_CLAIM)
                 if not any(file.name == f"{name}/{graph}" for file in files for graph in GRAPHS):
                     models.delete(name)

@@ -133,7 +133,7 @@ def read(run: Storage, folder: str) -> RunDigests:
     names = set(run.list(folder))
     stems = {name.rpartition(".")[0] for name in names if name.endswith((SUFFIX, _LOSSES))}
     segments: list[DigestSegment] = []
-    # Attempts sort by time, and their segments by step.
+    # Attempts sort by number, and their segments by step.
     for stem in sorted(stems, key=lambda n: (n.partition("-")[2], n.partition("-")[0])):
         where, first = f"{folder}/{stem}{SUFFIX}", stem.partition("-")[0]
         later = parse(run.get(where, _MOST_BYTES), run.locate(where)) if f"{stem}{SUFFIX}" in names else None

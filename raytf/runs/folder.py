@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Folders that raytf or callbacks write below a run's folder.
 FOLDERS = {
-    "attempts": "a JSON file for each start of a worker group: its number of workers, where it began, from which tier",
+    "attempts": "`ATTEMPT.json`, in order, for each start of a worker group: its size, where it began, from which tier",
     "checkpoints": "`STEP-ATTEMPT-SERIAL/`: shares of the ranks and `MANIFEST.json`, which is written last",
     "export": "`1/`, `2/`: the model for TensorFlow Serving, at the end of the run",
     "files": "what the job's callbacks have written into the folder that they were given",

@@ -130,13 +130,15 @@ class History:
     @property
     def wall_clock(self) -> float:
         """Seconds from the first event to the last one, less those between the end of a run that had finished and the
-        start of the driver that was to train it further. From the events alone: what is booked is compared with it."""
+        start of the driver that was to train it further. From the events alone: what is booked is compared with it.
+        The clock of a driver may be behind that of the one before; nothing is known of the time between them then."""
         if not self.events:
             return 0.0
         gaps = (
             after["time"] - before["time"]
             for before, after in itertools.pairwise(self.events)
-            if before.get("outcome") == "finished" and after.get("state") == "started"
+            if after.get("state") == "started"
+            and (before.get("outcome") == "finished" or after["time"] < before["time"])
         )
         return self.events[-1]["time"] - self.events[0]["time"] - sum(gaps)
 
@@ -150,13 +152,12 @@ class History:
         return sum(restart.redone for restart in self.restarts)
 
 
-def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = time.sleep) -> History:
-    """Read a run; where nobody says whether it still lives, this takes some seconds.
+def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> History:
+    """Read a run. If its driver is on another machine, this takes some seconds: see `lease.is_held`.
 
     Args:
         uri: its folder.
-        now: seconds of the epoch.
-        sleep: injected by tests.
+        clock, sleep: injected by tests.
 
     Raises:
         ConfigError: there is no run.
@@ -170,8 +171,7 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
     if not events and result is None and not problems and not _is_run(run):
         raise ConfigError(_no_run(run))
     is_over = bool(events) and events[-1]["kind"] == "driver" and events[-1].get("state") == "ended"
-    heard_at = events[-1]["time"] if events else 0.0
-    is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, heard_at, now or time.time(), sleep))
+    is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, clock, sleep))
     problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
     found_run = inventory.look_at(run, events, bool(is_alive), (result, broken))
     stands = Standing(found_run.state, found_run.why, found_run.step, found_run.total, found_run.metrics)
@@ -264,7 +264,7 @@ def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
         kind = event["kind"]
         if kind == "driver":
             if event.get("state") == "started" and is_open and before is not None:
-                gap = event["time"] - before["time"]
+                gap = max(0.0, event["time"] - before["time"])
                 text = f"the driver died; another one started {gap:.1f} s after its last word"
                 yield HistoryEvent(before["time"], "driver", "fault", _step(before), text)
             is_open = event.get("state") == "started"
@@ -293,7 +293,7 @@ def _restarts(events: Sequence[Event]) -> Iterator[RestartRecord]:
         kind = event["kind"]
         if kind == "driver" and event.get("state") == "started":
             cause = "" if is_first else "the driver died" if is_open else "started again"
-            early = {"down": event["time"] - last} if is_open and not is_first else {}
+            early = {"down": max(0.0, event["time"] - last)} if is_open and not is_first else {}
             started, is_open = event["time"], True
         elif kind == "driver":
             is_open = False

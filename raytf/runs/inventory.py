@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf._process import process_start
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.objective import MetricObjective, flat
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log, search_files, standing
-from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
+from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse
 from raytf.runs.ledger import Event
 from raytf.runs.standing import RunState
 from raytf.storage import untrusted_json

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from raytf._process import process_start
 from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import claims, untrusted_json
 from raytf.storage.storage import Storage
@@ -27,9 +28,12 @@ RENEW_SECONDS = 4.0
 #: An owner on another machine is taken for dead when its lease was not renewed for so long.
 STALE_SECONDS = 20.0
 _SETTLE_SECONDS = 0.5
+#: Between two looks at a lease whose owner may be dead.
+_LOOK_SECONDS = 1.0
 _WORD = untrusted_json.optional(untrusted_json.text)
 _LEASE = untrusted_json.record(
-    {"id": untrusted_json.text}, {"host": _WORD, "boot": _WORD, "pid": untrusted_json.whole, "started": _WORD}
+    {"id": untrusted_json.text},
+    {"host": _WORD, "boot": _WORD, "pid": untrusted_json.whole, "started": _WORD, "term": untrusted_json.whole},
 )
 
 
@@ -40,6 +44,7 @@ class Lease:
         run: the run's folder.
         say: told when somebody else's lease has to be watched for a while.
         clock, sleep: injected by tests.
+        latest_term: returns the highest term that earlier owners left in the run, other than in a lease.
 
     Raises:
         RunInUseError: on entering, when another live process owns the run.
@@ -51,14 +56,17 @@ class Lease:
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        latest_term: Callable[[], int] = lambda: 0,
     ):
         self._run, self._say, self._clock, self._sleep = run, say, clock, sleep
+        self._latest_term = latest_term
         self.owner: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "host": socket.gethostname(),
             "boot": _boot_id(),
             "pid": os.getpid(),
             "started": process_start(os.getpid()),
+            "term": 0,
         }
         self._beat = 0
         self._stop = threading.Event()
@@ -88,6 +96,7 @@ class Lease:
     def _take(self) -> None:
         # Looked at before anything is written: whoever comes while the owner lives is told so at once.
         version = self._wait_for_death()
+        self.owner["term"] = 1 + max(self.owner["term"], self._latest_term())
         if version is None:
             claims.create(self._run, LEASE_FILE, self._text(), self._clock, self._sleep)
         else:
@@ -126,6 +135,7 @@ class Lease:
             # Whoever wrote it finds that it is not theirs any more, and stops.
             self._say(f"{str(error).rstrip('.')}; this process takes the run over")
             return found[1]
+        self.owner["term"] = first.get("term", 0)
         if self._is_dead(first):
             return found[1]
         if first.get("boot") == self.owner["boot"]:
@@ -136,7 +146,7 @@ class Lease:
         )
         deadline = self._clock() + STALE_SECONDS
         while self._clock() < deadline:
-            self._sleep(1.0)
+            self._sleep(_LOOK_SECONDS)
             now = self._run.get_version(LEASE_FILE)
             if now is None:
                 return None
@@ -186,25 +196,59 @@ class Lease:
         return json.dumps({**self.owner, "beat": self._beat}).encode()
 
 
-def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Whether a live process owns a run. Watches for its next beat, some seconds, where nothing else tells.
+class LeaseWatch:
+    """What this process has seen of a lease whose owner is on another machine: only its renewals show that it lives.
+    The times of both machines are never compared."""
+
+    def __init__(self) -> None:
+        self._holder: dict[str, Any] | None = None
+        #: When the lease was read last, when it was first read as it is, and when a renewal was seen.
+        self._read_at = self._since = self._renewed_at = float("-inf")
+
+    def see(self, holder: dict[str, Any], now: float) -> bool | None:
+        """Take what the lease holds.
+
+        Args:
+            holder: as it was read.
+            now: seconds of this machine's monotonic clock.
+
+        Returns:
+            Whether the owner lives; None if that takes another look.
+        """
+        if holder != self._holder:
+            if now - self._read_at < STALE_SECONDS:
+                self._renewed_at = now
+            self._holder, self._since = holder, now
+        self._read_at = now
+        if now - self._renewed_at < STALE_SECONDS:
+            return True
+        return False if now - self._since >= 2 * RENEW_SECONDS else None
+
+
+#: By the run's URI: a process that looks again and again, such as `raytf ui`, rarely has to wait.
+_watches: dict[str, LeaseWatch] = {}
+
+
+def is_held(
+    run: Storage, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal.
 
     Args:
-        heard_at, now: when the owner last wrote to the ledger, and now, seconds of the epoch.
+        run: the run's folder.
+        clock, sleep: injected by tests.
     """
-    first = _read(run)
-    if first is None:
-        return False
-    if first.get("boot") == _boot_id():
-        return process_start(first.get("pid", 0)) == first.get("started")
-    if abs(now - heard_at) < STALE_SECONDS:
-        return True
-    for _ in range(2):
-        sleep(RENEW_SECONDS)
+    watch = _watches.setdefault(run.uri, LeaseWatch())
+    while True:
         holder = _read(run)
-        if holder != first:
-            return holder is not None
-    return False
+        if holder is None:
+            return False
+        if holder.get("boot") == _boot_id():
+            return process_start(holder.get("pid", 0)) == holder.get("started")
+        lives = watch.see(holder, clock())
+        if lives is not None:
+            return lives
+        sleep(_LOOK_SECONDS)
 
 
 def check_owner(run: Storage, owner: str) -> None:
@@ -253,16 +297,6 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
         DamagedFileError: it is none.
     """
     return untrusted_json.parse(data, where, _LEASE)
-
-
-def process_start(pid: int) -> str | None:
-    """When a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
-    try:
-        with open(f"/proc/{int(pid)}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
 def _boot_id() -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raytf.errors import DamagedFileError, StorageError
-from raytf.runs.run_log import new_attempt
+from raytf.runs.run_log import stamp
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -60,24 +63,53 @@ _EVENT = untrusted_json.record(
 )
 
 
+@dataclass(frozen=True)
+class EventClock:
+    """The clock of a driver's events, also in other processes of its machine. It only goes forward; the machine's own
+    clock may be set while a run trains.
+
+    Attributes:
+        began: seconds of the epoch when the machine was started, as it knew them when this clock was made.
+    """
+
+    began: float
+
+    @classmethod
+    def of_now(cls) -> EventClock:
+        """Return a clock that agrees with the machine's at this moment."""
+        return cls(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def __call__(self) -> float:
+        """Return the present time in seconds of the epoch."""
+        return self.began + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+#: What a name begins with.
+_DRIVER = re.compile(r"(\d{6})-", re.ASCII)
+
+
+def name_of(term: int) -> str:
+    """Return a name for the driver with a term: see `terms`."""
+    return f"{term:06d}-{stamp()}"
+
+
+def driver_of(file: str) -> int:
+    """Return the term of the driver that wrote a file of the ledger; 0 if its name has none."""
+    found = _DRIVER.match(file)
+    return 0 if found is None else int(found[1])
+
+
 class Ledger:
     """Writes the events of one driver.
 
     Args:
         run: the run's folder.
-        name: of this driver, unlike that of any other; names sort by the order of drivers. By default made from the
-            number of those before and the time.
+        name: of this driver, unlike that of any other; names sort by the order of drivers: see `name_of`.
         most_waiting: events that wait for storage at most; of more, the oldest are lost.
-
-    Raises:
-        StorageError: storage refuses to say which drivers there were.
     """
 
-    def __init__(self, run: Storage, name: str | None = None, most_waiting: int = MOST_WAITING):
-        self._run, self._most = run, most_waiting
-        # Clocks of machines differ, so time alone would not order their drivers.
-        drivers = {file.rpartition("-")[0] for file in run.list(FOLDER)} if name is None else ()
-        self.name = name or f"{len(drivers):06d}-{new_attempt()}"
+    def __init__(self, run: Storage, name: str, most_waiting: int = MOST_WAITING):
+        self._run, self._most, self.name = run, most_waiting, name
         self._lock, self._writing = threading.Lock(), threading.Lock()
         #: Of the present file and later ones.
         self._events: deque[Event] = deque()

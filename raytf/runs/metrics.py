@@ -53,7 +53,7 @@ class RunFigures:
     """What the metrics of a run are, out of its events alone. One thread may add while another one looks.
 
     Args:
-        clock: seconds of the epoch, as in the events.
+        clock: seconds of the epoch, that of the events.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time):

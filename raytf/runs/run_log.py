@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -28,19 +29,14 @@ from raytf.storage.storage import Storage
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 
-
 #: Rows of a segment; the newest segment is written again at each save, so it stays short.
 SEGMENT_ROWS = 20_000
-
 
 #: Columns that each segment has; those of earlier versions have no others.
 _NEEDED, _NORM = COLUMNS[:4], COLUMNS[4]
 
-
 #: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, empty where there is none.
 _HEX = ("digest", "weights")
-
-
 _MOST_DIGITS = 15
 
 
@@ -48,8 +44,6 @@ _ATTEMPT = untrusted_json.record(
     {"world_size": untrusted_json.whole, "time": untrusted_json.when},
     {"attempt": untrusted_json.text, "from_step": untrusted_json.whole, "tier": untrusted_json.text},
 )
-
-
 _RESULT = untrusted_json.record(
     {"steps": untrusted_json.whole},
     {
@@ -68,11 +62,28 @@ _RESULT = untrusted_json.record(
 )
 
 
-def new_attempt(now: float | None = None) -> str:
-    """A name for a start of a worker group; names sort by time."""
+#: Numbers of attempts for which the caller has none.
+_numbers = itertools.count(1)
+
+
+def new_attempt(now: float | None = None, number: tuple[int, int] | None = None) -> str:
+    """Return a name for a start of a worker group. Names sort by their numbers, and after names without a number, which
+    earlier versions wrote. The time in a name is for people.
+
+    Args:
+        now: seconds of the epoch; by default the present time.
+        number: the driver's term (see `terms`), and a number that rises within the term. By default term 0, and a
+            number that rises within this process.
+    """
+    term, count = (0, next(_numbers)) if number is None else number
+    return f"a{term:06d}.{count:06d}-{stamp(now)}"
+
+
+def stamp(now: float | None = None) -> str:
+    """Return a unique word with a time for people: `now`, in seconds of the epoch; by default the present time."""
     now = time.time() if now is None else now
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
-    return f"{stamp}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
+    text = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{text}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
 
 
 #: What a run's attempts write, but for its checkpoints: folders of a run.
@@ -196,7 +207,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
     """
     run = Storage(uri)
     tables: list[np.ndarray] = []
-    # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by time.
+    # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by number.
     segments = sorted(
         (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
     )

@@ -1,10 +1,10 @@
 """The ledger: what happened in a run and when, and from that alone where every second of it went.
 
-    ledger/20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
+    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
 
 Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
-then the next. Events carry the clock of the driver's node alone. A driver that is killed loses the seconds since its
-last write, and storage that is away loses nothing as long as the driver lives.
+then the next. All events of a driver carry one clock, which only goes forward. A driver that is
+killed loses the seconds since its last write, and storage that is away loses nothing as long as the driver lives.
 """
 
 from __future__ import annotations

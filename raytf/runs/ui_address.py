@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from raytf.runs.lease import process_start
+from raytf._process import process_start
 from raytf.storage import untrusted_json
 
 _SHAPE = untrusted_json.record(

@@ -84,11 +84,11 @@ class AwsInstance(Instance):
             if not wanted.isdigit() or not 1 <= int(wanted) <= _MOST_TOKEN_SECONDS:
                 return _Answer(400, "", {})
             token = secrets.token_urlsafe(40) + "=="
-            self._tokens[token] = time.time() + int(wanted)
+            self._tokens[token] = time.monotonic() + int(wanted)
             return _Answer(200, token, {"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": wanted})
         if method != "GET":
             return _Answer(405, "", {"Allow": "OPTIONS, GET"})
-        if self._tokens.get(headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.time():
+        if self._tokens.get(headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             return _Answer(401, "", {})
         found = {
             "/latest/meta-data/spot/instance-action": self._action,
@@ -235,6 +235,7 @@ class MetadataServer:
             def _send(self, answer: _Answer) -> None:
                 body = answer.body.encode()
                 self.send_response_only(answer.status)
+                self.send_header("Date", self.date_time_string())  # as the clouds do
                 for key, value in answer.headers.items():
                     self.send_header(key, value)
                 self.send_header("Content-Length", str(len(body)))

@@ -130,7 +130,7 @@ class FaultPlayer:
 
     def _recovery(self, fault: Fault, before: set[int]) -> Callable[[], bool]:
         """Whether the run trains again after a fault, to be asked again and again."""
-        injected = time.time()
+        injected = time.monotonic()
         seen: list[float] = []
 
         def trains() -> bool:
@@ -141,7 +141,9 @@ class FaultPlayer:
                 return len(pids) > len(before)
             if fault.kind in (Kind.PAUSE, Kind.STORAGE):
                 wait = fault.seconds if fault.kind is Kind.PAUSE else 0.0
-                return status["time"] > injected + wait + 1.0
+                if time.monotonic() <= injected + wait + 1.0:
+                    seen[:] = [status["time"]]
+                return seen != [status["time"]]
             if not pids or before <= pids:  # nobody is gone yet; who is left may go on, or all start again
                 return False
             # The first status after somebody is gone may still be an old one.

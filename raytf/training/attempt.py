@@ -72,7 +72,7 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
     """
     group = WatchedGroup(executor.join(), pulse)
     attempt = _alone(job, pulse, phases, executor, group, group.rank)
-    attempt = begin(attempt, executor)
+    attempt = begin(attempt, executor, pulse.group)
     phases.mark("rendezvous")
     introduce(attempt)
     return attempt
@@ -89,10 +89,17 @@ def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Execut
     return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else 1)
 
 
-def begin(before: Attempt, executor: Executor) -> Attempt:
-    """The attempt that begins now that the ranks have met; every rank must call it."""
+def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
+    """Start the attempt of ranks that have met; every rank must call it.
+
+    Args:
+        before: this rank.
+        executor: will train the steps.
+        number: of the generation, or of the worker group where ranks do not meet again. It orders the attempts of a
+            driver, also those of a rank that was suspended and takes its next step late.
+    """
     job, group = before.job, before.group
-    name, earlier, known_step, void, standings = _begin(job, group)
+    name, earlier, known_step, void, standings = _begin(job, group, number)
     place = place_on_node(group)
     ranks.take(ranks.RankInfo(group.rank, group.world_size, *place))
     before.reporter.take_place(group.rank, executor.workers, name)
@@ -134,7 +141,7 @@ def _alone(
     return Attempt(job, pulse, phases, group, "", (), None, (0, 1), executor.workers, storage, reporter)
 
 
-def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int | None, Any, Any]:
+def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, list[str], int | None, Any, Any]:
     """Name the attempt and announce it to the driver.
 
     Returns:
@@ -143,7 +150,7 @@ def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int |
     """
     begun = b""
     if group.rank == 0:
-        name = new_attempt()
+        name = new_attempt(number=(job.term, number))
         begun = json.dumps((name, *job.monitor.begin(name), *job.monitor.past())).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
     name, earlier, known_step, void, standings = json.loads(group.share(begun))

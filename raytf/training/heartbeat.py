@@ -86,6 +86,11 @@ class Heartbeat:
         self._rank, self._world_size = rank, world_size
 
     @property
+    def group(self) -> int:
+        """The number of this worker's group, counted by the driver."""
+        return self._group
+
+    @property
     def step(self) -> int | None:
         """Number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step

@@ -173,6 +173,10 @@ class MonitorClient:
         """The ranks that `set_noticed` last reported."""
         return Question[dict[int, str]](self.handle.noticed.remote()).answer(seconds)
 
+    def seconds_left(self, node: str, seconds: float) -> float | None:
+        """Return the seconds until a node goes, as its own workers reported; None if they did not."""
+        return Question[float | None](self.handle.seconds_left.remote(node)).answer(seconds)
+
     # -- saving together -----------------------------------------------------------------------------------------------
 
     def park(self, seconds: float | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from raytf.checkpoint import variables
@@ -63,7 +62,6 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "epochs": epoch + inside / plan.steps_per_epoch,
         "samples": samples,
         "stopped_early": state.stopped_early,
-        "wall_seconds": time.time() - attempts[0]["time"] if attempts else state.train_seconds,
         "train_seconds": state.train_seconds,
         "imbalance_seconds": state.imbalance_seconds,
         "samples_per_second": samples / state.train_seconds if state.train_seconds else 0.0,

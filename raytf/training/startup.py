@@ -118,7 +118,7 @@ def _enter(
     room: Mapping[str, np.ndarray],
 ) -> Context:
     """Begin the attempt of a generation."""
-    attempt = dataclasses.replace(attempts.begin(attempt, executor), lost=generation.lost)
+    attempt = dataclasses.replace(attempts.begin(attempt, executor, generation.number), lost=generation.lost)
     is_late = max(generation.steps) >= 0
     if before is not None and not is_late:
         raise WorkerLostError("no rank is left that has the whole state")

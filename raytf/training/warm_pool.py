@@ -20,10 +20,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import ray
 
 from raytf import _process
+from raytf._process import process_age, process_start
 from raytf._ray import raylets, worker_process
 from raytf.distributed.gpu import visibility
 
@@ -85,10 +85,10 @@ class WarmProcesses:
 
     Args:
         folder: folder on the node; need not exist.
-        clock: seconds since 1970.
+        clock: seconds, of a clock that only goes forward and is the same for all processes of the node.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic):
         self._folder, self._clock = folder, clock
 
     @classmethod
@@ -101,7 +101,9 @@ class WarmProcesses:
         """Record requests for this many processes, which import at a nice value."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(count):
-            (self._folder / f"asked-{nice}-{uuid.uuid4().hex}").touch()
+            asked = self._folder / f"asked-{nice}-{uuid.uuid4().hex}"
+            asked.touch()
+            os.utime(asked, (self._clock(), self._clock()))
 
     def claim(self, pid: int) -> int | None:
         """Register this process as one that was requested.
@@ -115,7 +117,7 @@ class WarmProcesses:
                 asked.rename(own)
             except FileNotFoundError:  # another process was faster
                 continue
-            os.utime(own, (self._clock(), self._clock()))
+            own.write_text(process_start(pid) or "")
             return int(asked.name.split("-")[1])
         return None
 
@@ -132,8 +134,8 @@ class WarmProcesses:
         found = 0
         for path in self._folder.glob("*"):
             try:
-                since = path.stat().st_mtime
-                if self._clock() - since < _START_SECONDS if path.name.startswith("asked-") else _lives(path, since):
+                is_request = path.name.startswith("asked-")
+                if self._clock() - path.stat().st_mtime < _START_SECONDS if is_request else _lives(path):
                     found += 1
                 else:
                     path.unlink()
@@ -142,12 +144,10 @@ class WarmProcesses:
         return found
 
 
-def _lives(path: Path, since: float) -> bool:
-    try:
-        # If the process is younger than the file, it has reused the PID of one that died.
-        return psutil.Process(int(path.name)).create_time() <= since + 1
-    except (psutil.NoSuchProcess, ValueError):
-        return False
+def _lives(path: Path) -> bool:
+    start = process_start(int(path.name)) if path.name.isdecimal() else None
+    # A process that started at another time has reused the PID of one that died. A new file is empty for a moment.
+    return start is not None and path.read_text() in (start, "")
 
 
 # -- in the driver -----------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def become_worker() -> None:
 def is_new() -> bool:
     """Whether this process was started for the group that it belongs to now, and does not come from a stock of warm
     ones."""
-    return not started_warm or time.time() - psutil.Process().create_time() < _NEW_SECONDS
+    return not started_warm or process_age() < _NEW_SECONDS
 
 
 # -- in a worker, or a task on a spare node ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -32,7 +33,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.driver import background, preflight
 from raytf.errors import RaytfError
 from raytf.inference import versions
-from raytf.runs import history, inventory, run_log
+from raytf.runs import history, inventory, run_log, terms
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
@@ -71,11 +72,13 @@ def resume(uri: str, run_name: str) -> int | None:
     preflight.compare_strategy(stored, config)
     preflight.stored_shards(stored)
     now = iter(range(10**6))
-    with Lease(run, lambda text: None, lambda: float(next(now)), lambda seconds: None):
+    with Lease(
+        run, lambda text: None, lambda: float(next(now)), lambda seconds: None, lambda: terms.latest(run)
+    ) as lease:
         if preflight.finished(run, 300) is not None:
             return 300
         preflight.compare_batch(stored, config, RECORDS)
-        book = background.RunLedger(run)
+        book = background.RunLedger(run, lease.owner["term"])
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()
@@ -140,7 +143,8 @@ def _runs(uri: str) -> list[inventory.Run]:
 
 
 def _show(place: str, is_drawn: bool) -> None:
-    run = history.load(place, 2e9, lambda seconds: None)
+    seconds = itertools.count()
+    run = history.load(place, lambda: float(next(seconds)), lambda seconds: None)
     if is_drawn:
         show.show(run, Console(file=io.StringIO(), width=100))
     json.loads(show.strict(show.document(run)), parse_constant=_refuse)

@@ -88,6 +88,12 @@ class HttpAnswer:
     headers: Mapping[str, str]
     text: str
 
+    def seconds_until(self, at: float) -> float | None:
+        """Return the seconds from this answer to a Unix time, by the clock of the service alone: this machine's clock
+        may be wrong. None if the answer has no date."""
+        sent = _http_time(self.headers.get("date"))
+        return None if sent is None else max(0.0, at - sent)
+
 
 class Endpoint:
     """A metadata service's address. Requests go there directly: no proxy of the environment must see them.
@@ -125,41 +131,42 @@ class AwsNotices:
 
     cloud = "aws"
 
-    def __init__(self, endpoint: Endpoint, now: Callable[[], float] = time.time):
-        self._endpoint, self._now = endpoint, now
+    def __init__(self, endpoint: Endpoint, clock: Callable[[], float] = time.monotonic):
+        self._endpoint, self._clock = endpoint, clock
         self._token, self._renew_at = "", float("-inf")
 
     def is_here(self) -> bool:
         return _succeeds(self._new_token)
 
     def look(self) -> Iterator[Notice]:
-        text = self._get("/latest/meta-data/spot/instance-action")
-        if text is not None:
-            said = _document(text, "spot/instance-action")
+        answer = self._get("/latest/meta-data/spot/instance-action")
+        if answer is not None:
+            said = _document(answer.text, "spot/instance-action")
             action = str(said.get("action"))
             at = _iso_time(said.get("time"))
-            left = AWS_SECONDS if at is None else max(0.0, at - self._now())
+            known = None if at is None else answer.seconds_until(at)
+            left = AWS_SECONDS if known is None else known
             yield Notice("aws", f"instance-action {action}", f"AWS will {action} it (spot interruption)", left)
-        text = self._get("/latest/meta-data/events/recommendations/rebalance")
-        if text is not None:
-            _document(text, "events/recommendations/rebalance")
+        answer = self._get("/latest/meta-data/events/recommendations/rebalance")
+        if answer is not None:
+            _document(answer.text, "events/recommendations/rebalance")
             text = "AWS recommends to leave it (rebalance recommendation); it may live for hours"
             yield Notice("aws", "rebalance recommendation", text, None, leaves=False)
 
-    def _get(self, path: str) -> str | None:
-        """What lies there.
+    def _get(self, path: str) -> HttpAnswer | None:
+        """Return the answer with what lies there.
 
         Returns:
             None as long as nothing does.
         """
         for _ in range(2):
-            if self._now() >= self._renew_at:
+            if self._clock() >= self._renew_at:
                 self._new_token()
             answer = self._endpoint.request("GET", path, {"X-aws-ec2-metadata-token": self._token})
             if answer.status != 401:
                 break
             self._renew_at = float("-inf")  # the service has forgotten it, or its clock runs otherwise
-        return None if answer.status == 404 else _ok(answer, path).text
+        return None if answer.status == 404 else _ok(answer, path)
 
     def _new_token(self) -> None:
         path = "/latest/api/token"
@@ -167,7 +174,7 @@ class AwsNotices:
         self._token = _ok(self._endpoint.request("PUT", path, headers), path).text.strip()
         if not re.fullmatch(r"[\w+/=-]+", self._token, re.ASCII):
             raise MetadataError(f"{path} does not hold a token")
-        self._renew_at = self._now() + _TOKEN_SECONDS - _TOKEN_MARGIN_SECONDS
+        self._renew_at = self._clock() + _TOKEN_SECONDS - _TOKEN_MARGIN_SECONDS
 
 
 class GcpNotices:
@@ -220,20 +227,23 @@ class AzureNotices:
         "Freeze": ("Azure pauses it for some seconds", False),
     }
 
-    def __init__(self, endpoint: Endpoint, now: Callable[[], float] = time.time):
-        self._endpoint, self._now = endpoint, now
+    def __init__(self, endpoint: Endpoint):
+        self._endpoint = endpoint
 
     def is_here(self) -> bool:
         return _succeeds(self._own_name)
 
     def look(self) -> Iterator[Notice]:
         name = self._own_name()
-        document = _document(self._get(_AZURE_EVENTS), "scheduledevents")
+        answer = self._get(_AZURE_EVENTS)
+        document = _document(answer.text, "scheduledevents")
         events = document.get("Events")
         if not isinstance(events, list):
             raise MetadataError("scheduledevents: there is no list Events")
         # All instances of a group are told of the events of each.
-        own = [self._notice(event) for event in events if isinstance(event, dict) and self._concerns(event, name)]
+        own = [
+            self._notice(event, answer) for event in events if isinstance(event, dict) and self._concerns(event, name)
+        ]
         yield from sorted(own, key=lambda notice: not notice.leaves)
 
     def _concerns(self, event: Mapping[str, Any], name: str) -> bool:
@@ -242,21 +252,21 @@ class AzureNotices:
         is_open = event.get("EventStatus", "Scheduled") in ("Scheduled", "Started")
         return is_open and event.get("EventType") in self._events and name.casefold() in named
 
-    def _notice(self, event: Mapping[str, Any]) -> Notice:
+    def _notice(self, event: Mapping[str, Any], answer: HttpAnswer) -> Notice:
         kind = event["EventType"]
         text, leaves = self._events[kind]
         at = _http_time(event.get("NotBefore"))  # empty once it has started
-        left = max(0.0, at - self._now()) if at is not None else 0.0
+        left = 0.0 if at is None else answer.seconds_until(at)
         return Notice("azure", f"{kind} {event.get('EventId', '')}".strip(), text, left if leaves else None, leaves)
 
     def _own_name(self) -> str:
-        name = self._get(_AZURE_NAME).strip()
+        name = self._get(_AZURE_NAME).text.strip()
         if not re.fullmatch(r"[\w.-]+", name):
             raise MetadataError(f"compute/name is {name[:60]!r}, expected the name of a machine")
         return name
 
-    def _get(self, path: str) -> str:
-        return _ok(self._endpoint.request("GET", path, self._headers), path).text
+    def _get(self, path: str) -> HttpAnswer:
+        return _ok(self._endpoint.request("GET", path, self._headers), path)
 
 
 def sources(url: str, timeout: float) -> dict[str, NoticeSource]:

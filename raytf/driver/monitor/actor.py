@@ -55,7 +55,7 @@ class Monitor:
     Args:
         attempts: names of the run's worker groups so far.
         clock: seconds of a clock that only goes forward, the same for all processes of the machine.
-        epoch: Unix time in seconds.
+        epoch: seconds of the epoch, for events.
         memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
         call: an id of the call that is being answered; the same when the call is sent again.
         is_another: whether this Monitor replaces one that was killed.
@@ -163,11 +163,13 @@ class Monitor:
 
     @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take an event for the ledger; its time is that of this process's clock, for all events."""
+        """Take an event for the ledger; its time is that at which it arrives here, by the driver's clock."""
         now = self._clock()
         fields, said = self._progress.happened(kind, fields, self._roster.sightings(now), now)
         if said:
             self._outbox.say(said)
+        if kind == "notice" and fields.get("deadline_seconds") is not None:
+            self._roster.ends[fields["node"]] = now + fields["deadline_seconds"]
         self._outbox.book({"time": self._epoch(), "kind": kind, **fields})
 
     @_changes
@@ -237,6 +239,11 @@ class Monitor:
     def noticed(self) -> dict[int, str]:
         """The ranks that `set_noticed` recorded last."""
         return self._roster.noticed
+
+    def seconds_left(self, node: str) -> float | None:
+        """Return the seconds until a node goes, as its own workers reported; None if they did not."""
+        end = self._roster.ends.get(node)
+        return None if end is None else max(0.0, end - self._clock())
 
     # -- saving together: see Parking ----------------------------------------------------------------------------------
 

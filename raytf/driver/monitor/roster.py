@@ -14,12 +14,14 @@ class Roster:
     Attributes:
         blamed: who hangs; None while no rank is blamed.
         noticed: ranks on nodes with notice -> Ray's ids of these nodes.
+        ends: Ray's ids of nodes whose workers reported a notice -> when they go, by the clock of `sightings`.
     """
 
     def __init__(self) -> None:
         self._beats = Heartbeats()
         self.blamed: HangFinding | None = None
         self.noticed: dict[int, str] = {}
+        self.ends: dict[str, float] = {}
 
     @property
     def group(self) -> int:

@@ -22,6 +22,7 @@ from raytf.config.sections import ClusterSection
 from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.distributed.gpu import kinds
 from raytf.driver.ray_train.departures import Departures
+from raytf.driver.ray_train.notice_ends import NoticeEnds
 from raytf.driver.ray_train.resizing import ClusterView, ResizeDecision, Resizer
 from raytf.driver.ray_train.warm_supply import WarmSupply
 from raytf.driver.supervision.node_exclusion import without
@@ -106,6 +107,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._staying: set[str] = set()
         #: Nodes with notice -> Unix time in ms at which they go, 0 if that is not known.
         self._leaving: dict[str, int] = {}
+        self._ends = NoticeEnds(run.monitor)
         #: The present group's ranks on nodes with notice -> the node.
         self._noticed: dict[int, str] = {}
         #: All nodes with notice that the group has had: a dead one is not draining any more.
@@ -246,8 +248,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         Returns:
             When the first of these nodes goes, by the monotonic clock; None if that is not known.
         """
-        now, unix = time.monotonic(), time.time()
-        ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
+        now, ends = time.monotonic(), self._ends.of(self._leaving, nodes.values())
         for node in sorted(set(ends) - self._noticed_nodes):
             end = ends[node]
             self._run_monitor.book(events.Drain(node, None if end is None else round(end - now, 1)))

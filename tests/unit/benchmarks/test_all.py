@@ -15,7 +15,7 @@ import pytest
 from benchmarks import all as everything
 from benchmarks import performance
 from benchmarks.harness import Comparison, Grid, Reading, Report
-from raytf.runs.lease import process_start
+from raytf._process import process_start
 
 ROOT = everything.ROOT
 GOOD = """

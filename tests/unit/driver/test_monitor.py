@@ -279,3 +279,15 @@ def test_after_going_back_less_is_reached_and_storage_is_asked_again():
     heard.go_back(40, ["a"])
     assert heard.reached() == 40
     assert heard.begin("b")[1] is None
+
+
+def test_when_a_node_goes_is_counted_from_the_report_of_its_workers():
+    heard, clock = monitor()
+    assert heard.seconds_left("n1") is None
+    heard.event("notice", {"node": "n1", "cloud": "aws", "deadline_seconds": 120.0})
+    heard.event("notice", {"node": "n2", "cloud": "aws", "deadline_seconds": None})
+    clock.now += 30
+    heard.begin_group()
+    assert (heard.seconds_left("n1"), heard.seconds_left("n2")) == (90, None)
+    clock.now += 300
+    assert heard.seconds_left("n1") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import ray.train
 
@@ -19,12 +21,19 @@ class Told(MonitorClient):
     def __init__(self) -> None:
         super().__init__(None)
         self.said: list[str] = []
+        self.left: dict[str, float] = {}
 
     def say(self, message: str) -> None:
         self.said.append(message)
 
     def book(self, event: RunEvent) -> None:
         self.said.append(type(event).__name__)
+
+    def set_noticed(self, ranks: dict[int, str]) -> None:
+        pass
+
+    def seconds_left(self, node: str, seconds: float) -> float | None:
+        return self.left.get(node)
 
 
 def node(kind: str, gpus: float, cpus: float = 8.0) -> dict:
@@ -93,3 +102,27 @@ def test_parts_of_gpus_are_counted_as_ray_gives_them():
 def test_before_a_run_starts_one_kind_is_counted_too():
     nodes = [about["Resources"] for about in NODES.values()]
     assert preflight.of_one_kind(nodes, {"CPU": 1.0, "GPU": 1.0}) == nodes[:2]
+
+
+@pytest.mark.parametrize("skew", [3, 3600, -3600])
+def test_when_a_node_goes_is_known_whatever_its_clock_and_this_machines_say(skew, monkeypatch):
+    made, monitor = policy((2, 2))
+    began, real = time.monotonic(), time.time()
+    monitor.left["a1"] = 60.0
+    made._leaving = {"a1": int((real + 60 + skew) * 1000), "b1": int((real + 5) * 1000)}
+    end = made._follow_notices({0: "a1", 1: "a2"})
+    assert end == pytest.approx(began + 60, abs=3)
+    monkeypatch.setattr(time, "time", lambda: real - skew)
+    assert made._follow_notices({0: "a1", 1: "a2"}) == end
+
+
+def test_a_node_of_which_only_ray_knows_goes_when_ray_says_also_if_the_clock_is_set_then(monkeypatch):
+    made, _ = policy((2, 2))
+    began, real = time.monotonic(), time.time()
+    made._leaving = {"a1": int((real + 60) * 1000), "a2": 0}
+    end = made._follow_notices({0: "a1", 1: "a2"})
+    assert end == pytest.approx(began + 60, abs=3)
+    monkeypatch.setattr(time, "time", lambda: real - 3600)
+    assert made._follow_notices({0: "a1", 1: "a2"}) == end
+    made._leaving = {"a2": int((real - 3600 + 20) * 1000)}  # of which nothing was known before
+    assert made._follow_notices({0: "a1", 1: "a2"}) == pytest.approx(time.monotonic() + 20, abs=3)

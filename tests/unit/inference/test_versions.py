@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,41 @@ def test_a_killed_upload_is_passed_over(s3, tmp_path: Path):
     models.put("1/variables/variables.data", b"d")  # and then the process was killed
     assert versions.publish(saved_model(tmp_path / "m"), models, {}).number == 2
     assert [v.number for v in versions.whole(versions.look(models))] == [2]
+
+
+@pytest.mark.parametrize("skew", [-86400, 86400])
+def test_what_another_export_writes_stays_whatever_this_machines_clock_says(models, tmp_path: Path, skew, monkeypatch):
+    now = time.time() + skew
+    others = ["export.tmp-abcdef01/saved_model.pb"] if models.is_local else [".raytf-claim-1", "1/variables/data"]
+    for name in others:
+        models.put(name, b"d")
+    monkeypatch.setattr(versions.time, "time", lambda: now)
+    versions.publish(saved_model(tmp_path / "m"), models, {})
+    assert all(models.exists(name) for name in others)
+
+
+def test_what_a_killed_export_left_is_removed_when_the_folder_has_become_older(tmp_path: Path, monkeypatch):
+    models, now = Storage(str(tmp_path / "models")), time.time()
+    models.put("export.tmp-abcdef01/saved_model.pb", b"d")
+    monkeypatch.setattr(versions.time, "time", lambda: now)
+    os.utime(tmp_path / "models" / "export.tmp-abcdef01", (now - 7 * 3600, now - 7 * 3600))
+    versions.publish(saved_model(tmp_path / "m"), models, {})
+    assert models.list() == ["1/"]
+
+
+def test_a_claim_that_is_old_by_the_clock_of_the_store_is_removed(s3, tmp_path: Path, monkeypatch):
+    models = Storage(s3("models"))
+    for name in (".raytf-claim-1", "1/variables/data"):
+        models.put(name, b"d")
+    real = models.files
+
+    def files(*arguments, **options):
+        found = list(real(*arguments, **options))
+        return [replace(f, modified=f.modified - (7 * 3600 if f.name == ".raytf-claim-1" else 0)) for f in found]
+
+    monkeypatch.setattr(models, "files", files)
+    assert versions.publish(saved_model(tmp_path / "m"), models, {}).number == 2
+    assert {name.rstrip("/") for name in models.list()} == {"2"}
 
 
 def test_exports_at_the_same_time_get_numbers_of_their_own(models, tmp_path: Path):

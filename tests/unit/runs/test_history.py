@@ -1,6 +1,8 @@
 """What is told of a run: its state, its restarts, `raytf show`."""
 
+import datetime
 import io
+import itertools
 import json
 import os
 import socket
@@ -12,7 +14,7 @@ from rich.console import Console
 
 from raytf.commands import show
 from raytf.errors import ConfigError
-from raytf.runs import events, history, lease
+from raytf.runs import events, history, lease, ledger
 from raytf.runs.copy_age import CopyAges
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.storage.storage import Storage
@@ -126,28 +128,78 @@ def test_no_run_is_one_clear_error_that_names_the_runs_below(tmp_path):
         history.load(str(tmp_path))
 
 
+class Time:
+    """A clock that only `sleep` moves; `each` is called at every second."""
+
+    def __init__(self, each=lambda: None):
+        self.now, self.each = 0.0, each
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        for _ in range(int(seconds)):
+            self.now += 1
+            self.each()
+
+
 def test_who_owns_a_run(tmp_path):
-    run, naps = Storage(str(tmp_path)), []
-    assert not is_held(run, BEGIN, BEGIN, naps.append)
+    run, time = Storage(str(tmp_path)), Time()
+    assert not is_held(run, time.clock, time.sleep)
     with Lease(run):
-        assert is_held(run, 0, BEGIN, naps.append)
+        assert is_held(run, time.clock, time.sleep)
         held = json.loads(run.get(LEASE_FILE))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     run.put(LEASE_FILE, json.dumps({**held, "pid": dead.pid}).encode())
-    assert not is_held(run, 0, BEGIN, naps.append)
-    # Of another machine's process nothing is known but its beat, and what it last wrote.
-    elsewhere = {**held, "host": "elsewhere", "boot": "another"}
-    run.put(LEASE_FILE, json.dumps(elsewhere).encode())
-    assert is_held(run, BEGIN - 5, BEGIN, naps.append)
-    assert not naps
-    assert not is_held(run, BEGIN - 60, BEGIN, naps.append)
-    assert sum(naps) > lease.RENEW_SECONDS
+    assert not is_held(run, time.clock, time.sleep)
+    assert time.now == 0
 
-    def beats(seconds):
-        run.put(LEASE_FILE, json.dumps({**elsewhere, "beat": elsewhere["beat"] + 1}).encode())
 
-    assert is_held(run, BEGIN - 60, BEGIN, beats)
+def test_the_owner_on_another_machine_lives_as_long_as_it_renews_its_lease(tmp_path):
+    run, beat = Storage(str(tmp_path)), itertools.count()
+
+    def renew() -> None:
+        run.put(LEASE_FILE, json.dumps({"id": "x", "boot": "another", "pid": 7, "beat": next(beat)}).encode())
+
+    time = Time(lambda: renew() if time.now < 10 and time.now % lease.RENEW_SECONDS == 0 else None)
+    renew()
+    assert is_held(run, time.clock, time.sleep)
+    assert time.now == lease.RENEW_SECONDS
+    # Who has seen a renewal a short time ago need not wait for the next one, nor is another one needed at once.
+    time.sleep(4)
+    assert is_held(run, time.clock, time.sleep)
+    time.sleep(lease.STALE_SECONDS - 1)
+    assert is_held(run, time.clock, time.sleep)
+    assert time.now == 27
+    time.sleep(1)
+    assert not is_held(run, time.clock, time.sleep)
+    assert time.now == 28
+    run.delete(LEASE_FILE)
+    assert not is_held(run, time.clock, time.sleep)
+
+
+@pytest.mark.parametrize("skew", [0, -3, 3600, -3600])
+def test_the_time_of_a_dead_drivers_last_event_makes_it_not_alive(tmp_path, skew):
+    now, watch = datetime.datetime.now().timestamp(), Time()
+    run = Storage(str(tmp_path))
+    book = ledger.Ledger(run, "000001-a")
+    book.add([{"time": now + skew, "kind": "driver", "state": "started"}])
+    assert book.flush()
+    run.put(LEASE_FILE, json.dumps({"id": "x", "boot": "another", "pid": 7, "beat": 1}).encode())
+    assert history.load(run.uri, watch.clock, watch.sleep).state == "failed"
+    assert watch.now == 2 * lease.RENEW_SECONDS
+
+
+@pytest.mark.parametrize("behind", [3, 3600])
+def test_a_later_driver_whose_clock_is_behind_makes_no_time_negative(behind):
+    line = Script().at(0, "driver", state="started").attempt(3, 2, 0, "new").at(20, "progress", step=5)
+    line.at(20 - behind, "driver", state="started").at(23 - behind, "group", workers=2)
+    line.attempt(25 - behind, 2, 5, "durable").at(40 - behind, "driver", state="ended", outcome="finished")
+    found = history.build("/x/a", line.events, None, False)
+    assert found.wall_clock == pytest.approx(40) == pytest.approx(sum(found.seconds.values()))
+    assert found.restarts[-1].phases["down"] == 0
+    assert next(h.text for h in found.happenings if "died" in h.text).endswith("started 0.0 s after its last word")
 
 
 def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from raytf._process import process_start
 from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
-from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner, process_start
+from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner
 from raytf.storage.storage import Storage
 
 #: Stores that lack conditional writes; the first and the third as OpenStack Swift 2.38 and 2.30 do.

@@ -163,15 +163,6 @@ def test_what_comes_while_a_file_is_written_is_kept(tmp_path):
     assert [int(e["time"]) for e in ledger.read(run)] == list(range(2300))
 
 
-def test_drivers_are_ordered_whatever_their_clocks_say(tmp_path):
-    run = Storage(str(tmp_path))
-    for time in (1000, 500, 2000):
-        book = ledger.Ledger(run)
-        book.add([event(time)])
-        assert book.flush()
-    assert [e["time"] for e in ledger.read(run)] == [1000, 500, 2000]
-
-
 def test_a_line_that_is_cut_off_is_left_out(tmp_path):
     run = Storage(str(tmp_path))
     run.put(f"{ledger.FOLDER}/a-0000.jsonl", (json.dumps(event(1)) + '\n{"time": 2, "ki').encode())

@@ -88,7 +88,7 @@ def test_a_later_attempt_from_the_beginning_replaces_all(run):
     assert run_log.read_steps(run.uri)["loss"].tolist() == [10]
 
 
-def test_attempts_count_by_time_not_by_step(run):
+def test_attempts_count_by_name_not_by_step(run):
     write(run, SECOND, 2, [20])
     write(run, FIRST, 1, [1, 2, 3])
     write(run, FIRST, 4, [4])
@@ -138,8 +138,8 @@ def test_read_steps_from_s3(s3):
     assert run_log.read_steps(s3("run"))["loss"].tolist() == [1, 2]
 
 
-def test_names_of_attempts_sort_by_time():
-    names = [run_log.new_attempt(now) for now in (0.0, 1.0, 1e9, 1.7e9)]
+def test_names_of_attempts_sort_in_the_order_in_which_a_process_makes_them():
+    names = [run_log.new_attempt(now) for now in (1.7e9, 0.0, 1.0, 1e9)]
     assert names == sorted(names)
     assert run_log.new_attempt(5.0) != run_log.new_attempt(5.0)
 

@@ -13,6 +13,7 @@ import pytest
 from ray import cloudpickle
 
 from raytf.driver.ray_train.warm_supply import Schedule, spare_nodes
+from raytf.training import warm_pool
 from raytf.training.warm_pool import PROCESS_BYTES, SPARE_BYTES, WarmProcesses, _make_hook, missing
 
 PLENTY = 1 << 40
@@ -72,7 +73,7 @@ class TestShelf:
         assert shelf.claim(os.getpid()) == 10
 
     def test_one_that_does_not_come_is_forgotten(self, tmp_path: Path):
-        now = time.time()
+        now = time.monotonic()
         shelf = WarmProcesses(tmp_path / "shelf", lambda: now)
         shelf.ask(1)
         now += 30
@@ -91,11 +92,25 @@ class TestShelf:
         assert shelf.count() == 0
 
     def test_a_younger_process_of_the_same_number_is_another(self, tmp_path: Path):
-        long_ago = psutil.Process().create_time() - 1000
-        shelf = WarmProcesses(tmp_path / "shelf", lambda: long_ago)
+        shelf = WarmProcesses(tmp_path / "shelf")
         shelf.ask(1)
         assert shelf.claim(os.getpid()) == 0
-        assert WarmProcesses(tmp_path / "shelf").count() == 0
+        (tmp_path / "shelf" / str(os.getpid())).write_text("1")
+        assert shelf.count() == 0
+
+    @pytest.mark.parametrize("jump", [-3600, 3600])
+    def test_a_clock_that_is_set_changes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: int):
+        shelf, now = WarmProcesses(tmp_path / "shelf"), time.time() + jump
+        shelf.ask(2)
+        assert shelf.claim(os.getpid()) == 0
+        monkeypatch.setattr(time, "time", lambda: now)
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: now)  # which is counted from this clock
+        assert shelf.count() == 2
+        monkeypatch.setattr(warm_pool, "started_warm", True)
+        monkeypatch.setattr(warm_pool, "_NEW_SECONDS", 3000.0)
+        assert warm_pool.is_new()
+        monkeypatch.setattr(warm_pool, "_NEW_SECONDS", 0.0)
+        assert not warm_pool.is_new()
 
 
 class TestSchedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import json
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +19,7 @@ from raytf.cluster.preemption import notices, watcher
 from raytf.cluster.preemption.notices import AwsNotices, AzureNotices, Endpoint, GcpNotices, MetadataError
 from raytf.config.sections import NoticeSection
 from raytf.errors import ClusterError, ConfigError
-from raytf.testing import MetadataServer, processes
+from raytf.testing import MetadataServer, metadata_server, processes
 
 AWS_ACTION = "/latest/meta-data/spot/instance-action"
 TOKEN = "/latest/api/token"
@@ -98,6 +100,27 @@ def test_nothing_is_announced_before_the_notice_and_it_stays(server, cloud):
         assert 25 <= notice.seconds <= 31
 
 
+@pytest.mark.parametrize("cloud", ["aws", "azure"])
+@pytest.mark.parametrize("skew", [3, 3600, -3600])
+def test_the_time_that_is_left_is_by_the_clock_of_the_service(server, cloud, skew, monkeypatch):
+    machine = server.add(cloud, "a")
+    skewed = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + skew})
+    for module in (metadata_server, http.server):
+        monkeypatch.setattr(module, "time", skewed)
+    machine.notice(30)
+    (notice,) = client(cloud, machine.url).look()
+    assert 27 <= notice.seconds <= 31
+
+
+@pytest.mark.parametrize(("cloud", "seconds"), [("aws", notices.AWS_SECONDS), ("azure", None)])
+def test_a_service_that_sends_no_date_is_believed_no_time(server, cloud, seconds, monkeypatch):
+    machine = server.add(cloud, "a")
+    machine.notice(30)
+    monkeypatch.setattr(http.server.BaseHTTPRequestHandler, "date_time_string", lambda self, timestamp=None: "soon")
+    (notice,) = client(cloud, machine.url).look()
+    assert notice.seconds == seconds
+
+
 def test_only_the_own_cloud_is_detected(server):
     for cloud in CLIENTS:
         url = server.add(cloud, cloud).url
@@ -126,7 +149,7 @@ def test_a_rebalance_recommendation_is_a_warning_and_comes_after_the_interruptio
 
 def test_aws_token_is_used_again_and_renewed_before_it_expires(server):
     machine, now = server.add("aws", "a"), [0.0]
-    source = AwsNotices(Endpoint(machine.url, 5.0), now=lambda: now[0])
+    source = AwsNotices(Endpoint(machine.url, 5.0), clock=lambda: now[0])
     for moment in (0.0, 10.0, 21500.0):
         now[0] = moment
         assert list(source.look()) == []
