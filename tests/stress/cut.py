@@ -68,22 +68,20 @@ class Cluster:
         self.address = f"{hosts[0].address}:6379"
         self.env = {"RAY_AUTH_MODE": "disabled"}  # the network has no one else
 
-    def start(self) -> None:
+    def start(self, hosts: int | None = None) -> None:
+        """Start Ray on the first hosts; by default on all."""
+        for host in self.hosts[:hosts]:
+            self.join(host)
+
+    def join(self, host: Namespace) -> None:
+        """Start Ray on a host."""
+        place = [f"--address={self.address}", f"--node-ip-address={host.address}"]
+        if host is self.hosts[0]:
+            place = ["--head", "--port=6379", "--include-dashboard=false", place[1], f"--temp-dir={self._folder}/r0"]
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
-        for number, host in enumerate(self.hosts):
-            place = (
-                ["--head", "--port=6379", "--include-dashboard=false"] if not number else [f"--address={self.address}"]
-            )
-            own = [f"--node-ip-address={host.address}", f"--temp-dir={self._folder}/r{number}"]
-            own = own if not number else own[:1]
-            done = subprocess.run(
-                within(host, [*ray, *place, *own]),
-                env=environment(**self.env),
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert not done.returncode, done.stdout + done.stderr
+        env = environment(**self.env)
+        done = subprocess.run(within(host, [*ray, *place]), env=env, capture_output=True, text=True, timeout=120)
+        assert not done.returncode, done.stdout + done.stderr
 
     def processes(self, host: Namespace) -> list[psutil.Process]:
         """All that run on a host."""
@@ -109,6 +107,28 @@ def within(host: Namespace, command: Sequence[str]) -> list[str]:
 def link(host: Namespace, state: str) -> None:
     """Take a host's link up or down; nobody is told."""
     subprocess.run(within(host, ["ip", "link", "set", "eth0", state]), check=True)
+
+
+def lose_packets(sender: Namespace, receiver: Namespace) -> None:
+    """Have packets from a host to another one get lost on their way: they go to a card that nobody has."""
+    wrong = [
+        "ip",
+        "neigh",
+        "replace",
+        receiver.address,
+        "lladdr",
+        "02:00:00:00:00:99",
+        "dev",
+        "eth0",
+        "nud",
+        "permanent",
+    ]
+    subprocess.run(within(sender, wrong), check=True)
+
+
+def deliver_packets(sender: Namespace, receiver: Namespace) -> None:
+    """Undo `lose_packets`."""
+    subprocess.run(within(sender, ["ip", "neigh", "del", receiver.address, "dev", "eth0"]), check=True)
 
 
 @contextlib.contextmanager
