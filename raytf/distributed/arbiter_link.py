@@ -1,28 +1,39 @@
 """A worker's connection with the arbiter of its group (`raytf.driver.arbiter`): who is a member, and of what.
 
-Lines of JSON over TCP. A worker joins, or has left a generation, and the arbiter answers with the next one; it asks for
-a pause when somebody wants to join, and says why a worker has to end. Heartbeats are empty lines. Who loses the
-connection is lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter goes on.
+Lines of JSON over TCP (`sealed_lines`). A worker joins, or has left a generation, and the arbiter answers with the
+next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
+lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter goes on. Heartbeats
+have a connection of their own: the process that sends them would write them into the middle of long lines here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf.distributed.arbiter_messages import of_arbiter
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting, parsed
 from raytf.distributed.membership import Generation, node_of
 from raytf.distributed.peer_connections import end
+from raytf.distributed.sealed_lines import (
+    ARBITER,
+    HEARTBEATS,
+    WORKER,
+    Seal,
+    connection_key,
+    encoded,
+    group_key,
+    proof,
+)
 from raytf.errors import WorkerLostError
 
 #: Seconds to connect.
@@ -31,6 +42,8 @@ _CONNECT_SECONDS = 30.0
 _LINE_BYTES = 1 << 24
 #: Seconds between two signs that a worker waits for the arbiter.
 _WAIT_SECONDS = 1.0
+#: Seconds after which a worker calls again when the arbiter has hung up before it knew who calls.
+_AGAIN_SECONDS = (0.1, 0.3, 0.9)
 _LOST = "the connection with the driver's arbiter is lost"
 
 
@@ -40,7 +53,7 @@ class ArbiterAddress:
 
     Attributes:
         address: HOST:PORT.
-        key: 32 random bytes that the run's processes know, and nobody else.
+        key: the run's secret, 32 random bytes that its processes know, and nobody else. Ray brings it to them.
     """
 
     address: str
@@ -61,14 +74,86 @@ def worker_name(node: str, pid: int) -> str:
     return f"{node}-{pid}"
 
 
-def proof(key: bytes, role: str, name: str, challenge: str) -> str:
-    """What only who knows the key can answer to a challenge, as the worker of a name or as the arbiter."""
-    return hmac.new(key, json.dumps([role, name, challenge]).encode(), hashlib.sha256).hexdigest()
+def watch(peer: socket.socket, silent_seconds: float) -> None:
+    """Have the kernel end a connection whose other host is gone or cut off; that of a stopped process answers."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        peer.setsockopt(socket.IPPROTO_TCP, option, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_seconds))
 
 
-def encoded(message: dict[str, Any]) -> bytes:
-    """A line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+class _Dialed:
+    """A connection with the arbiter on which this process has said who it is.
+
+    Args:
+        arbiter: to connect with.
+        role: what the connection is for.
+        name: of this worker.
+        secret: which this process proves to know.
+
+    Attributes:
+        peer: the connection, which has a time limit.
+        lines: what comes from there.
+        theirs, own: the challenges of both sides.
+    """
+
+    def __init__(self, arbiter: ArbiterAddress, role: str, name: str, secret: bytes):
+        self.peer = socket.create_connection(parsed(arbiter.address), _CONNECT_SECONDS)
+        try:
+            self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.lines, self.own = self.peer.makefile("rb"), secrets.token_hex(16)
+            self.theirs = str(json.loads(self.line())["challenge"])
+            own = proof(secret, role, name, self.theirs)
+            self.peer.sendall(encoded({"role": role, "name": name, "proof": own, "challenge": self.own}))
+        except BaseException:
+            self.peer.close()
+            raise
+
+    def line(self) -> bytes:
+        """Return the next line.
+
+        Raises:
+            ConnectionResetError: the arbiter has hung up.
+        """
+        line = self.lines.readline(_LINE_BYTES)
+        if not line:
+            raise ConnectionResetError("it has hung up")
+        return line
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Connections with an arbiter that knows this worker."""
+
+    control: _Dialed
+    beats: socket.socket
+    secret: bytes
+    incoming: Seal
+    outgoing: Seal
+    greeting: dict[str, Any]
+
+    @classmethod
+    def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
+        """Connect.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: it is not the arbiter, or does not answer.
+        """
+        with contextlib.ExitStack() as undo:
+            control = _Dialed(arbiter, WORKER, name, arbiter.key)
+            undo.callback(control.peer.close)
+            key = connection_key(arbiter.key, name, control.theirs, control.own)
+            incoming = Seal(key, ARBITER)
+            greeting = json.loads(incoming.opened(control.line()))
+            # A driver that stands still answers nothing, but its kernel does.
+            watch(control.peer, SILENT_SECONDS)
+            beats = _Dialed(arbiter, HEARTBEATS, name, key)
+            undo.callback(beats.peer.close)
+            beats.line()  # it was let in
+            for dialed in (control, beats):
+                dialed.peer.settimeout(None)
+            undo.pop_all()
+        return cls(control, beats.peer, arbiter.key, incoming, Seal(key, WORKER), greeting)
 
 
 class LeftBehindError(WorkerLostError):
@@ -109,9 +194,7 @@ class ArbiterLink:
 
     Args:
         name: of this worker, different from all others of the run.
-        peer: connected and greeted.
-        lines: what comes from there.
-        greeting: the arbiter's.
+        session: connections with the arbiter; see `connect`.
         waits: called again and again while this worker waits for the arbiter.
         left_behind: called once the connection is lost, in a thread of its own.
 
@@ -123,21 +206,21 @@ class ArbiterLink:
     def __init__(
         self,
         name: str,
-        peer: socket.socket,
-        lines: Any,
-        greeting: dict[str, Any],
+        session: _Session,
         waits: Callable[[], None],
         left_behind: Callable[[], None],
     ):
-        self._name, self._peer, self._lines, self._waits, self._left_behind = name, peer, lines, waits, left_behind
-        self.found_running, self.found_over = bool(greeting.get("running")), greeting.get("over")
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._name, self._session, self._waits, self._left_behind = name, session, waits, left_behind
+        self._peer, self._sending = session.control.peer, threading.Lock()
+        self.found_running, self.found_over = bool(session.greeting.get("running")), session.greeting.get("over")
+        self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._number = 0
         #: The numbers of the generation that pauses after a step, of the one that lost a member, and of the one that a
         #: member has left.
         self._paused = self._broken = self._left = -1
         self._is_lost = self._is_closed = False
-        self._sender = HeartbeatSender([peer])
+        self._sender = HeartbeatSender([session.beats])
+        session.beats.close()  # the process for heartbeats has it
         threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
 
     @classmethod
@@ -159,28 +242,16 @@ class ArbiterLink:
         Raises:
             WorkerLostError: it does not answer.
         """
-        peer = None
-        try:
-            peer = socket.create_connection(parsed(arbiter.address), _CONNECT_SECONDS)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A driver that stands still answers nothing, but its kernel does.
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENT_SECONDS))
-            lines = peer.makefile("rb")
-            theirs = str(json.loads(lines.readline(_LINE_BYTES))["challenge"])
-            mine = secrets.token_hex(16)
-            own = proof(arbiter.key, "worker", name, theirs)
-            peer.sendall(encoded({"name": name, "proof": own, "challenge": mine}))
-            greeting = json.loads(lines.readline(_LINE_BYTES))
-            if not hmac.compare_digest(
-                str(greeting["proof"]).encode(), proof(arbiter.key, "arbiter", name, mine).encode()
-            ):
-                raise ConnectionError("it is not the arbiter of this run")
-            peer.settimeout(None)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if peer is not None:
-                peer.close()
-            raise WorkerLostError(f"the driver's arbiter at {arbiter.address} does not answer: {error}") from None
-        return cls(name, peer, lines, greeting, waits, left_behind)
+        for seconds in (*_AGAIN_SECONDS, None):
+            try:
+                return cls(name, _Session.begin(arbiter, name), waits, left_behind)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                # Where strangers crowd the arbiter's port, it hangs up on who has been there the longest.
+                if seconds is None or not isinstance(error, (ConnectionResetError, BrokenPipeError)):
+                    lost = f"the driver's arbiter at {arbiter.address} does not answer: {error}"
+                    raise WorkerLostError(lost) from None
+            time.sleep(seconds)
+        raise AssertionError("unreachable")
 
     @property
     def is_member(self) -> bool:
@@ -226,13 +297,11 @@ class ArbiterLink:
 
     def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
         """Have members leave for good at the end of a step, once others have come; see `Membership.dismiss`."""
-        with contextlib.suppress(OSError):
-            self._peer.sendall(encoded({"dismiss": list(names), "after": list(after)}))
+        self._send({"dismiss": list(names), "after": list(after)})
 
     def want(self, wanted: int) -> None:
         """Another number of workers is started together, where nobody is left of a generation."""
-        with contextlib.suppress(OSError):
-            self._peer.sendall(encoded({"wanted": wanted}))
+        self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
         """The run is over: whoever comes now need not train.
@@ -240,8 +309,7 @@ class ArbiterLink:
         Args:
             result: what it has come to, as JSON can say it.
         """
-        with contextlib.suppress(OSError):
-            self._peer.sendall(encoded({"over": result}))
+        self._send({"over": result})
 
     def close(self) -> None:
         """End the connection: this worker is no longer a member."""
@@ -250,8 +318,7 @@ class ArbiterLink:
         end(self._peer)
 
     def _next(self, message: dict[str, Any]) -> tuple[Generation, Meeting]:
-        with contextlib.suppress(OSError):  # then the other thread says that it is lost
-            self._peer.sendall(encoded(message))
+        self._send(message)
         answer = self._answer()
         if "end" in answer:
             self._answers.put(answer)  # for whoever asks next
@@ -262,11 +329,12 @@ class ArbiterLink:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
             raise DismissedError("the others go on without this worker, as planned")
-        found = answer["generation"]
-        self._number = found["number"]
-        about = {name: tuple(found[name]) for name in ("members", "addresses", "steps")}
-        generation = Generation(self._number, **about, lost=found["lost"])
-        rank, number = generation.members.index(self._name), self._number
+        generation = answer["generation"]
+        self._number = number = generation.number
+        rank, key = (
+            generation.members.index(self._name),
+            group_key(self._session.secret, number, generation.members, answer["nonce"]),
+        )
 
         def is_lost() -> bool:
             return self._is_lost or self._broken == number
@@ -274,9 +342,13 @@ class ArbiterLink:
         def is_over() -> bool:
             return is_lost() or self._left == number
 
-        return generation, Meeting(rank, generation.addresses, bytes.fromhex(answer["key"]), is_over, is_lost)
+        return generation, Meeting(rank, generation.addresses, key, is_over, is_lost)
 
-    def _answer(self) -> dict[str, Any]:
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices
+            self._peer.sendall(self._session.outgoing.sealed(encoded(message)))
+
+    def _answer(self) -> Mapping[str, Any]:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=_WAIT_SECONDS)
@@ -285,13 +357,13 @@ class ArbiterLink:
     def _listen(self) -> None:
         why = _LOST
         try:
-            for line in iter(lambda: self._lines.readline(_LINE_BYTES), b""):
-                message = json.loads(line) if line.strip() else {}
-                self._paused = message.get("pause", self._paused)
-                self._broken = message.get("lost", self._broken)
-                self._left = message.get("left", self._left)
-                if message.keys() & {"generation", "end", "over", "dismissed"}:
-                    self._answers.put(message)
+            for line in iter(lambda: self._session.control.lines.readline(_LINE_BYTES), b""):
+                news = of_arbiter(self._session.incoming.opened(line), self._name)
+                self._paused = news.numbers.get("pause", self._paused)
+                self._broken = news.numbers.get("lost", self._broken)
+                self._left = news.numbers.get("left", self._left)
+                if news.answer:
+                    self._answers.put(news.answer)
         except Exception as error:
             why = f"{_LOST}: {error}"
         finally:

@@ -6,20 +6,19 @@ Whoever gives tells the takers beforehand, over the group, where it listens and 
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import pickle
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raytf.distributed import meeting
+from raytf.distributed.callers import Callers
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS
 
 if TYPE_CHECKING:  # it loads TensorFlow
@@ -95,38 +94,14 @@ class Giver:
         """
         views, began = [_bytes_of(array) for array in arrays], time.monotonic()
         answers: list[Future[bool]] = []
-        with self._server, ThreadPoolExecutor(takers) as pool, selectors.DefaultSelector() as selector:
-            self._server.setblocking(False)
-            selector.register(self._server, selectors.EVENT_READ)
-            try:
-                while len(answers) < takers and not is_over() and time.monotonic() - began < SILENT_SECONDS:
-                    for key, _ in selector.select(_LOOK_SECONDS):
-                        if key.fileobj is self._server:
-                            self._accept(selector)
-                        elif peer := self._let_in(selector, key.fileobj):
-                            answers.append(pool.submit(_serve, peer, views))
-            finally:
-                for stranger in [key.fileobj for key in selector.get_map().values()]:
-                    stranger.close()  # type: ignore[union-attr]
+        with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:
+            while len(answers) < takers and not is_over() and time.monotonic() - began < SILENT_SECONDS:
+                for peer, said in callers.calls(_LOOK_SECONDS):
+                    if hmac.compare_digest(said, self._word):
+                        answers.append(pool.submit(_serve, peer, views))
+                    else:
+                        peer.close()  # a stranger
         return sum(answer.result() for answer in answers) == takers
-
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(OSError):
-            peer, _ = self._server.accept()
-            peer.setblocking(False)
-            selector.register(peer, selectors.EVENT_READ)
-
-    def _let_in(self, selector: selectors.BaseSelector, peer: Any) -> socket.socket | None:
-        """A taker that has said its word; None for a stranger."""
-        selector.unregister(peer)
-        try:
-            said = peer.recv(_WORD_BYTES)  # so few bytes come at once
-        except OSError:
-            said = b""
-        if hmac.compare_digest(said, self._word):
-            return peer
-        peer.close()
-        return None
 
 
 def _serve(peer: socket.socket, views: Sequence[memoryview]) -> bool:

@@ -184,17 +184,16 @@ class HostSum:
                 os.ftruncate(descriptor, size)
                 found: dict[int, socket.socket] = {}
                 deadline = time.monotonic() + _MEET_SECONDS
+                server.settimeout(_MEET_LOOK_SECONDS)
                 while len(found) < self.count - 1:
-                    server.settimeout(_MEET_LOOK_SECONDS)
+                    self._check_time(deadline)
                     try:
                         peer, _ = server.accept()
                     except TimeoutError:
-                        self._check_time(deadline)
                         continue
                     caller = self._caller(peer)
                     if caller is None or caller in found:
                         peer.close()  # a stranger
-                        self._check_time(deadline)
                     else:
                         found[caller] = peer
                 for number in sorted(found):
@@ -208,27 +207,40 @@ class HostSum:
         deadline = time.monotonic() + _MEET_SECONDS
         while True:
             first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            first.settimeout(_MEET_LOOK_SECONDS)
             try:
                 first.connect(address)
                 break
-            except OSError:  # the first process does not listen yet
+            except OSError:  # the first process does not listen yet, or strangers have filled its queue
                 first.close()
                 self._check_time(deadline)
                 time.sleep(0.005)
         if not _is_of_this_user(first):
             first.close()
             raise PermissionError("another user has taken the meeting point of this host's processes")
-        first.settimeout(_MEET_SECONDS)
-        first.sendall(_HELLO.pack(self.number, self._secret))
-        _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
-        if not descriptors:
+        try:
+            first.sendall(_HELLO.pack(self.number, self._secret))
+            descriptors = self._handed(first, deadline)
+        except BaseException:
             first.close()
-            raise ConnectionError("the first process of this host is gone")
+            raise
         try:
             self._add_peer(first)
             return mmap.mmap(descriptors[0], (2 * self.count + 1) * CHUNK_BYTES)
         finally:
             os.close(descriptors[0])
+
+    def _handed(self, first: socket.socket, deadline: float) -> list[int]:
+        """Return the memory's descriptor, once the first process has heard from all."""
+        while True:
+            self._check_time(deadline)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
+            except TimeoutError:
+                continue
+            if not descriptors:
+                raise ConnectionError("the first process of this host is gone")
+            return descriptors
 
     def _caller(self, peer: socket.socket) -> int | None:
         """Return the number of the process that has connected; None for a stranger or a silent process."""

@@ -1,8 +1,10 @@
 """Connects each rank of a group with each other one, over TCP.
 
 Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
-has answered, so none begins before all are there. Both sides prove that they know the group's key, which itself does
-not travel.
+has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel: each
+member derives it from the run's secret (`sealed_lines.group_key`), which Ray has brought to the workers. What is sent
+after that, gradients and heartbeats, is neither encrypted nor authenticated: an HMAC takes as long as a sum
+(docs/guides/recovery.md).
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
-from typing import Any
 
+from raytf.distributed.callers import Callers
 from raytf.distributed.meeting import Meeting, parsed
 
 #: What a connection is for.
@@ -53,7 +55,7 @@ def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = M
         with meeting.server() as server:
             meeting_point.call()
             meeting_point.answer(server)
-            meeting_point.hear()
+        meeting_point.hear()
         for (_, purpose), peer in meeting_point.found.items():
             _watch(peer, silent_seconds if purpose == HEARTBEATS else None)
     except BaseException:
@@ -118,34 +120,22 @@ class _MeetingPoint:
         """Answer the ranks after this one. Who does not say at once who it is holds up nobody."""
         own, size = self._meeting.rank, self._meeting.world_size
         awaited = {(rank, purpose) for rank in range(own + 1, size) for purpose in (DATA, HEARTBEATS)}
-        read: dict[socket.socket, bytes] = {}
-        with selectors.DefaultSelector() as selector:
-            server.setblocking(False)
-            selector.register(server, selectors.EVENT_READ)
-            try:
-                while awaited:
-                    ready = selector.select(min(_LOOK_SECONDS, self._left()))
-                    if not ready:
-                        self._check_time({rank for rank, _ in awaited}, "did not connect in time")
-                    for key, _ in ready:
-                        if key.fileobj is server:
-                            _accept(server, selector, read)
-                        else:
-                            self._greet(key.fileobj, selector, read, awaited)
-            finally:
-                for stranger in read:
-                    stranger.close()
+        with Callers(server, _CALL.size) as callers:
+            while awaited:
+                self._check_time({rank for rank, _ in awaited}, "did not connect in time")
+                for peer, call in callers.calls(min(_LOOK_SECONDS, self._left())):
+                    self._greet(peer, call, awaited)
 
     def hear(self) -> None:
         """Wait until the ranks before this one have answered."""
         for (rank, purpose), proof in self._proofs.items():
             peer, found = self.found[rank, purpose], b""
             while len(found) < _PROOF_BYTES:
+                self._check_time({rank}, "did not answer in time")
                 peer.settimeout(max(0.001, min(_LOOK_SECONDS, self._left())))
                 try:
                     more = peer.recv(_PROOF_BYTES - len(found))
                 except TimeoutError:
-                    self._check_time({rank}, "did not answer in time")
                     continue
                 except OSError as error:
                     raise ConnectionError(f"{self._names({rank})} did not answer: {error}") from None
@@ -155,26 +145,14 @@ class _MeetingPoint:
             if not hmac.compare_digest(found, proof):
                 raise ConnectionError(f"{self._names({rank})} is not of this group")
 
-    def _greet(
-        self, peer: Any, selector: selectors.BaseSelector, read: dict[socket.socket, bytes], awaited: set[Any]
-    ) -> None:
-        try:
-            more = peer.recv(_CALL.size - len(read[peer]))
-        except OSError:
-            more = b""
-        read[peer] += more
-        if more and len(read[peer]) < _CALL.size:
-            return
-        selector.unregister(peer)
-        told = read.pop(peer)
-        who = self._caller(told) if more else None
+    def _greet(self, peer: socket.socket, call: bytes, awaited: set[tuple[int, int]]) -> None:
+        who = self._caller(call)
         if who is None or who not in awaited:
             peer.close()  # a stranger, such as who looks for open ports
             return
         self.found[who] = peer
-        peer.setblocking(True)
         try:
-            peer.sendall(self._proof(b"answer", told[:-_PROOF_BYTES]))
+            peer.sendall(self._proof(b"answer", call[:-_PROOF_BYTES]))
         except OSError as error:
             raise ConnectionError(f"{self._names({who[0]})} has hung up: {error}") from None
         awaited.remove(who)
@@ -233,14 +211,6 @@ class _MeetingPoint:
 
     def _names(self, ranks: set[int]) -> str:
         return ", ".join(f"rank {rank} at {self._meeting.addresses[rank]}" for rank in sorted(ranks))
-
-
-def _accept(server: socket.socket, selector: selectors.BaseSelector, read: dict[socket.socket, bytes]) -> None:
-    with contextlib.suppress(OSError):
-        peer, _ = server.accept()
-        peer.setblocking(False)
-        read[peer] = b""
-        selector.register(peer, selectors.EVENT_READ)
 
 
 def _watch(peer: socket.socket, silent_seconds: float | None) -> None:

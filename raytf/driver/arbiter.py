@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import secrets
 import socket
 import sys
@@ -23,19 +22,22 @@ import ray
 
 from raytf.config.train_config import TrainConfig
 from raytf.distributed import meeting, routes
-from raytf.distributed.arbiter_link import ArbiterAddress, encoded, proof
+from raytf.distributed.arbiter_link import ArbiterAddress, watch
+from raytf.distributed.arbiter_messages import Dismiss, Greeting, Join, Leave, Over, Want, of_worker
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS
-from raytf.distributed.membership import Generation, Membership, Place, StaleError
+from raytf.distributed.membership import Generation, Membership, StaleError
+from raytf.distributed.sealed_lines import HEARTBEATS, WORKER, Seal, connection_key, encoded, proof
+from raytf.driver.arbiter_connections import Connection, Door, Peer
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 
 #: Seconds between two looks at who is silent.
 _LOOK_SECONDS = 0.5
-#: Seconds for a worker to say who it is.
-_GREETING_SECONDS = 10.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.
 _LEAVE_SECONDS = 300.0
 #: Bytes of a worker's line; the longest is a run's result.
 _LINE_BYTES = 1 << 24
+#: Bytes of a heartbeat's line at most.
+_BEATS_BYTES = 1
 _CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
 
 
@@ -67,7 +69,7 @@ class ArbiterServer:
         self._silence = Silence(silent_seconds / _LOOK_SECONDS, all_silent_seconds / _LOOK_SECONDS)
         self._leave_looks = leave_seconds / _LOOK_SECONDS
         self._membership = Membership(most)
-        self._workers: dict[str, asyncio.StreamWriter] = {}
+        self._workers: dict[str, Peer] = {}
         #: What the run has come to, once it is over.
         self._result: Any = None
         #: Looks since members did not leave the generation of a number.
@@ -88,82 +90,108 @@ class ArbiterServer:
 
     async def _run(self, listening: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._serve, sock=listening, limit=_LINE_BYTES)
+        door = Door(listening, self._greet)
+        door.open()
         looking = asyncio.create_task(self._look())
         await self._end.wait()
-        server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert looking.done()
+        looking.cancel()
+        self._workers.clear()  # nobody is lost now
+        await door.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = ""
-        try:
-            with contextlib.suppress(Exception):  # a stranger, or one that has hung up
-                name = await asyncio.wait_for(self._greeted(reader, writer), _GREETING_SECONDS)
-            if name:
-                # It is lost, or this server ends: asyncio would report a task that was cancelled as an error.
-                with contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
-                    while line := await reader.readline():
-                        self._hear(name, line)
-        finally:
-            writer.close()
-            if name and self._workers.get(name, writer) is writer:
+    def _greet(self, connection: Connection, line: bytes) -> None:
+        """Let a worker in, or the connection for its heartbeats.
+
+        Raises:
+            ValueError: it is a stranger.
+        """
+        greeting = Greeting.of_line(line)
+        worker, is_worker = self._workers.get(greeting.name), greeting.role == WORKER
+        if is_worker:
+            key = self.address.key
+        elif greeting.role == HEARTBEATS and isinstance(worker, Connection):
+            key = worker.key
+        else:
+            raise ValueError("it is no worker")
+        expected = proof(key, greeting.role, greeting.name, connection.challenge)
+        if not hmac.compare_digest(greeting.proof.encode(), expected.encode()):
+            raise ValueError("it does not know the key")
+        if is_worker:
+            self._let_in(connection, greeting)
+        else:
+            self._hear_beats(connection, greeting.name)
+
+    def _let_in(self, connection: Connection, greeting: Greeting) -> None:
+        name = greeting.name
+        key = connection_key(self.address.key, name, connection.challenge, greeting.challenge)
+        seal = Seal(key, WORKER)
+
+        def hear(line: bytes) -> None:
+            try:
+                self._hear(name, seal.opened(line))
+            except ValueError as error:
+                self._tell(name, {"end": f"the driver's arbiter does not understand this worker: {error}"})
+                raise
+
+        def gone() -> None:
+            if self._workers.get(name) is connection:
                 self._forget(name)
                 self._begin(self._membership.lose(name))
 
-    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """The name of a worker of this run; empty for a stranger."""
-        challenge, key = secrets.token_hex(16), self.address.key
-        writer.write(encoded({"challenge": challenge}))
-        told = json.loads(await reader.readline())
-        name, theirs = str(told["name"]), str(told["challenge"])
-        if not hmac.compare_digest(str(told["proof"]).encode(), proof(key, "worker", name, challenge).encode()):
-            return ""
-        is_running = self._membership.generation is not None
-        writer.write(
-            encoded({"proof": proof(key, "arbiter", name, theirs), "running": is_running, "over": self._result})
-        )
-        _watch(writer.get_extra_info("socket"), self._silent_seconds)
-        self._workers[name] = writer
+        connection.let_in(hear, gone, _LINE_BYTES, key)
+        watch(connection.socket, self._silent_seconds)
+        self._workers[name] = connection
         self._silence.hear(name)
-        return name
+        self._tell(name, {"running": self._membership.generation is not None, "over": self._result})
+
+    def _hear_beats(self, connection: Connection, name: str) -> None:
+        worker = self._workers[name]
+        assert isinstance(worker, Connection)
+
+        def hear(line: bytes) -> None:
+            if self._workers.get(name) is worker:
+                self._silence.hear(name)
+
+        connection.let_in(hear, lambda: None, _BEATS_BYTES)
+        if worker.beside is not None:
+            worker.beside.abort()
+        worker.beside = connection
+        connection.write(encoded({}))
 
     def _hear(self, name: str, line: bytes) -> None:
+        """Hear what a worker says.
+
+        Raises:
+            ValueError: it cannot be understood.
+        """
         if name not in self._workers:
             return  # it counts as lost
         self._silence.hear(name)
-        message = json.loads(line) if line.strip() else {}
-        if "join" in message and self._result is not None:
-            self._tell(name, {"over": self._result})
-        elif "join" in message and self._membership.is_cut_off(name):
-            self._tell(name, {"end": _CUT_OFF, "unreachable": True})
-        elif "join" in message:
-            told = message["join"]
-            self._begin(self._membership.join(name, Place(told["address"], order=told["order"]), told["wanted"]))
-        elif "leave" in message:
-            told = message["leave"]
-            try:
-                place, unreached = Place(told["address"], told["step"]), told.get("unreached", ())
-                self._begin(self._membership.leave(name, told["number"], place, unreached))
-            except StaleError as error:
-                self._tell(name, {"end": str(error)})
-        elif "dismiss" in message:
-            self._membership.dismiss(message["dismiss"], message["after"])
-            self._begin(None)
-        elif "wanted" in message:
-            self._begin(self._membership.want(message["wanted"]))
-        elif "over" in message:
-            self._result = message["over"]
-            for joining in self._membership.joining:
-                self._tell(joining, {"over": self._result})
+        match of_worker(line):
+            case Join() if self._result is not None:
+                self._tell(name, {"over": self._result})
+            case Join() if self._membership.is_cut_off(name):
+                self._tell(name, {"end": _CUT_OFF, "unreachable": True})
+            case Join(place, wanted):
+                self._begin(self._membership.join(name, place, wanted))
+            case Leave(number, place, unreached):
+                try:
+                    self._begin(self._membership.leave(name, number, place, unreached))
+                except StaleError as error:
+                    self._tell(name, {"end": str(error)})
+            case Dismiss(names, after):
+                self._membership.dismiss(names, after)
+                self._begin(None)
+            case Want(wanted):
+                self._begin(self._membership.want(wanted))
+            case Over(result):
+                self._result = result
+                for joining in self._membership.joining:
+                    self._tell(joining, {"over": self._result})
 
     def _begin(self, generation: Generation | None) -> None:
         """Tell members of the next generation, if there is one, and of what has become of the present one."""
         if generation is not None:
-            self._tell_all(generation.members, {"generation": asdict(generation), "key": secrets.token_hex(32)})
+            self._tell_all(generation.members, {"generation": asdict(generation), "nonce": secrets.token_hex(32)})
             self._tell_all(generation.dismissed, {"dismissed": generation.number})
             self._tell_all(generation.unreachable, {"end": _CUT_OFF, "unreachable": True})
             for name in generation.unreachable:
@@ -199,22 +227,14 @@ class ArbiterServer:
 
     def _let_go(self, name: str) -> None:
         """A worker counts as lost from now on, whatever it does."""
-        writer = self._forget(name)
-        if writer is not None:
-            writer.close()
+        peer = self._forget(name)
+        if peer is not None:
+            peer.close()
             self._begin(self._membership.lose(name))
 
-    def _forget(self, name: str) -> asyncio.StreamWriter | None:
+    def _forget(self, name: str) -> Peer | None:
         self._silence.forget(name)
         return self._workers.pop(name, None)
-
-
-def _watch(peer: Any, silent_seconds: float) -> None:
-    """Have the kernel end a connection whose other host is gone or cut off; that of a stopped process answers."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-        peer.setsockopt(socket.IPPROTO_TCP, option, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_seconds))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -174,6 +174,24 @@ def test_a_wait_ends_with_the_generation():
         with pytest.raises(PeerLostError, match="a worker of this group is lost"):
             group.add(np.ones(3))
         other.result().close()
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_to_join_a_first_process_that_does_not_answer_ends_with_the_generation(waiting: int):
+    name, over = secrets.randbits(60), threading.Event()
+    with ExitStack() as stack:
+        first = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        first.bind(f"\0raytf-{name:x}")
+        first.listen(0)
+        for _ in range(waiting):  # strangers fill its queue
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            stranger.setblocking(False)
+            stranger.connect_ex(f"\0raytf-{name:x}")
+        threading.Timer(0.3, over.set).start()
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match="a process of this host is lost"):
+            HostSum(name, 1, 2, over.is_set)
+        assert time.monotonic() - began < 10
 
 
 def connected(name: int) -> socket.socket:
