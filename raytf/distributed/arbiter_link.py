@@ -15,14 +15,16 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from raytf.distributed.arbiter_messages import of_arbiter
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting, parsed
-from raytf.distributed.membership import Generation, node_of
+from raytf.distributed.member import LeftBehindError, Member
+from raytf.distributed.membership import Generation
 from raytf.distributed.peer_connections import end
 from raytf.distributed.sealed_lines import (
     ARBITER,
@@ -35,6 +37,8 @@ from raytf.distributed.sealed_lines import (
     proof,
 )
 from raytf.errors import WorkerLostError
+
+__all__ = ["ArbiterAddress", "ArbiterLink", "LeftBehindError", "watch", "worker_name"]
 
 #: Seconds to connect.
 _CONNECT_SECONDS = 30.0
@@ -156,39 +160,6 @@ class _Session:
         return cls(control, beats.peer, arbiter.key, incoming, Seal(key, WORKER), greeting)
 
 
-class LeftBehindError(WorkerLostError):
-    """The others go on without this worker, or have lost the driver."""
-
-
-class UnreachableError(LeftBehindError):
-    """This worker and others cannot reach each other, so the others continue without this worker.
-
-    Args:
-        message: the text for the user.
-        node: Ray's id of this worker's node.
-    """
-
-    def __init__(self, message: str, node: str):
-        super().__init__(message)
-        self.node = node
-
-
-class DismissedError(Exception):
-    """This worker has done its part: the others go on without it, as planned."""
-
-
-class RunOverError(Exception):
-    """The run was over when this worker came.
-
-    Args:
-        result: of the run.
-    """
-
-    def __init__(self, result: dict[str, Any]):
-        super().__init__("the run is over")
-        self.result = result
-
-
 class ArbiterLink:
     """A connection with the arbiter.
 
@@ -199,6 +170,7 @@ class ArbiterLink:
         left_behind: called once the connection is lost, in a thread of its own.
 
     Attributes:
+        member: what this worker knows of its group.
         found_running: whether there was a generation of workers when this worker came.
         found_over: what the run has come to, if it was over then; None otherwise.
     """
@@ -210,15 +182,12 @@ class ArbiterLink:
         waits: Callable[[], None],
         left_behind: Callable[[], None],
     ):
-        self._name, self._session, self._waits, self._left_behind = name, session, waits, left_behind
+        self._session, self._waits, self._left_behind = session, waits, left_behind
+        self.member = Member(name)
         self._peer, self._sending = session.control.peer, threading.Lock()
         self.found_running, self.found_over = bool(session.greeting.get("running")), session.greeting.get("over")
         self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        self._number = 0
-        #: The numbers of the generation that pauses after a step, of the one that lost a member, and of the one that a
-        #: member has left.
-        self._paused = self._broken = self._left = -1
-        self._is_lost = self._is_closed = False
+        self._is_closed = False
         self._sender = HeartbeatSender([session.beats])
         session.beats.close()  # the process for heartbeats has it
         threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
@@ -256,44 +225,33 @@ class ArbiterLink:
     @property
     def is_member(self) -> bool:
         """Whether this worker has been in a generation."""
-        return self._number > 0
+        return self.member.has_joined
 
     @property
     def is_pause_wanted(self) -> bool:
         """Whether the members should leave their generation between two steps, since somebody wants to join."""
-        return self._number > 0 and self._paused == self._number
+        return self.member.is_pause_wanted
 
     @property
     def is_lost(self) -> bool:
         """Whether this worker is no longer a member, since the arbiter does not hear it."""
-        return self._is_lost
+        return self.member.is_lost
 
     def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
-        """Become a member of the next generation; waits for it.
-
-        Args:
-            address: HOST:PORT at which this worker listens.
-            wanted: how many workers are started together, where nobody is left of a generation.
-            order: of these workers.
+        """Become a member of the next generation, which this worker waits for; see `Member.joining`.
 
         Raises:
             WorkerLostError: the arbiter is gone, or wants this worker to end.
         """
-        return self._next({"join": {"address": address, "wanted": wanted, "order": order}})
+        return self._next(self.member.joining(address, wanted, order))
 
-    def leave(self, address: str, step: int, unreached: Collection[str] = ()) -> tuple[Generation, Meeting]:
-        """Leave the present generation, and become a member of the next one; waits for it.
-
-        Args:
-            address: HOST:PORT at which this worker listens from now on.
-            step: the last step that it has finished.
-            unreached: members that did not answer this worker when the generation met.
+    def leave(self, address: str, step: int) -> tuple[Generation, Meeting]:
+        """Leave the present generation, and become a member of the next one; see `Member.leaving`.
 
         Raises:
             WorkerLostError: as `join`; or the generation has ended without this worker.
         """
-        about = {"number": self._number, "address": address, "step": step, "unreached": sorted(unreached)}
-        return self._next({"leave": about})
+        return self._next(self.member.leaving(address, step))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
         """Have members leave for good at the end of a step, once others have come; see `Membership.dismiss`."""
@@ -322,27 +280,11 @@ class ArbiterLink:
         answer = self._answer()
         if "end" in answer:
             self._answers.put(answer)  # for whoever asks next
-            if answer.get("unreachable"):
-                raise UnreachableError(answer["end"], node_of(self._name))
-            raise LeftBehindError(answer["end"])
-        if "over" in answer:
-            raise RunOverError(answer["over"])
-        if "dismissed" in answer:
-            raise DismissedError("the others go on without this worker, as planned")
-        generation = answer["generation"]
-        self._number = number = generation.number
-        rank, key = (
-            generation.members.index(self._name),
-            group_key(self._session.secret, number, generation.members, answer["nonce"]),
-        )
-
-        def is_lost() -> bool:
-            return self._is_lost or self._broken == number
-
-        def is_over() -> bool:
-            return is_lost() or self._left == number
-
-        return generation, Meeting(rank, generation.addresses, key, is_over, is_lost)
+        found = self.member.take(answer)
+        rank, number = found.members.index(self.member.name), found.number
+        key = group_key(self._session.secret, number, found.members, answer["nonce"])
+        is_over, is_lost = partial(self.member.is_over, number), partial(self.member.is_broken, number)
+        return found, Meeting(rank, found.addresses, key, is_over, is_lost)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices
@@ -358,16 +300,14 @@ class ArbiterLink:
         why = _LOST
         try:
             for line in iter(lambda: self._session.control.lines.readline(_LINE_BYTES), b""):
-                news = of_arbiter(self._session.incoming.opened(line), self._name)
-                self._paused = news.numbers.get("pause", self._paused)
-                self._broken = news.numbers.get("lost", self._broken)
-                self._left = news.numbers.get("left", self._left)
+                news = of_arbiter(self._session.incoming.opened(line), self.member.name)
+                self.member.hear(news)
                 if news.answer:
                     self._answers.put(news.answer)
         except Exception as error:
             why = f"{_LOST}: {error}"
         finally:
-            self._is_lost = True
+            self.member.is_lost = True
             self._answers.put({"end": why})
             if not self._is_closed:
                 self._left_behind()

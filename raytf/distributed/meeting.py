@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: Connections that may wait to be accepted.
-_BACKLOG = 1024
+#: Connections that may wait to be accepted: two of each rank. Where it is less, a busy rank would seem to be cut off.
+_BACKLOG = 4096
 
 #: Sockets that listen and have not been taken yet, by their HOST:PORT.
 _listening: dict[str, socket.socket] = {}

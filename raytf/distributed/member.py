@@ -7,16 +7,15 @@ Events go in, and what to ask or to do comes out; nothing here knows time, socke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raytf.distributed.arbiter_messages import News
 from raytf.distributed.membership import Generation, node_of
 from raytf.errors import WorkerLostError
 
 #: How often ranks that lose another one while they meet meet again.
 _MEETINGS = 10
-#: Keys of messages that answer a question.
-_ANSWERS = {"generation", "end", "over", "dismissed"}
 
 
 class LeftBehindError(WorkerLostError):
@@ -72,10 +71,15 @@ class Member:
         self._failed, self._unreached = 0, list[str]()
 
     @property
+    def has_joined(self) -> bool:
+        """Whether the worker has been in a generation."""
+        return self.number > 0
+
+    @property
     def is_pause_wanted(self) -> bool:
         """Whether the members should leave their generation between two steps, since somebody wants to join or to
         leave."""
-        return self.number > 0 and self._paused == self.number
+        return self.has_joined and self._paused == self.number
 
     def is_broken(self, number: int) -> bool:
         """Whether a member of a generation is known to be lost, or this worker is."""
@@ -85,33 +89,37 @@ class Member:
         """Whether a generation is known to have lost a member, or to have been left by one."""
         return self.is_broken(number) or self._left == number
 
-    def hear(self, message: dict[str, Any]) -> bool:
-        """Note what the arbiter says.
+    def hear(self, news: News) -> None:
+        """Note what the arbiter says of generations. What answers a question belongs to `take`."""
+        self._paused = news.numbers.get("pause", self._paused)
+        self._broken = news.numbers.get("lost", self._broken)
+        self._left = news.numbers.get("left", self._left)
 
-        Returns:
-            Whether it answers a question, and belongs to `take`.
-        """
-        self._paused = message.get("pause", self._paused)
-        self._broken = message.get("lost", self._broken)
-        self._left = message.get("left", self._left)
-        return not _ANSWERS.isdisjoint(message)
-
-    def question(self, address: str, step: int, wanted: int, order: int) -> dict[str, Any]:
-        """Return the message with which this worker asks for the next generation.
+    def joining(self, address: str, wanted: int, order: int) -> dict[str, Any]:
+        """Return the message with which this worker asks to become a member of the next generation.
 
         Args:
             address: HOST:PORT at which this worker listens.
-            step: the last step that it has finished; -1 if it has no state.
             wanted: how many workers are started together, where nobody is left of a generation.
             order: of these workers.
         """
-        if not self.number:
-            return {"join": {"address": address, "wanted": wanted, "order": order}}
+        return {"join": {"address": address, "wanted": wanted, "order": order}}
+
+    def leaving(self, address: str, step: int) -> dict[str, Any]:
+        """Return the message with which this worker leaves the present generation and asks for the next one.
+
+        Args:
+            address: HOST:PORT at which this worker listens from now on.
+            step: the last step that it has finished; -1 if it has no state.
+        """
         about = {"number": self.number, "address": address, "step": step, "unreached": sorted(self._unreached)}
         return {"leave": about}
 
-    def take(self, answer: dict[str, Any]) -> Generation:
+    def take(self, answer: Mapping[str, Any]) -> Generation:
         """Take the arbiter's answer to a question.
+
+        Args:
+            answer: of `News`.
 
         Returns:
             The generation that this worker belongs to from now on.
@@ -129,11 +137,9 @@ class Member:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
             raise DismissedError("the others go on without this worker, as planned")
-        found = answer["generation"]
-        about = {name: tuple(found[name]) for name in ("members", "addresses", "steps")}
-        generation = Generation(found["number"], **about, lost=found["lost"])
-        self.number = generation.number
-        return generation
+        found: Generation = answer["generation"]
+        self.number = found.number
+        return found
 
     def met(self) -> None:
         """The ranks of the generation have met."""

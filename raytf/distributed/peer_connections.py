@@ -1,9 +1,9 @@
 """Connects each rank of a group with each other one, over TCP.
 
 Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
-has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel: each
-member derives it from the run's secret (`sealed_lines.group_key`), which Ray has brought to the workers. What is sent
-after that, gradients and heartbeats, is neither encrypted nor authenticated: an HMAC takes as long as a sum
+has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel:
+each member derives it from the run's secret (`sealed_lines.group_key`), which Ray has brought to the workers. What is
+sent after that, gradients and heartbeats, is neither encrypted nor authenticated: an HMAC takes as long as a sum
 (docs/guides/recovery.md).
 """
 
@@ -28,7 +28,8 @@ from raytf.distributed.meeting import Meeting, parsed
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
-#: Seconds for the kernel of another host to answer; it does so while processes of it are busy or stopped.
+#: Seconds for another host to take a connection. Its kernel does that also while its processes are busy or stopped, so
+#: a host that does not is cut off.
 REACH_SECONDS = 10.0
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
@@ -178,7 +179,7 @@ class _MeetingPoint:
         """Return a connection with a rank. A host that is cut off never answers, so the generation's end is polled."""
         host, port = parsed(self._meeting.addresses[rank])
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        peer = socket.socket(family, kind, protocol)
+        peer, until = socket.socket(family, kind, protocol), min(self._deadline, time.monotonic() + REACH_SECONDS)
         try:
             peer.setblocking(False)
             failed = peer.connect_ex(address)
@@ -187,7 +188,7 @@ class _MeetingPoint:
             with selectors.DefaultSelector() as selector:
                 selector.register(peer, selectors.EVENT_WRITE)
                 while not selector.select(min(_LOOK_SECONDS, self._left())):
-                    self._check_time({rank}, "cannot be reached: no answer")
+                    self._check_time({rank}, "cannot be reached: no answer", until)
             failed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
@@ -200,10 +201,10 @@ class _MeetingPoint:
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
 
-    def _check_time(self, ranks: set[int], text: str) -> None:
+    def _check_time(self, ranks: set[int], text: str, until: float | None = None) -> None:
         if self._meeting.is_over():
             raise ConnectionAbortedError("another rank is lost")
-        if not self._left():
+        if time.monotonic() >= (self._deadline if until is None else until):
             raise UnreachedError(f"{self._names(ranks)} {text}", ranks)
 
     def _left(self) -> float:

@@ -1,7 +1,7 @@
 """The arbiter of a run: says who belongs to its group of workers. It lives in the driver, which owns the run's lease.
 
 Each worker keeps a connection with it, which the kernel closes when its process dies; one that is stopped or cut off is
-silent. What follows from that is decided in `raytf.distributed.membership`, and how both talk is described in
+silent. What follows from that is decided in `raytf.driver.arbitration`, and how both talk is described in
 `raytf.distributed.arbiter_link`.
 """
 
@@ -14,20 +14,18 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
 
 import ray
 
 from raytf.config.train_config import TrainConfig
 from raytf.distributed import meeting, routes
 from raytf.distributed.arbiter_link import ArbiterAddress, watch
-from raytf.distributed.arbiter_messages import Dismiss, Greeting, Join, Leave, Over, Want, of_worker
+from raytf.distributed.arbiter_messages import Greeting, of_worker
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS
-from raytf.distributed.membership import Generation, Membership, StaleError
 from raytf.distributed.sealed_lines import HEARTBEATS, WORKER, Seal, connection_key, encoded, proof
-from raytf.driver.arbiter_connections import Connection, Door, Peer
+from raytf.driver.arbiter_connections import Connection, Door
+from raytf.driver.arbitration import Arbitration, Commands, HangUp
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 
 #: Seconds between two looks at who is silent.
@@ -38,7 +36,6 @@ _LEAVE_SECONDS = 300.0
 _LINE_BYTES = 1 << 24
 #: Bytes of a heartbeat's line at most.
 _BEATS_BYTES = 1
-_CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
 
 
 class ArbiterServer:
@@ -66,14 +63,9 @@ class ArbiterServer:
         server = meeting.server_at(host)
         self.address = ArbiterAddress(meeting.joined(host, server.getsockname()[1]), secrets.token_bytes(32))
         self._silent_seconds = silent_seconds
-        self._silence = Silence(silent_seconds / _LOOK_SECONDS, all_silent_seconds / _LOOK_SECONDS)
-        self._leave_looks = leave_seconds / _LOOK_SECONDS
-        self._membership = Membership(most)
-        self._workers: dict[str, Peer] = {}
-        #: What the run has come to, once it is over.
-        self._result: Any = None
-        #: Looks since members did not leave the generation of a number.
-        self._slow = (0, 0)
+        silence = Silence(silent_seconds / _LOOK_SECONDS, all_silent_seconds / _LOOK_SECONDS)
+        self._arbitration = Arbitration(silence, leave_seconds / _LOOK_SECONDS, most)
+        self._workers: dict[str, Connection] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(server)), daemon=True)
@@ -108,7 +100,7 @@ class ArbiterServer:
         worker, is_worker = self._workers.get(greeting.name), greeting.role == WORKER
         if is_worker:
             key = self.address.key
-        elif greeting.role == HEARTBEATS and isinstance(worker, Connection):
+        elif greeting.role == HEARTBEATS and worker is not None:
             key = worker.key
         else:
             raise ValueError("it is no worker")
@@ -129,27 +121,26 @@ class ArbiterServer:
             try:
                 self._hear(name, seal.opened(line))
             except ValueError as error:
-                self._tell(name, {"end": f"the driver's arbiter does not understand this worker: {error}"})
+                connection.write(encoded({"end": f"the driver's arbiter does not understand this worker: {error}"}))
                 raise
 
         def gone() -> None:
             if self._workers.get(name) is connection:
-                self._forget(name)
-                self._begin(self._membership.lose(name))
+                del self._workers[name]
+                self._carry_out(self._arbitration.lose(name))
 
         connection.let_in(hear, gone, _LINE_BYTES, key)
         watch(connection.socket, self._silent_seconds)
         self._workers[name] = connection
-        self._silence.hear(name)
-        self._tell(name, {"running": self._membership.generation is not None, "over": self._result})
+        self._arbitration.come(name)
+        connection.write(encoded(self._arbitration.greeting()))
 
     def _hear_beats(self, connection: Connection, name: str) -> None:
         worker = self._workers[name]
-        assert isinstance(worker, Connection)
 
         def hear(line: bytes) -> None:
             if self._workers.get(name) is worker:
-                self._silence.hear(name)
+                self._arbitration.hear_beat(name)
 
         connection.let_in(hear, lambda: None, _BEATS_BYTES)
         if worker.beside is not None:
@@ -163,78 +154,22 @@ class ArbiterServer:
         Raises:
             ValueError: it cannot be understood.
         """
-        if name not in self._workers:
-            return  # it counts as lost
-        self._silence.hear(name)
-        match of_worker(line):
-            case Join() if self._result is not None:
-                self._tell(name, {"over": self._result})
-            case Join() if self._membership.is_cut_off(name):
-                self._tell(name, {"end": _CUT_OFF, "unreachable": True})
-            case Join(place, wanted):
-                self._begin(self._membership.join(name, place, wanted))
-            case Leave(number, place, unreached):
-                try:
-                    self._begin(self._membership.leave(name, number, place, unreached))
-                except StaleError as error:
-                    self._tell(name, {"end": str(error)})
-            case Dismiss(names, after):
-                self._membership.dismiss(names, after)
-                self._begin(None)
-            case Want(wanted):
-                self._begin(self._membership.want(wanted))
-            case Over(result):
-                self._result = result
-                for joining in self._membership.joining:
-                    self._tell(joining, {"over": self._result})
-
-    def _begin(self, generation: Generation | None) -> None:
-        """Tell members of the next generation, if there is one, and of what has become of the present one."""
-        if generation is not None:
-            self._tell_all(generation.members, {"generation": asdict(generation), "nonce": secrets.token_hex(32)})
-            self._tell_all(generation.dismissed, {"dismissed": generation.number})
-            self._tell_all(generation.unreachable, {"end": _CUT_OFF, "unreachable": True})
-            for name in generation.unreachable:
-                self._let_go(name)
-        present = self._membership.generation
-        # Members of a run that is over hang up one after another, and none of them is lost.
-        news = self._membership.news() if self._result is None else []
-        if present is not None and news:
-            self._tell_all(present.members, dict.fromkeys(news, present.number))
-
-    def _tell(self, name: str, message: dict[str, Any]) -> None:
-        self._tell_all([name], message)
-
-    def _tell_all(self, names: Iterable[str], message: dict[str, Any]) -> None:
-        line = encoded(message)
-        for name in names:
-            if name in self._workers:
-                self._workers[name].write(line)
+        self._carry_out(self._arbitration.hear(name, of_worker(line)))
 
     async def _look(self) -> None:
-        """Let go who is silent."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for name in self._silence.look(self._membership.living):
-                self._let_go(name)
-            missing, generation = self._membership.missing(), self._membership.generation
-            number = generation.number if missing and generation is not None else 0
-            self._slow = (number, self._slow[1] + 1 if number and number == self._slow[0] else 0)
-            if self._slow[1] > self._leave_looks:
-                for name in missing:
-                    self._tell(name, {"end": f"{name} did not leave its group in time"})
-                    self._let_go(name)
+            self._carry_out(self._arbitration.look())
 
-    def _let_go(self, name: str) -> None:
-        """A worker counts as lost from now on, whatever it does."""
-        peer = self._forget(name)
-        if peer is not None:
-            peer.close()
-            self._begin(self._membership.lose(name))
-
-    def _forget(self, name: str) -> Peer | None:
-        self._silence.forget(name)
-        return self._workers.pop(name, None)
+    def _carry_out(self, commands: Commands) -> None:
+        for command in commands:
+            if isinstance(command, HangUp):
+                self._workers.pop(command.name).close()
+                continue
+            nonce = {"nonce": secrets.token_hex(32)} if "generation" in command.message else {}
+            line = encoded(command.message | nonce)
+            for name in command.names:
+                self._workers[name].write(line)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from raytf.distributed.membership import Generation, Membership, Place, StaleError
+from raytf.distributed.arbiter_messages import Dismiss, Join, Leave, Over, Want
+from raytf.distributed.membership import Generation, Membership, StaleError
 from raytf.driver.silence import Silence
 
 _CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
@@ -21,7 +22,7 @@ class Tell(NamedTuple):
 
     Attributes:
         names: of the workers.
-        message: one with "generation" also needs a key, which the members of the generation share.
+        message: one with "generation" also needs a nonce, from which the members derive their key.
     """
 
     names: tuple[str, ...]
@@ -71,24 +72,31 @@ class Arbitration:
         if name in self._present:
             self._silence.hear(name)
 
-    def hear(self, name: str, message: dict[str, Any]) -> Commands:
+    def hear(self, name: str, message: Join | Leave | Dismiss | Want | Over) -> Commands:
         """A worker has sent a message."""
         if name not in self._present:
             return []  # it counts as lost
         self._silence.hear(name)
-        if "join" in message:
-            return self._join(name, message["join"])
-        if "leave" in message:
-            return self._leave(name, message["leave"])
-        if "dismiss" in message:
-            self._membership.dismiss(message["dismiss"], message["after"])
-            return self._told(None)
-        if "wanted" in message:
-            return self._told(self._membership.want(message["wanted"]))
-        if "over" in message:
-            self._result = message["over"]
-            return [Tell(tuple(self._membership.joining), {"over": self._result})]
-        return []
+        match message:
+            case Join() if self._result is not None:
+                return [Tell((name,), {"over": self._result})]
+            case Join() if self._membership.is_cut_off(name):
+                return [Tell((name,), {"end": _CUT_OFF, "unreachable": True})]
+            case Join(place, wanted):
+                return self._told(self._membership.join(name, place, wanted))
+            case Leave(number, place, unreached):
+                try:
+                    return self._told(self._membership.leave(name, number, place, unreached))
+                except StaleError as error:
+                    return [Tell((name,), {"end": str(error)})]
+            case Dismiss(names, after):
+                self._membership.dismiss(names, after)
+                return self._told(None)
+            case Want(wanted):
+                return self._told(self._membership.want(wanted))
+            case Over(result):
+                self._result = result
+                return self._tell(self._membership.joining, {"over": self._result})
 
     def lose(self, name: str) -> Commands:
         """The connection with a worker has ended."""
@@ -110,20 +118,6 @@ class Arbitration:
                 commands.append(Tell((name,), {"end": f"{name} did not leave its group in time"}))
                 commands += self._let_go(name)
         return commands
-
-    def _join(self, name: str, told: dict[str, Any]) -> Commands:
-        if self._result is not None:
-            return [Tell((name,), {"over": self._result})]
-        if self._membership.is_cut_off(name):
-            return [Tell((name,), {"end": _CUT_OFF, "unreachable": True})]
-        return self._told(self._membership.join(name, Place(told["address"], order=told["order"]), told["wanted"]))
-
-    def _leave(self, name: str, told: dict[str, Any]) -> Commands:
-        place = Place(told["address"], told["step"])
-        try:
-            return self._told(self._membership.leave(name, told["number"], place, told.get("unreached", ())))
-        except StaleError as error:
-            return [Tell((name,), {"end": str(error)})]
 
     def _told(self, generation: Generation | None) -> Commands:
         """Tell members of the next generation, if there is one, and of what has become of the present one."""

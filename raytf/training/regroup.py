@@ -13,6 +13,7 @@ import tensorflow as tf
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Ranks
+from raytf.distributed.member import transfer
 from raytf.training.batch_hooks import BatchHooks
 from raytf.training.context import BatchEnd
 from raytf.training.epoch_end import EpochEnd
@@ -81,13 +82,10 @@ def hand_over(
     Returns:
         The state, and whether this rank had to take it.
     """
-    furthest = max(steps)
-    giver = list(steps).index(furthest)
+    giver, givers, takers = transfer(steps)
     told: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
-    if min(steps) == furthest:
+    if not takers:
         return told, False
-    givers = [rank for rank, step in enumerate(steps) if step == furthest]
-    takers = [rank for rank, step in enumerate(steps) if step < furthest]
     if group.rank in givers:
         group.hand([_values(variable) for variable in named.values()], givers, takers)
         return told, False

@@ -20,6 +20,7 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
+from raytf.distributed.member import step_after_broken_transfer
 from raytf.distributed.membership import Generation
 from raytf.errors import RunMismatchError, StorageError, WorkerLostError
 from raytf.inference import export
@@ -105,8 +106,7 @@ def _meet(attempt: Attempt, program: Program, executor: Executor, before: Contex
         except tf.errors.OpError:
             if not attempt.group.loss:
                 raise
-            # A state that was only taken in part is none.
-            step = -1 if step < max(generation.steps) else step
+            step = step_after_broken_transfer(step, generation.steps)
 
 
 def _enter(

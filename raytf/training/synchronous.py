@@ -23,9 +23,10 @@ from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import imbalance
 from raytf.data.prefetch import Prefetch
 from raytf.distributed import buckets, factory, meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, LeftBehindError, RunOverError, worker_name
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
 from raytf.distributed.audit import Standing
 from raytf.distributed.group import Group
+from raytf.distributed.member import LeftBehindError, RunOverError
 from raytf.distributed.membership import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_flags import LENGTH, StepFlag, vector
@@ -47,8 +48,6 @@ from raytf.training.step_options import StepOptions
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
-#: How often ranks that lose another one while they meet meet again.
-_MEETINGS = 10
 #: Seconds of a measurement of a single shard.
 _PROBE_SECONDS = 0.05
 
@@ -127,22 +126,20 @@ class SynchronousExecutor:
 
     def meet(self, step: int) -> Generation:
         assert self._link is not None
-        unreached: list[str] = []
-        for _ in range(_MEETINGS):
+        while True:
             address, is_member = meeting.listen(ray.util.get_node_ip_address()), self._link.is_member
             self._group.leave()
             if is_member:
-                generation, place = self._link.leave(address, step, unreached)
+                generation, place = self._link.leave(address, step)
             else:
-                seat = self.seat
-                generation, place = self._link.join(address, seat.size, seat.rank)
+                generation, place = self._link.join(address, self.seat.size, self.seat.rank)
             try:
                 self._group.meet_again(place)
             except (WorkerLostError, tf.errors.OpError) as error:  # a rank is lost while they meet
-                unreached = [generation.members[rank] for rank in getattr(error, "unreached", ())]
+                self._link.member.not_met(generation, getattr(error, "unreached", ()))
                 continue
+            self._link.member.met()
             return generation
-        raise WorkerLostError(f"the ranks have not met in {_MEETINGS} tries")
 
     def want(self, workers: int) -> None:
         """The group is to have another number of workers, also if it has not met yet."""

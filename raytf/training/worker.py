@@ -14,7 +14,7 @@ import ray.train
 from raytf._ray import train_context
 from raytf.cluster import scratch
 from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import DismissedError, RunOverError
+from raytf.distributed.member import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training import gpu_errors, process, user_errors, warm_pool

@@ -11,7 +11,7 @@ import ray
 from ray.train import WorkerGroupError
 
 from raytf._ray.train import DefaultFailurePolicy, FailureDecision
-from raytf.distributed.arbiter_link import LeftBehindError
+from raytf.distributed.member import LeftBehindError
 from raytf.driver.supervision.diagnosis import diagnose, worker_errors
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.supervisor import Scene, Supervisor

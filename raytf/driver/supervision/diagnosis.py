@@ -11,7 +11,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.distributed.arbiter_link import UnreachableError
+from raytf.distributed.member import UnreachableError
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.errors import (
     ClusterError,

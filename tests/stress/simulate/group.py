@@ -12,10 +12,12 @@ from typing import Any
 
 from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.tier import Votes
+from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
 from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS
 from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
 from raytf.distributed.membership import Generation
 from raytf.distributed.peer_connections import MEET_SECONDS, REACH_SECONDS
+from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 from raytf.errors import WorkerLostError
@@ -61,18 +63,18 @@ class Driver:
             raise AssertionError("two workers have one name")
         self.workers[worker.member.name] = worker
         self.arbiter.come(worker.member.name)
-        worker.link.send(0, self.arbiter.greeting() | {"greeting": True})
+        worker.link.send(0, self.arbiter.greeting())
 
-    def hear(self, worker: Worker, message: dict[str, Any]) -> None:
+    def hear(self, worker: Worker, line: bytes) -> None:
         """A worker has sent a message."""
         if self.workers.get(worker.member.name) is worker:
-            self._carry_out(self.arbiter.hear(worker.member.name, message))
+            self._carry_out(self.arbiter.hear(worker.member.name, of_worker(line)))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
         """Have workers leave for good once others have come, as `raytf.driver.ray_train.departures` does."""
         self.run.notices |= {name: list(after) for name in names}
         self.arbiter.come("departures")
-        self._carry_out(self.arbiter.hear("departures", {"dismiss": list(names), "after": list(after)}))
+        self._carry_out(self.arbiter.hear("departures", Dismiss(tuple(names), tuple(after))))
         self._carry_out(self.arbiter.lose("departures"))
 
     def lose(self, worker: Worker) -> None:
@@ -99,9 +101,10 @@ class Driver:
                 continue
             if "generation" in command.message:
                 self.run.checks.began(command.message["generation"], self)
+            line = encoded(command.message | {"nonce": "-"})
             for name in command.names:
                 if name in self.workers:
-                    self.workers[name].link.send(0, command.message)
+                    self.workers[name].link.send(0, line)
 
 
 class Worker:
@@ -148,7 +151,7 @@ class Worker:
     @property
     def address(self) -> str:
         """Where it listens now."""
-        return f"{self.member.name}:{self._meetings}"
+        return f"{self.member.name}.{self._meetings}:1"
 
     @property
     def has_state(self) -> bool:
@@ -182,28 +185,36 @@ class Worker:
     def _ask(self) -> None:
         self.phase, self._meetings, self._calls = "asking", self._meetings + 1, []
         self.run.listeners[self.address] = self
-        self.link.send(1, self.member.question(self.address, self.step, self.wanted, self._order))
+        if self.member.has_joined:
+            self._tell(self.member.leaving(self.address, self.step))
+        else:
+            self._tell(self.member.joining(self.address, self.wanted, self._order))
 
     def want(self, wanted: int) -> None:
         """Another number of workers is started together."""
         self.wanted = wanted
-        self.link.send(1, {"wanted": wanted})
+        self._tell({"wanted": wanted})
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if message.get("greeting"):
+    def _tell(self, message: dict[str, Any]) -> None:
+        self.link.send(1, encoded(message))
+
+    def _hear(self, message: dict[str, Any] | bytes) -> None:
+        if isinstance(message, dict):  # the greeting
             if message["over"] is not None:
                 self._end("the run is over")
             else:
                 self._ask()
             return
-        if not self.member.hear(message) or self.phase == "ended":
+        news = of_arbiter(message, self.member.name)
+        self.member.hear(news)
+        if not news.answer or self.phase == "ended":
             return
         if self.phase != "asking":
-            if "over" not in message:  # told to all that have joined
-                self._end(str(message.get("end", "an answer to no question")))
+            if "over" not in news.answer:  # told to all that have joined
+                self._end(str(news.answer.get("end", "an answer to no question")))
             return
         try:
-            self.generation = self.member.take(message)
+            self.generation = self.member.take(news.answer)
         except (RunOverError, DismissedError) as planned:
             self._end(str(planned))
         except WorkerLostError as error:
@@ -494,7 +505,7 @@ class Worker:
         return Saved(self.step, self.state, f"{self.step:06d}-{self.driver.number}-{self.member.number}")
 
     def _finish(self, results: dict[int, Any]) -> None:
-        self.link.send(1, {"over": self.state})
+        self._tell({"over": self.state})
         self.run.finished(self.state)
         self._end("the run is over")
 

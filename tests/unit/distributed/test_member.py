@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raytf.distributed.arbiter_messages import News
 from raytf.distributed.member import (
     DismissedError,
     LeftBehindError,
@@ -15,13 +16,13 @@ from raytf.distributed.member import (
     step_after_broken_transfer,
     transfer,
 )
+from raytf.distributed.membership import Generation
 from raytf.errors import WorkerLostError
 
 
 def generation(number: int, *steps: int) -> dict[str, Any]:
-    members = [f"n-{rank}" for rank in range(len(steps))]
-    about = {"number": number, "members": members, "addresses": [f"{name}:1" for name in members], "lost": 0}
-    return {"generation": about | {"steps": list(steps)}}
+    members = tuple(f"n-{rank}" for rank in range(len(steps)))
+    return {"generation": Generation(number, members, tuple(f"{name}:1" for name in members), steps)}
 
 
 def in_generation(number: int = 1) -> Member:
@@ -32,11 +33,11 @@ def in_generation(number: int = 1) -> Member:
 
 def test_a_worker_joins_and_after_that_leaves():
     member = Member("n-1")
-    assert member.question("h:1", -1, 2, 1) == {"join": {"address": "h:1", "wanted": 2, "order": 1}}
+    assert not member.has_joined
+    assert member.joining("h:1", 2, 1) == {"join": {"address": "h:1", "wanted": 2, "order": 1}}
     member.take(generation(3, -1, -1))
-    assert member.question("h:2", 7, 2, 1) == {
-        "leave": {"number": 3, "address": "h:2", "step": 7, "unreached": []},
-    }
+    assert member.has_joined
+    assert member.leaving("h:2", 7) == {"leave": {"number": 3, "address": "h:2", "step": 7, "unreached": []}}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_worker_joins_and_after_that_leaves():
 )
 def test_what_is_heard_counts_for_its_generation(news, is_paused, is_broken, is_over):
     member = in_generation()
-    assert not member.hear(news), "it answers nothing"
+    member.hear(News(news, {}))
     assert member.is_pause_wanted is is_paused
     assert member.is_broken(1) is is_broken
     assert member.is_over(1) is is_over
@@ -77,7 +78,6 @@ def test_who_is_lost_itself_is_in_no_generation_any_more():
 )
 def test_how_a_worker_ends(answer, kind, words):
     member = in_generation()
-    assert member.hear(answer), "it answers a question"
     with pytest.raises(kind, match=words) as raised:
         member.take(answer)
     if kind is UnreachableError:
@@ -88,9 +88,9 @@ def test_a_meeting_that_fails_is_reported_and_tried_again_but_not_for_ever():
     member = in_generation()
     found = member.take(generation(2, 4, 5))
     member.not_met(found, {0})
-    assert member.question("h", 5, 2, 1)["leave"]["unreached"] == ["n-0"]
+    assert member.leaving("h", 5)["leave"]["unreached"] == ["n-0"]
     member.met()
-    assert member.question("h", 5, 2, 1)["leave"]["unreached"] == []
+    assert member.leaving("h", 5)["leave"]["unreached"] == []
     for _ in range(9):
         member.not_met(found, ())
     with pytest.raises(WorkerLostError, match="not met in 10 tries"):

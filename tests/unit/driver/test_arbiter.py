@@ -17,14 +17,8 @@ import pytest
 
 from benchmarks.step.namespaces import namespaces, reason_not_possible
 from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import (
-    ArbiterAddress,
-    ArbiterLink,
-    DismissedError,
-    LeftBehindError,
-    RunOverError,
-    UnreachableError,
-)
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.member import DismissedError, LeftBehindError, RunOverError, UnreachableError
 from raytf.distributed.peer_connections import MEET_SECONDS, connect_all
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
@@ -154,7 +148,7 @@ needs_namespaces = pytest.mark.skipif(bool(reason_not_possible()), reason=reason
 #: A worker that joins and then does nothing.
 WORKER = """
 import sys, time
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
 link = ArbiterLink.connect(ArbiterAddress(sys.argv[1], bytes.fromhex(sys.argv[2])), "b")
 link.join("h:2", int(sys.argv[3]))
 print("member", flush=True)
@@ -332,9 +326,11 @@ def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
         wait_until(lambda: all(link.is_pause_wanted for link in links), "a pause", 20)
         for answer in [aside(link.leave, f"h:{i}", 7) for i, link in enumerate(links)]:
             assert one(answer)[0].members[-1] == "n2-1"
-        one(joined)
-        left = aside(third.leave, "h:4", -1, ["a"])
-        again = [aside(link.leave, f"h:{i}", 7, ["n2-1"]) for i, link in enumerate(links)]
+        generation, _ = one(joined)
+        for link, unreached in zip((*links, third), ([2], [2], [0]), strict=True):
+            link.member.not_met(generation, unreached)
+        left = aside(third.leave, "h:4", -1)
+        again = [aside(link.leave, f"h:{i}", 7) for i, link in enumerate(links)]
         assert {one(answer)[0].members for answer in again} == {("a", "b")}
         with pytest.raises(UnreachableError, match="cannot reach each other") as caught:
             one(left)

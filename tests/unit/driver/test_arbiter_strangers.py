@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.step.namespaces import namespaces
 from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, LeftBehindError, RunOverError
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.member import LeftBehindError, RunOverError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.testing.processes import wait_until
 from tests.unit.driver.test_arbiter import aside, needs_namespaces, one, pair, serving

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from raytf.distributed.arbiter_messages import Join, Leave, Over
+from raytf.distributed.membership import Place
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import Silence
 
@@ -15,12 +17,12 @@ def arbitration() -> Arbitration:
     return Arbitration(Silence(SILENT, ALL_SILENT), LEAVE)
 
 
-def join(name: str, wanted: int) -> dict[str, Any]:
-    return {"join": {"address": f"{name}:1", "wanted": wanted, "order": 0}}
+def join(name: str, wanted: int) -> Join:
+    return Join(Place(f"{name}:1"), wanted)
 
 
-def leave(name: str, number: int, step: int) -> dict[str, Any]:
-    return {"leave": {"address": f"{name}:1", "number": number, "step": step}}
+def leave(name: str, number: int, step: int) -> Leave:
+    return Leave(number, Place(f"{name}:1", step), ())
 
 
 def begun(*names: str) -> Arbitration:
@@ -76,7 +78,7 @@ def test_who_comes_when_the_run_is_over_is_told_its_result():
     arbiter = begun("a", "b")
     arbiter.come("c")
     assert arbiter.hear("c", join("c", 1)) == [Tell(("a", "b"), {"pause": 1})]
-    assert arbiter.hear("a", {"over": {"steps": 3}}) == [Tell(("c",), {"over": {"steps": 3}})]
+    assert arbiter.hear("a", Over({"steps": 3})) == [Tell(("c",), {"over": {"steps": 3}})]
     assert arbiter.lose("a") == [], "nobody is lost of a run that is over"
     arbiter.come("d")
     assert arbiter.greeting()["over"] == {"steps": 3}

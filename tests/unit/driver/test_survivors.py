@@ -11,7 +11,8 @@ import ray.train
 from ray.train import WorkerGroupError
 
 from raytf._ray.train import FailureDecision
-from raytf.distributed.arbiter_link import ArbiterLink, LeftBehindError, UnreachableError, worker_name
+from raytf.distributed.arbiter_link import ArbiterLink, worker_name
+from raytf.distributed.member import LeftBehindError, UnreachableError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.failure_policy import FailurePolicy
