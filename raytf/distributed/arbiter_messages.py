@@ -140,7 +140,9 @@ def of_arbiter(line: bytes, name: str) -> News:
         MessageError: says what is wrong with it.
     """
     message = _object(line)
-    numbers = {kind: _whole(message, kind, 1, _MOST) for kind in ("pause", "lost", "left") if kind in message}
+    numbers: Mapping[str, int] = {
+        kind: _whole(message, kind, 1, _MOST) for kind in ("pause", "lost", "left") if kind in message
+    }
     match message:
         case {"generation": {} as about}:
             return News(numbers, {"generation": _generation(about, name), "nonce": _text(message, "nonce")})

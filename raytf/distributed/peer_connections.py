@@ -1,10 +1,10 @@
 """Connects each rank of a group with each other one, over TCP.
 
 Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
-has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel:
-each member derives it from the run's secret (`sealed_lines.group_key`), which Ray has brought to the workers. What is
-sent after that, gradients and heartbeats, is neither encrypted nor authenticated: an HMAC takes as long as a sum
-(docs/guides/recovery.md).
+has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
+here: Ray has brought it, or the run's secret, from which each member derives it (`sealed_lines.group_key`). What is
+sent later, gradients and heartbeats, is neither encrypted nor authenticated, since an HMAC of gradients takes longer
+than a fast network (docs/guides/recovery.md).
 """
 
 from __future__ import annotations
