@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +24,78 @@ SEEN = {
 }
 
 
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request may take.
+
+    Attributes:
+        connect, silence: seconds until a connection stands, and without a byte.
+        seconds: in all, for a server that sends a byte now and then.
+        most_bytes: of the answer.
+    """
+
+    connect: float
+    silence: float
+    seconds: float
+    most_bytes: int
+
+
 class TimedClient(JobSubmissionClient):
-    """Ray's, with an end to each request: a machine that vanishes closes no connection.
+    """Ray's client, which takes a bounded time and number of bytes for each answer, whatever the server sends.
 
     Args:
         address: http://HOST:PORT.
-        timeout: by the method of a request, seconds as `requests` takes them.
+        limits: of a request with this method to this path.
     """
 
-    def __init__(self, address: str, timeout: Callable[[str], Any]):
-        self._timeout = timeout
+    def __init__(self, address: str, limits: Callable[[str, str], RequestLimits]):
+        self._limits = limits
         super().__init__(address)
 
     def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> Any:
-        kwargs.setdefault("timeout", self._timeout(method))
-        return super()._do_request(method, endpoint, **kwargs)
+        limits = self._limits(method, endpoint)
+
+        def take(response: requests.Response, *_: Any, **__: Any) -> None:
+            """Read the body, before anything else does so without a bound."""
+            body = bytearray()
+            for piece in response.iter_content(1 << 16):
+                body += piece
+                if len(body) > limits.most_bytes:
+                    raise ValueError(f"an answer of more than {limits.most_bytes >> 20} MiB")
+            response._content = bytes(body)
+            response.encoding = response.encoding or "utf-8"  # or requests would guess it from all of the text
+
+        kwargs |= {"timeout": (limits.connect, limits.silence), "stream": True, "hooks": {"response": take}}
+        ask = super()._do_request
+        return _within(limits.seconds, lambda: ask(method, endpoint, **kwargs))
 
     def get(self, path: str) -> requests.Response:
         """The answer to a GET of the server."""
         return self._do_request("GET", path)
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """Run a request in a thread, and give up on it after some seconds: its own timeouts begin anew with each byte.
+
+    Raises:
+        Timeout: there was no whole answer in this time.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((ask(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, daemon=True, name="raytf-request").start()
+    try:
+        answer, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise requests.Timeout from None
+    if error is not None:
+        raise error
+    return answer
 
 
 def actor_name(job: str) -> str:

@@ -68,6 +68,18 @@ _DOCUMENT = untrusted_json.record(
 )
 
 
+def _shares(share: untrusted_json.Shape) -> untrusted_json.Shape:
+    """A list of shares, each in a file of its own: one that is named often would be read as often."""
+    of_each = untrusted_json.each(share)
+
+    def check(value: Any) -> str | None:
+        wrong = of_each(value)
+        is_named_twice = wrong is None and len({one["file"] for one in value}) < len(value)
+        return "names a file more than once" if is_named_twice else wrong
+
+    return check
+
+
 def _body(crc: str) -> untrusted_json.Shape:
     share = {
         "file": _file,
@@ -75,11 +87,7 @@ def _body(crc: str) -> untrusted_json.Shape:
         crc: untrusted_json.whole,
         "names": untrusted_json.each(untrusted_json.text),
     }
-    fields = {
-        "step": untrusted_json.whole,
-        "shares": untrusted_json.each(untrusted_json.record(share)),
-        "document": _DOCUMENT,
-    }
+    fields = {"step": untrusted_json.whole, "shares": _shares(untrusted_json.record(share)), "document": _DOCUMENT}
     before = untrusted_json.record({"name": untrusted_json.text, "sha256": _hexadecimal})
     return untrusted_json.record(fields, {"before": untrusted_json.optional(before)})
 

@@ -48,7 +48,7 @@ class OwnRay:
             yield
 
     def _own_folder(self) -> dict[str, str]:
-        """Temporary files of Ray's processes go to a folder that the guard removes; Ray's logs are where they were."""
+        """Temporary files of Ray's processes go to a folder that the guard removes, beside Ray's sessions."""
         base = worker_process.system_temp_folder()
         if self._guard is None or len(base) > _LONGEST_FOLDER:
             return {}
@@ -59,11 +59,16 @@ class OwnRay:
         self._guard.remove(folder)
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
-    def begun(self) -> None:
-        """It has started."""
+    def begun(self, keep_logs: bool) -> None:
+        """It has started.
+
+        Args:
+            keep_logs: of its session's folder, remove only the workers' temporary files when it is over.
+        """
         node: Any = worker_process.this_node()
         if self._guard is not None:
-            self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
+            session = Path(node.get_session_dir_path())
+            self._guard.remove(str(session / scratch.FOLDER if keep_logs else session))
 
     def signs(self) -> list[ray_watch.Sign]:
         """How to see that it dies."""

@@ -144,6 +144,10 @@ def main(mark: str, parent: int) -> None:
     end(mark)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # Ray's link to its newest session
+            link = os.path.join(os.path.dirname(folder), "session_latest")
+            if os.readlink(link) == folder:
+                os.unlink(link)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import random
+import shlex
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from raytf.commands._rest import rest_as
-from raytf.config.terminal_text import say
+from raytf.config.terminal_text import log_text, say
 from raytf.errors import ConfigError
 
 _INTERRUPTED = 130
@@ -110,7 +111,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
 
 
 def _how(address: str, name: str) -> str:
-    return f"Follow it by the same command; stop it by: ray job stop --address {address} {name}"
+    return f"Follow it by the same command; stop it by: ray job stop --address {address} {shlex.quote(name)}"
 
 
 def _limits(flags: Submit) -> Any:
@@ -131,5 +132,5 @@ def _say(message: str) -> None:
 
 def _show(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # who read it has gone; the run goes on
-        sys.stdout.write(text)
+        sys.stdout.write(log_text(text))
         sys.stdout.flush()

@@ -6,12 +6,16 @@ turn a path around, and half a surrogate pair end the command that prints it.
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from typing import TextIO
 
 #: Control characters, marks without a width and of direction, halves of pairs, separators of lines and paragraphs.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+#: Escape sequences: with parameters, with a text that ends with a bell or another sequence, and short ones.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[PX\]^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
+_CONTROL, _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"), re.compile(r"[^\n\t -~]")
 
 
 def visible(text: object, lines: bool = False) -> str:
@@ -25,6 +29,16 @@ def visible(text: object, lines: bool = False) -> str:
     if said.isascii() and said.isprintable():
         return said
     return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in said)
+
+
+def log_text(text: str) -> str:
+    """Return a program's output without what a terminal would act upon.
+
+    Escape sequences, those for colors too, and control characters are removed; a carriage return begins a line. Marks
+    of direction and the like are shown as by `visible`.
+    """
+    text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _NOT_PLAIN.sub(lambda found: visible(found[0]), _CONTROL.sub("", text))
 
 
 def say(text: object = "", file: TextIO | None = None, lines: bool = False) -> None:

@@ -189,6 +189,17 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
     )
 
 
+def with_sign(run: History, sign: Event) -> History:
+    """Return the history with a newer sign of life of its driver, and nothing read again; the same history where the
+    sign is not newer than what it knows, or the run has ended."""
+    if not run.events or run.events[-1].get("state") == "ended" or sign["time"] <= run.events[-1]["time"]:
+        return run
+    events = [*run.events, sign]
+    stands = standing.of(events, None, True, None, run.epochs)
+    fields = ("problems", "epochs", "settings", "saves", "command", "changed", "made_with")
+    return replace(build(run.place, events, None, True, stands), **{name: getattr(run, name) for name in fields})
+
+
 def _last(events: Sequence[Event], field: str) -> Event:
     """The newest event that has a field; an empty one for none."""
     return next((event for event in reversed(events) if event.get(field)), {})

@@ -82,6 +82,20 @@ class Run:
     saves: tuple[int, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True)
+class ListedRun:
+    """A run, with what the storage's list said of it before it was read.
+
+    Attributes:
+        files: of its folder.
+        problems: of its folders, a line each.
+    """
+
+    files: tuple[StoredFile, ...]
+    problems: tuple[str, ...]
+    run: Run
+
+
 #: A run's result, None for none, and why it cannot be read.
 ReadResult = tuple[dict[str, Any] | None, DamagedFileError | None]
 
@@ -100,6 +114,20 @@ def survey(
     Raises:
         StorageError: storage refuses.
     """
+    return [listed.run for listed in survey_again(storage, {}, say, sleep).values()]
+
+
+def survey_again(
+    storage: Storage,
+    known: Mapping[str, ListedRun],
+    say: Callable[[str], None] = lambda message: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, ListedRun]:
+    """As `survey`, by name. A run without a lease whose files are as they were is not read again.
+
+    Args:
+        known: the runs of the survey before.
+    """
     folders: dict[str, list[StoredFile]] = {}
     unread: list[str] = []
     for file in storage.files(skipped=unread):
@@ -112,13 +140,16 @@ def survey(
     leases = {path: _lease_of(files) for path, files in found.items()}
     lives = _living(storage, {p: f"{p}/{lease}" for p, lease in leases.items() if lease}, problems, say, sleep)
 
-    def read(path: str) -> Run:
-        if _is_search(found[path]):
-            return _read_search(storage.child(path), path, found[path], lives.get(path), problems[path])
-        return _read(storage.child(path), path, found[path], lives.get(path), problems[path])
+    def read(path: str) -> ListedRun:
+        files, wrong, before = tuple(found[path]), tuple(problems[path]), known.get(path)
+        if before is not None and not leases[path] and (before.files, before.problems) == (files, wrong):
+            return before
+        of_kind = _read_search if _is_search(found[path]) else _read
+        run = of_kind(storage.child(path), path, found[path], lives.get(path), problems[path])
+        return ListedRun(files, wrong, run)
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, found))
+        return dict(zip(found, pool.map(read, found), strict=True))
 
 
 def look_at(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:

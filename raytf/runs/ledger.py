@@ -211,9 +211,16 @@ def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -
         return []
     newest = max(name for name in names if name.endswith(SUFFIX)).rpartition("-")[0]
     with contextlib.suppress(StorageError, DamagedFileError):
-        found, _ = _events(run.get_or_none(f"{FOLDER}/{LIVE}", untrusted_json.SMALL) or b"")
-        return [e for e in found[:1] if e.pop("driver", None) == newest and e["time"] > events[-1]["time"]]
+        found = sign_of(run.get_or_none(f"{FOLDER}/{LIVE}", untrusted_json.SMALL) or b"")
+        if found is not None and found.pop("driver", None) == newest and found["time"] > events[-1]["time"]:
+            return [found]
     return []
+
+
+def sign_of(data: bytes) -> Event | None:
+    """A sign of life, with the name of its driver; None where the bytes are none."""
+    found, _ = _events(data)
+    return found[0] if found else None
 
 
 def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:

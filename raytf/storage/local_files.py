@@ -182,6 +182,7 @@ def delete(root: str, name: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+    drop_lock(path)
 
 
 def create(path: str, data: bytes) -> bool:
@@ -224,22 +225,45 @@ def _locked(path: str) -> Iterator[None]:
     Raises:
         OSError: another process has held it for seconds.
     """
-    lock = f"{path}.tmp-lock"
+    lock, deadline = _lock_of(path), time.monotonic() + _LOCK_SECONDS
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # A link, or a pipe, may lie there instead.
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    with open(handle, "rb") as file:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
+    while True:
+        # A link, or a pipe, may lie there instead.
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with open(handle, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise OSError(
                         errno.EBUSY, "another process holds this lock; it may be suspended, then end it", lock
                     ) from None
                 time.sleep(0.02)
+                continue
             except OSError:
-                break  # a file system without locks
-        yield
+                pass  # a file system without locks
+            if _is_at(lock, handle):  # nobody has dropped it meanwhile
+                yield
+                return
+
+
+def drop_lock(path: str) -> None:
+    """Remove what swaps leave beside a file, unless one is under way."""
+    lock = _lock_of(path)
+    with contextlib.suppress(OSError):
+        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, handle):
+                os.unlink(lock)
+
+
+def _lock_of(path: str) -> str:
+    return f"{path}.tmp-lock"
+
+
+def _is_at(path: str, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False

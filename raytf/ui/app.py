@@ -7,13 +7,14 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,31 +48,31 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
     async def index(request: Request) -> Response:
         data = {"place": gallery.place, "runs": gallery.rows()}
         js = [script("index.js").read_text()]
-        return HTMLResponse(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
+        return _html(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
 
     async def run(request: Request) -> Response:
         found = await run_in_threadpool(gallery.first_page, request.path_params["name"])
         main = f'<nav><a href="/">← all runs</a></nav>\n{found.main}'
         js = [script("run.js").read_text()]
-        return HTMLResponse(document(found.title, main, {**found.data, "mark": found.mark}, js))
+        return _html(document(found.title, main, {**found.data, "mark": found.mark}, js))
 
     async def parts(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return JSONResponse({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
+        return _json({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
 
     async def head(request: Request) -> Response:
         found = await run_in_threadpool(gallery.head, request.path_params["name"])
-        return JSONResponse({"title": found.title, "head": found.main, "mark": found.mark})
+        return _json({"title": found.title, "head": found.main, "mark": found.mark})
 
     async def curves(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return JSONResponse(found.data["curves"])
+        return _json(found.data["curves"])
 
     async def search(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(gallery.search, request.path_params["name"]))
+        return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
 
     async def runs(request: Request) -> Response:
-        return JSONResponse(gallery.rows())
+        return _json(gallery.rows())
 
     async def changes(request: Request) -> Response:
         async def version() -> str:
@@ -160,6 +161,15 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), 503)
+
+
+def _html(text: str) -> Response:
+    # What others have written may hold halves of characters, which are no text in UTF-8.
+    return HTMLResponse(text.encode(errors="backslashreplace"))
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 
 def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:

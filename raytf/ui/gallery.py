@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import re
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from raytf.errors import ConfigError, StorageError
+from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.runs import history, inventory, ledger, run_log
-from raytf.runs.inventory import Run
+from raytf.runs.history import History
+from raytf.runs.inventory import ListedRun, Run
+from raytf.runs.lease import LEASE_FILE
 from raytf.runs.report import learning, page
 from raytf.runs.search_files import RECORD, SEARCH, TRIAL, TRIALS
 from raytf.storage import untrusted_json
@@ -24,8 +28,11 @@ _SPARK_POINTS = 60
 _FOLDERS = (ledger.FOLDER, run_log.STEPS)
 #: Bytes of the log of steps from which a page is shown before they are read.
 _MANY_BYTES = 2 << 20
-#: Pages that are kept.
-_PAGES = 8
+#: Pages, and sightings of runs, that are kept.
+_PAGES, _SIGHTINGS = 8, 256
+#: Seconds between two reads of a run's sign of life in an object store, which is paid for each, and between two lists
+#: of its files while it trains.
+_STORE_SECONDS, _FILES_SECONDS = 1.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,38 @@ class RunPage:
         title: of its window.
         main: HTML.
         data: that its scripts draw.
+        run: that it shows, where all of it was drawn.
     """
 
     mark: str
     title: str
     main: str
     data: dict[str, Any]
+    run: History | None = None
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """How a run was when its storage was asked last.
+
+    Attributes:
+        files: names, sizes and times of its newest files, as text.
+        sign: its sign of life, as it was read.
+        listed: the run, or the search of the trial, in the list at that time.
+        is_owned: a process owns the run, or has died while it did.
+        listed_at, asked_at: when the files were listed and the sign was read, by the clock.
+    """
+
+    files: str
+    sign: bytes
+    listed: ListedRun
+    is_owned: bool
+    listed_at: float
+    asked_at: float
+
+    @property
+    def mark(self) -> str:
+        return f"{self.files}\n{hashlib.sha256(self.sign).hexdigest()}"
 
 
 class Gallery:
@@ -50,14 +83,16 @@ class Gallery:
 
     Args:
         storage: in which they are.
+        clock: monotonic seconds; injected by tests.
     """
 
-    def __init__(self, storage: Storage):
-        self._storage = storage
+    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic):
+        self._storage, self._clock = storage, clock
         self._lock, self._drawing = threading.Lock(), threading.Lock()
+        self._runs: dict[str, ListedRun] = {}
         self._rows: list[dict[str, Any]] = []
-        self._names: set[str] = set()
         self._pages: dict[str, RunPage] = {}
+        self._seen: dict[str, _Sighting] = {}
         #: Changes with the list.
         self.version = 0
 
@@ -72,10 +107,12 @@ class Gallery:
         Raises:
             StorageError: storage refuses.
         """
-        rows = [row(run) for run in inventory.survey(self._storage)]
+        runs = inventory.survey_again(self._storage, self._runs)
+        rows = [row(listed.run) for listed in runs.values()]
         with self._lock:
+            self._runs = runs
             if rows != self._rows or not self.version:
-                self._rows, self._names = rows, {each["name"] for each in rows}
+                self._rows = rows
                 self.version += 1
 
     def rows(self) -> list[dict[str, Any]]:
@@ -89,11 +126,21 @@ class Gallery:
         Raises:
             ConfigError: there is none of that name.
         """
-        with self._lock:
-            known = name in self._names or (name.rpartition("/")[0] in self._names and f"/{TRIAL}" in name)
-        if not known or ".." in name:
-            raise ConfigError(f"there is no run {name!r} in {self.place}")
+        self._listed(name)
         return self._storage.child(name)
+
+    def _listed(self, name: str) -> ListedRun:
+        """A run of the list; the search for one of its trials.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        search, _, trial = name.rpartition("/")
+        with self._lock:
+            known = self._runs.get(search if re.fullmatch(rf"{TRIAL}[0-9]+", trial) else name)
+        if known is None:
+            raise ConfigError(f"there is no run {name!r} in {self.place}")
+        return known
 
     def mark(self, name: str) -> str:
         """A text that changes when something of a run does: in its first line of what is kept, and in its second one of
@@ -102,13 +149,33 @@ class Gallery:
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        run, files, lives = self.find(name), [], None
+        return self._look(name).mark
+
+    def _look(self, name: str) -> _Sighting:
+        """Ask storage how a run is, as little as possible: not at all where no process owned it and the list shows no
+        change, and for the sign of life alone where that says enough."""
+        run, listed, now, known = self.find(name), self._listed(name), self._clock(), self._seen.get(name)
+        if known is not None and known.listed is listed:
+            if not known.is_owned or (now - known.asked_at < _STORE_SECONDS and not self._storage.is_local):
+                return known
+            sign = _sign(run)
+            if sign == known.sign or now - known.listed_at < _FILES_SECONDS:
+                return self._keep(name, replace(known, sign=sign, asked_at=now))
+        files: list[Any] = []
         for folder in _FOLDERS:
             found = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
-            lives = found.pop(ledger.LIVE, lives)
+            found.pop(ledger.LIVE, None)
             files += [*sorted(found.values())[-2:], len(found)]
-        told = [run.exists(file) for file in (run_log.RESULT, "lease.json")]
-        return f"{(files, told)!r}\n{lives!r}"
+        is_owned = run.exists(LEASE_FILE)
+        files += [run.exists(run_log.RESULT), is_owned]
+        return self._keep(name, _Sighting(repr(files), _sign(run), listed, is_owned, now, now))
+
+    def _keep(self, name: str, seen: _Sighting) -> _Sighting:
+        with self._lock:
+            self._seen[name] = seen
+            while len(self._seen) > _SIGHTINGS:
+                del self._seen[next(iter(self._seen))]
+        return seen
 
     def head(self, name: str) -> RunPage:
         """What a run's page says first, with the newest sign of life; without data to draw.
@@ -116,8 +183,13 @@ class Gallery:
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        mark, found = self.mark(name), history.load(self.find(name).uri)
-        return RunPage(mark, f"{name}: {found.state}", page.head(found), {})
+        seen = self._look(name)
+        drawn, sign = self._drawn(name, seen.mark), ledger.sign_of(seen.sign)
+        if drawn is None or drawn.run is None or sign is None:
+            found = history.load(self.find(name).uri)
+        else:
+            found = history.with_sign(drawn.run, sign)
+        return RunPage(seen.mark, f"{name}: {found.state}", page.head(found), {})
 
     def first_page(self, name: str) -> RunPage:
         """A run's page, at once: where there are many steps, without them, as long as `page` has not read them.
@@ -149,7 +221,7 @@ class Gallery:
             run, steps = history.load(uri), None
             with contextlib.suppress(StorageError):  # a page without that curve is better than none
                 steps = run_log.read_steps(uri)
-            made = RunPage(mark, f"{name}: {run.state}", *page.parts(run, steps))
+            made = RunPage(mark, f"{name}: {run.state}", *page.parts(run, steps), run)
             self._pages[name] = made
             while len(self._pages) > _PAGES:
                 del self._pages[next(iter(self._pages))]
@@ -175,6 +247,15 @@ class Gallery:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
                 trials.append({key: found.get(key) for key in kept})
         return {"name": name, "trials": sorted(trials, key=lambda trial: trial["number"])}
+
+
+def _sign(run: Storage) -> bytes:
+    """The newest sign of life of a run, in one request; empty where there is none that can be read."""
+    try:
+        found = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
+    except DamagedFileError:
+        found = None
+    return b"" if found is None else found[0]
 
 
 def row(run: Run) -> dict[str, Any]:

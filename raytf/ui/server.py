@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 
 import uvicorn
 
+from raytf.inference.serving import connections
+from raytf.inference.serving.limits import ServingLimits
 from raytf.storage.storage import Storage
 from raytf.ui import app
 from raytf.ui.gallery import Gallery, keep_fresh
@@ -35,6 +38,18 @@ def serve(
     gallery.refresh()
     threading.Thread(target=keep_fresh, args=(gallery, list_seconds, over), daemon=True, name="raytf-list").start()
     config = uvicorn.Config(
-        app.make(gallery, token), log_level="warning", access_log=False, timeout_graceful_shutdown=_END_SECONDS
+        app.make(gallery, token),
+        http=connections.bounded(ServingLimits()),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_END_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which does not report the streams of open pages as failed requests when it shuts down."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)

@@ -9,29 +9,53 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import requests
 from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
 from raytf.cluster.jobs.resubmission import JobSighting
-from raytf.errors import ClusterError, one_line
+from raytf.errors import ClusterError, DamagedFileError, one_line
+from raytf.storage import untrusted_json
 
-#: Within which a connection stands, an answer comes, and the answer to what was uploaded.
-_CONNECT, _ANSWER, _UPLOADED = 5.0, 30.0, 300.0
+#: Of most requests; of a job's whole log; of an upload, whose answer may take minutes.
+_LIMITS = jobs.RequestLimits(5.0, 30.0, 30.0, 32 << 20)
+_LOG_LIMITS = jobs.RequestLimits(5.0, 30.0, 300.0, 256 << 20)
+_UPLOAD_LIMITS = jobs.RequestLimits(5.0, 300.0, 1800.0, 1 << 20)
 #: Metadata of the jobs that raytf submits: their names, and whose they are.
 MARK, ORIGIN = "raytf", "raytf_origin"
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 #: Between two tries to read a job's log.
 _AGAIN_SECONDS = 1.0
+_TEXT = untrusted_json.optional(untrusted_json.text)
+
+
+def _code(value: Any) -> str | None:
+    """An exit code, negative for a signal."""
+    return None if type(value) is int and abs(value) < 2**31 else "is not an exit code"
+
+
+#: What is asked of the server's answers.
+_JOB = untrusted_json.record(
+    {"status": untrusted_json.text},
+    {
+        **dict.fromkeys(("message", "error_type", "entrypoint", "submission_id"), _TEXT),
+        "driver_exit_code": untrusted_json.optional(_code),
+        "start_time": untrusted_json.optional(untrusted_json.finite),
+        "metadata": untrusted_json.optional(untrusted_json.values(untrusted_json.anything)),
+    },
+)
+_JOBS = untrusted_json.each(_JOB)
+_LOG = untrusted_json.record({}, {"logs": _TEXT})
+_ACTORS = untrusted_json.record({"result": untrusted_json.each(untrusted_json.record({"state": untrusted_json.text}))})
+_ACTORS = untrusted_json.record({"data": untrusted_json.record({"result": _ACTORS})})
 
 
 class AwayError(Exception):
     """The head does not answer, or cannot do anything yet."""
 
 
-def _timeout(method: str) -> tuple[float, float]:
-    return _CONNECT, _UPLOADED if method == "PUT" else _ANSWER
+def _limits(method: str, path: str) -> jobs.RequestLimits:
+    return _UPLOAD_LIMITS if method == "PUT" else _LOG_LIMITS if path.endswith("/logs") else _LIMITS
 
 
 class JobServer:
@@ -52,7 +76,7 @@ class JobServer:
             os.environ.pop(name, None)
         for module in ("job.sdk", "dashboard_sdk"):
             logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.ERROR)
-        self._client = self._ask(lambda: jobs.TimedClient(address, _timeout))
+        self._client = self._ask(lambda: jobs.TimedClient(address, _limits))
 
     def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None:
         """Submit a job; once, also where this is called again since the first answer was lost."""
@@ -78,16 +102,16 @@ class JobServer:
 
     def running(self, command: str, origin: str) -> str | None:
         """The name of a job that raytf submitted with this command from there and that has not ended, or None."""
-        jobs = self._get("/api/jobs/", lambda jobs: [{**job, "metadata": job.get("metadata") or {}} for job in jobs])
-        for job in sorted(jobs, key=lambda job: job.get("start_time") or 0, reverse=True):
-            is_ours = job["metadata"].get(ORIGIN) == origin and job.get("entrypoint") == command
-            if is_ours and job["status"] not in _ENDED and not self._is_watcher_dead(job["submission_id"]):
-                return str(job["submission_id"])
+        for job in sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True):
+            is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
+            name = job.get("submission_id")
+            if is_ours and name and job["status"] not in _ENDED and not self._is_watcher_dead(name):
+                return str(name)
         return None
 
     def log(self, name: str) -> str:
         """All that a job has printed."""
-        return str(self._get(f"/api/jobs/{name}/logs", lambda answer: answer.get("logs") or ""))
+        return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
         """Have a job stopped: SIGTERM, and SIGKILL some seconds later."""
@@ -98,25 +122,26 @@ class JobServer:
         return Follower(lambda: self._client.tail_job_logs(name), show)
 
     def _details(self, name: str) -> JobSighting:
-        def sight(job: Any) -> JobSighting:
-            text = job.get("message") or ""
-            return JobSighting(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=text)
-
-        found: JobSighting | None = self._get(f"/api/jobs/{name}", sight, missing="does not exist")
-        return found or JobSighting(None)
+        job = self._get(f"/api/jobs/{name}", _JOB, missing="does not exist")
+        if job is None:
+            return JobSighting(None)
+        return JobSighting(
+            job["status"], job.get("driver_exit_code"), job.get("error_type"), text=job.get("message") or ""
+        )
 
     def _is_watcher_dead(self, name: str) -> bool:
         # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became
         # of the actor that started the command it does know.
         actor = jobs.actor_name(name)
         query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
-        states = self._get(
-            f"/api/v0/actors?{query}", lambda answer: [one["state"] for one in answer["data"]["result"]["result"]]
-        )
-        return bool(states) and set(states) == {"DEAD"}
+        actors = self._get(f"/api/v0/actors?{query}", _ACTORS)["data"]["result"]["result"]
+        return {actor["state"] for actor in actors} == {"DEAD"}
 
-    def _get(self, path: str, pick: Callable[[Any], Any], missing: str | None = None) -> Any:
-        """What `pick` takes of the JSON at a path.
+    def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
+        """The JSON at a path.
+
+        Args:
+            shape: that it must have, or the server is none of Ray's.
 
         Returns:
             None where it says that something is missing.
@@ -125,11 +150,11 @@ class JobServer:
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None
         if answer.status_code != 200:
-            raise AwayError(f"{path}: {answer.status_code} {one_line(answer.text, 200)}")
+            raise AwayError(f"{path}: {answer.status_code} {one_line(answer.text[:1000], 200)}")
         try:
-            return pick(answer.json())
-        except (ValueError, KeyError, TypeError, AttributeError):  # of a proxy before it, as a rule
-            raise AwayError(f"{path}: not the answer of a job server: {one_line(answer.text, 100)}") from None
+            return untrusted_json.parse(answer.content, path, shape)
+        except DamagedFileError:  # of a proxy before it, as a rule
+            raise AwayError(f"{path}: not the answer of a job server: {one_line(answer.text[:1000], 100)}") from None
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:
@@ -140,8 +165,10 @@ class JobServer:
             raise AwayError("no answer in time") from None
         except (requests.ConnectionError, ConnectionError):
             raise AwayError("no connection") from None
-        except (requests.RequestException, ValueError, KeyError) as error:
+        except (requests.RequestException, ValueError) as error:
             raise AwayError(one_line(error, 200)) from None
+        except (KeyError, TypeError, AttributeError, RecursionError):  # Ray's client takes any JSON for what it expects
+            raise AwayError("not the answer of a job server") from None
         except RuntimeError as error:
             text = one_line(error)
             if "status code 4" in text:  # 5.. comes while the head gets ready
@@ -194,7 +221,7 @@ class Follower:
                             return
                         self._put(part[max(0, self._shown - seen) :])
                     seen += len(part)
-            except (aiohttp.ClientError, OSError, RuntimeError):
+            except Exception:  # whatever the server sent: the next connection may do better
                 pass
             await asyncio.sleep(_AGAIN_SECONDS)
 

@@ -161,3 +161,12 @@ def test_shares_that_were_never_right_are_damage(folder):
         found = audit.verify(folder)[0]
         assert (found.step, found.state) == (step, Worth.DAMAGED)
         assert problem in found.problems[0]
+
+
+def test_a_share_that_a_manifest_names_often_is_not_read_as_often(folder):
+    name = save(folder, 1, shares=1)
+    body = manifest.read(folder, name)
+    manifest.write(folder, name, 1, body["shares"] * 5_000, body["document"])
+    (found,) = audit.verify(folder)
+    assert found.state is Worth.DAMAGED
+    assert found.problems == ("the manifest cannot be read ('shares' names a file more than once)",)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from raytf.commands import _table
 from raytf.commands.show import _text
-from raytf.config.terminal_text import visible
+from raytf.config.terminal_text import log_text, visible
 from raytf.runs.display import Display
 
 TABLE = {
@@ -32,6 +32,27 @@ TABLE = {
     "[red]x[/red]": "[red]x[/red]",
     "back\\slash": "back\\slash",
 }
+
+
+LOG = {
+    "epoch 1\n\tloss 0.5\r\n": "epoch 1\n\tloss 0.5\n",
+    "10 %\r20 %\r30 %\n": "10 %\n20 %\n30 %\n",
+    "\x1b[1m\x1b[31mred\x1b[0m\x1b[K bold": "red bold",
+    "\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b\x1bPq...\x1b\\c": "abc",
+    "\x1b]0;a title without an end\nnext": "\nnext",
+    "a\x1b[2J\x1b[1;1H\x1bc\x1b(0b": "ab",
+    "cut off \x1b[38;5": "cut off 38;5",
+    "cut off \x1b": "cut off ",
+    "\x9b31m\x85\x00\x08\x7f\x0e": "31m",
+    "é日本 Ω [red]": "é日本 Ω [red]",
+    "abc\u202efdp\ud800": r"abc\u202efdp\ud800",
+}
+
+
+@pytest.mark.parametrize("text", LOG)
+def test_the_output_of_a_program(text):
+    assert log_text(text) == LOG[text]
+    assert log_text(log_text(text)) == log_text(text)
 
 
 @pytest.mark.parametrize("text", TABLE)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raytf.errors import ConfigError, StorageError
+from raytf.storage import local_files
 from raytf.storage.refusals import classify
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
@@ -89,6 +90,35 @@ def test_swap_writes_over_the_version_that_was_read_alone(storage):
     assert (data, newer != version) == (b"two", True)
     assert storage.swap("a/file", b"three", newer)
     assert storage.list("a") == ["file"]
+
+
+def test_nothing_of_swaps_stays_behind_a_deleted_file(tmp_path):
+    storage = Storage(str(tmp_path))
+    storage.put("lease", b"one")
+    assert storage.swap("lease", b"two", storage.get_version("lease")[1])
+    storage.delete("lease")
+    assert os.listdir(tmp_path) == []
+
+
+def test_swaps_stay_alone_while_locks_are_deleted(tmp_path):
+    storage, over, counted = Storage(str(tmp_path)), threading.Event(), 30
+    storage.put("number", b"0")
+
+    def count() -> None:
+        done = 0
+        while done < counted:
+            data, version = storage.get_version("number")
+            done += storage.swap("number", str(int(data) + 1).encode(), version)
+
+    def delete() -> None:
+        while not over.is_set():
+            local_files.drop_lock(str(tmp_path / "number"))
+
+    threading.Thread(target=delete, daemon=True).start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: count(), range(4)))
+    over.set()
+    assert storage.get("number") == str(4 * counted).encode()
 
 
 def test_which_stores_have_conditions(tmp_path, s3, gcs):

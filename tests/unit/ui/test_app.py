@@ -15,6 +15,7 @@ import requests
 from raytf.commands.ui import Ui, is_loopback, listen, main
 from raytf.errors import ConfigError
 from raytf.runs import ledger, ui_address
+from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.testing import environment
 from raytf.ui.gallery import Gallery
@@ -59,18 +60,17 @@ def test_pages_and_json_and_nothing_is_changed(serving, storage):
 
 def test_a_sign_of_life_changes_the_head_and_has_nothing_drawn_again(tmp_path):
     storage = Storage(str(tmp_path))
-    run, gallery = (
-        Script().at(0, "driver", state="started").trains(10, 100, True).write(str(tmp_path / "a")),
-        Gallery(storage),
-    )
-    gallery.refresh()
-    drawn, mark = gallery.page("a"), gallery.mark("a")
-    ledger.Ledger(run, "a").sign(Script().trains(20, 777).events[0])
-    assert gallery.mark("a") != mark
-    assert gallery.page("a") is drawn
-    assert gallery.first_page("a") is drawn
-    assert "777" in gallery.head("a").main
-    assert "777" not in drawn.main
+    run = Script().at(0, "driver", state="started").trains(10, 100, True).write(str(tmp_path / "a"))
+    gallery = Gallery(storage)
+    with Lease(run):
+        gallery.refresh()
+        drawn, mark = gallery.page("a"), gallery.mark("a")
+        ledger.Ledger(run, "a").sign(Script().trains(20, 777).events[0])
+        assert gallery.mark("a") != mark
+        assert gallery.page("a") is drawn
+        assert gallery.first_page("a") is drawn
+        assert "777" in gallery.head("a").main
+        assert "777" not in drawn.main
 
 
 def test_only_this_machine_is_let_in_without_a_token(serving, storage):
