@@ -85,7 +85,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
     Args:
         cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
             more slowly.
-        verbose: show Ray's messages, and keep the logs of a Ray that is started here.
+        verbose: show Ray's messages, and keep the logs of a Ray that is started here, as after an error.
 
     Raises:
         ClusterError: Ray does not answer, or does not let this user in.
@@ -114,8 +114,10 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
         connection = Connection(own, node=worker_process.this_node())
         _is_own = own is not None
         if own is not None:
-            own.begun(keep_logs=verbose)
+            own.begun()
         yield connection
+        if own is not None and not verbose:
+            own.forget_logs()
     finally:
         _is_own = False
         if connection.node is None or connection.is_current():  # another one is the program's

@@ -30,6 +30,7 @@ class OwnRay:
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
         self._guard: OrphanGuard | None = None
+        self._session: Path | None = None
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -59,16 +60,17 @@ class OwnRay:
         self._guard.remove(folder)
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
-    def begun(self, keep_logs: bool) -> None:
-        """It has started.
-
-        Args:
-            keep_logs: of its session's folder, remove only the workers' temporary files when it is over.
-        """
+    def begun(self) -> None:
+        """It has started."""
         node: Any = worker_process.this_node()
+        self._session = Path(node.get_session_dir_path())
         if self._guard is not None:
-            session = Path(node.get_session_dir_path())
-            self._guard.remove(str(session / scratch.FOLDER if keep_logs else session))
+            self._guard.remove(str(self._session / scratch.FOLDER))
+
+    def forget_logs(self) -> None:
+        """All has gone well: have the guard remove the folder of this session in the end, Ray's logs included."""
+        if self._guard is not None and self._session is not None:
+            self._guard.remove(str(self._session))
 
     def signs(self) -> list[ray_watch.Sign]:
         """How to see that it dies."""

@@ -89,7 +89,9 @@ MUTANTS = {
         "if self._fled and not self._lost:",
         0,
     ),
-    "a group has more members than there is room for": Mutant(_MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 45),
+    "a group has more members than there is room for": Mutant(
+        _MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 45
+    ),
     "a worker does not hear that a member of its generation is lost": Mutant(
         _MEMBER, "return self.is_lost or self._broken == number", "return self.is_lost", 11
     ),
