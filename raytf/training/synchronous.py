@@ -241,7 +241,7 @@ class SynchronousExecutor:
         context.saving.act(flags)
         if flags[StepFlag.PARK]:
             park(context)
-        if flags[StepFlag.REGROUP] and not context.saving.has_pending:
+        if flags[StepFlag.REGROUP] and context.saving.let_go():
             raise RegroupError("somebody waits to join")
 
     def settle(self) -> None:
@@ -331,7 +331,7 @@ class SynchronousExecutor:
             given[StepFlag.PARK] = context.reporter.is_parking_wanted()
             given[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
             is_awaited = self._link is not None and self._link.is_pause_wanted
-            given[StepFlag.REGROUP] = is_awaited and not context.saving.has_pending
+            given[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
             if not self._config.compute.steps_per_call and context.has_trained:
                 given[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
         return vector(given, context.saving.tell())
