@@ -34,6 +34,7 @@ from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
 from raytf.training.auditing import Audits, steps_between
+from raytf.training.compression import SpikeWatch
 from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
@@ -85,6 +86,8 @@ class SynchronousExecutor:
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
         self._standing = Standing()
+        #: With `--compress-gradients`.
+        self._spikes: SpikeWatch | None = None
         #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
@@ -179,6 +182,7 @@ class SynchronousExecutor:
             audits=steps_between(compute) > 0,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
+        self._spikes = SpikeWatch(plan.shards) if compute.compress_gradients else None
         self._step = TrainStep(
             model,
             plan,
@@ -291,6 +295,8 @@ class SynchronousExecutor:
         context = self._context
         context.state.train_seconds += seconds
         check_finite(context, call, outcome)
+        for line in self._spikes.look(call.start + 1, outcome.norms) if self._spikes is not None else []:
+            context.reporter.say(line)
         after_call(context, call, outcome, seconds)
         write_histograms(context, outcome)
         context.pulse.advance(call.stop, call.stop - call.start, len(context.program.pipeline.shards))
