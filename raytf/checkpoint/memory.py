@@ -252,8 +252,7 @@ class MemoryTier:
 
         A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
         """
-        has_failed = self._failure is not None
-        return Votes(written=float(self._sealing.done() and not has_failed), failed=float(has_failed))
+        return Votes(written=float(self.is_sealed), failed=float(self._failure is not None))
 
     def commit(self) -> bool:
         """All ranks' copies count.
@@ -273,6 +272,11 @@ class MemoryTier:
             self.copied = -1  # a copy of the same step is no copy over itself: that place holds an older one now
         if self._failure is not None:
             self._stop_after(self._failure)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether this rank's newest copy is complete."""
+        return self._sealing.done() and self._failure is None
 
     @property
     def _failure(self) -> BaseException | None:
