@@ -133,9 +133,9 @@ class DurableWriter:
         """Make the checkpoint visible: all shares are written. Rank 0 does it.
 
         Raises:
-            CheckpointError: it was given up.
+            CheckpointError: it was given up, or deleted meanwhile.
             StorageError: storage refuses.
-            RunInUseError: the run belongs to another owner.
+            RunInUseError: the run belongs to another owner, or to later workers.
         """
         folder = f"{FOLDER}/{self.name}"
         files = [f"{folder}/share-{rank:05d}.json" for rank in range(self._writers)]
@@ -146,9 +146,13 @@ class DurableWriter:
         self._check()
         document = self._save.document.of_manifest()
         self.link = manifest.write(self._run, self.name, self.step, shares, document, before)
-        if self.given_up.is_set():
+        # This process may have stood still between the last look and the manifest, while others deleted the folder.
+        is_whole = self._run.exists(f"{folder}/{shares[0]['file']}")
+        if self.given_up.is_set() or not is_whole:
             manifest.delete(self._run, self.name)
         self._check()
+        if not is_whole:
+            raise CheckpointError(f"the save of step {self.step} was deleted while it was written.")
 
     def _check(self) -> None:
         if self.given_up.is_set():

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -205,10 +206,11 @@ class KeeperClient:
 
     def _reserve(self) -> tuple[Any, ReservedSlots]:
         """Memory of this node's keeper, which is started where there is none; waits for it."""
+        request = uuid.uuid4().hex  # also of the tries whose answers come too late
         for n in range(_TRIES):
             try:
                 keeper = memory_keeper.keeper(self._run_uri)
-                reserve = keeper.reserve.remote(self._attempt, self._bytes, self._monitor)
+                reserve = keeper.reserve.remote(self._attempt, self._bytes, self._monitor, request)
                 place = ray.get(reserve, timeout=_RESERVE_SECONDS)
                 if place.paths or n == _TRIES - 1:
                     return keeper, place

@@ -176,7 +176,7 @@ class MemoryTier:
         """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
-        if self._every is None and not self.is_sealed:
+        if self._every is None and not self._sealing.done():
             return 0.0  # training would wait for the one that is on its way from the device
         cost = 0.0
         if self._costs:
@@ -214,8 +214,11 @@ class MemoryTier:
             rows = save.rows.arrays()
             own = {_RANK_ZERO: self._rank_zero, **{name: rows[part] for name, part in _LOG.items()}}
         share, text = generations.MemoryShare(step, self._attempt.name, self._share, self._shares), self._slow[1]
+        wait([self._sealing])
+        if self._failure is not None:
+            self._stop_after(self._failure)
+            return
         try:
-            self._sealing.result()
             if step == self.copied:
                 self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
             slot, values = self._slots[0], self._source.now()
@@ -226,7 +229,7 @@ class MemoryTier:
 
             self._seal_soon(slot, fill, values)
         except (OSError, ValueError) as error:
-            self._stop(f"the state cannot be copied into memory: {error}")
+            self._stop_after(error)
             return
         first = self.copied is None
         self._slots.reverse()
@@ -245,8 +248,11 @@ class MemoryTier:
         self._aside_seconds += seconds
 
     def vote(self, phase: Phase) -> Votes:
-        """Whether this rank's newest copy counts; to copy cannot fail for the others."""
-        return Votes(written=float(self.is_sealed))
+        """Whether this rank's newest copy is complete, or could not be completed.
+
+        A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
+        """
+        return Votes(written=float(self.is_sealed), failed=float(self._failure is not None))
 
     def commit(self) -> bool:
         """All ranks' copies count.
@@ -261,17 +267,24 @@ class MemoryTier:
 
     def abort(self) -> None:
         """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
-        if self._slots and self.copied is not None:
+        if self._slots and self.copied not in (None, -1):  # once for a copy: turned back, the next takes the one before
             self._slots.reverse()
             self.copied = -1  # a copy of the same step is no copy over itself: that place holds an older one now
+        if self._failure is not None:
+            self._stop_after(self._failure)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether this rank's newest copy counts."""
-        return self._sealing.done()
+        """Whether this rank's newest copy is complete."""
+        return self._sealing.done() and self._failure is None
+
+    @property
+    def _failure(self) -> BaseException | None:
+        """Why this rank's newest copy could not be completed; None where it could, or is not yet."""
+        return self._sealing.exception() if self._sealing.done() else None
 
     def settle(self) -> None:
-        """Wait until this rank's newest copy counts, which it does soon after it was made."""
+        """Wait until this rank's newest copy is complete, or has failed, which takes a moment."""
         wait([self._sealing])
 
     def _seal_soon(self, slot: snapshot_slot.Slot, fill: Callable[[], None], values: TensorValues) -> None:
@@ -329,8 +342,13 @@ class MemoryTier:
                 "one is started, and the state copied again"
             )
 
+    def _stop_after(self, error: BaseException) -> None:
+        self._stop(f"the state cannot be copied into memory: {str(error) or type(error).__name__}")
+
     def _stop(self, reason: str) -> None:
         self._slots, self._keeping, self.copied, self.bytes = [], None, None, 0
+        self._sealing = Future()
+        self._sealing.set_result(None)
         self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
 
 

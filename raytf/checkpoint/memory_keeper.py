@@ -60,11 +60,13 @@ class Keeper:
         self._lock = threading.Lock()
         #: Path -> attempt, file descriptor, and bytes promised, which are not taken before they are written.
         self._slots: dict[str, tuple[str, int, int]] = {}
+        #: Request -> what it got.
+        self._given: dict[str, ReservedSlots] = {}
         self._monitor: ActorHandle | None = None
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
-    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle) -> ReservedSlots:
+    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle, request: str) -> ReservedSlots:
         """Memory for two snapshots of one rank's share of the state.
 
         What earlier attempts left is dropped, but for the newest snapshot that is whole, which `tidy` drops.
@@ -73,9 +75,13 @@ class Keeper:
             attempt: name of this start of the worker group.
             state_bytes: about how large a snapshot is.
             monitor: an actor that lives as long as the run's driver.
+            request: its name. One that is made again, as its answer did not come in time, gets the same memory.
         """
         with self._lock:
             self._monitor, self._seen_at = monitor, time.monotonic()
+            given = self._given.get(request)
+            if given is not None and self._slots.keys() >= set(given.paths):
+                return given
             self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt} - self._newest())
             owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
             free = raylets.free_bytes() - _LEAVE_BYTES - owed
@@ -89,7 +95,10 @@ class Keeper:
                 path = f"/proc/{os.getpid()}/fd/{fd}"
                 self._slots[path] = (attempt, fd, state_bytes)
                 paths.append(path)
-            return ReservedSlots(tuple(paths))
+            place = ReservedSlots(tuple(paths))
+            held = {name: given for name, given in self._given.items() if self._slots.keys() >= set(given.paths)}
+            self._given = {**held, request: place}
+            return place
 
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing of it is left."""

@@ -37,8 +37,8 @@ when a checkpoint is valid, [The ledger](../guides/ledger.md) how events become 
 _EVENTS = """\
 ## Events
 
-`ledger/*.jsonl` has one JSON object a line. Each has `time` (seconds since 1970), `kind` and, while a driver runs,
-`step` and `stall` (seconds that this group stood still).
+`ledger/*.jsonl` has one JSON object a line, with null for a number that is NaN or infinite. Each has `time` (seconds
+since 1970), `kind` and, while a driver runs, `step` and `stall` (seconds that this group stood still).
 """
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -34,19 +31,6 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console
     for line in (columns, *rows):
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         console.file.write("  ".join(cells).rstrip() + "\n")
-
-
-def strict(document: Any) -> str:
-    """A document as JSON that every reader takes: null for a number that is none, or infinite."""
-    return json.dumps(_finite(document), indent=1)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def size_text(count: int) -> str:

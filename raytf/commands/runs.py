@@ -12,11 +12,12 @@ from typing import Any
 import tyro
 
 from raytf.commands._places import USUAL
-from raytf.commands._table import age_text, show, size_text, strict
+from raytf.commands._table import age_text, show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
+from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
@@ -46,7 +47,7 @@ def main(flags: Runs) -> None:
 
 def document(found: Sequence[Run]) -> str:
     """Runs as JSON."""
-    return strict([row(run) for run in found])
+    return strict_json.dumps([row(run) for run in found], indent=1)
 
 
 def row(run: Run) -> dict[str, Any]:

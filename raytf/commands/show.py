@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from raytf.commands._places import run_uri
-from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
 from raytf.errors import ConfigError, StorageError
 from raytf.runs import history, restart_phases, run_log, spikes
@@ -25,6 +24,7 @@ from raytf.runs.history import History, HistoryEvent
 from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 from raytf.runs.timeline import CATEGORIES
+from raytf.storage import strict_json
 
 #: Saves of this number in a row are told one by one; more become one line.
 _SAVES_IN_A_ROW = 2
@@ -70,7 +70,7 @@ def main(flags: Show) -> None:
     except StorageError as error:  # the rest is worth showing
         run = replace(run, problems=(*run.problems, str(error)))
     if flags.json:
-        print(strict(document(run, found)))
+        print(strict_json.dumps(document(run, found), indent=1))
         return
     console = Console(highlight=False)
     show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH), found)

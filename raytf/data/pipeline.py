@@ -186,8 +186,14 @@ class Pipeline:
         return EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
 
     def _gather(self, start: int, stop: int, beside: int | None = None) -> CallBatch:
-        if beside is not None:
-            return self._gather_beside(start, beside)
+        """A call whose leaves are sent, in the background thread.
+
+        What this pipeline is must not change here: `of` copies it meanwhile, in another thread.
+        """
+        made = self._gather_own(start, stop) if beside is None else self._gather_beside(start, beside)
+        return dataclasses.replace(made, leaves=self.send(made.leaves))
+
+    def _gather_own(self, start: int, stop: int) -> CallBatch:
         if isinstance(self.source, LiveBatches):
             return self._gather_live(self.source, start)
         epoch, inside = self.plan.locate(start)
@@ -209,19 +215,15 @@ class Pipeline:
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, inside + steps)
-        return CallBatch(start, stop, self.send(shaped), local, full, model_seeds[:, :, :-1], records)
+        return CallBatch(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
 
     def _gather_beside(self, step: int, shard: int) -> CallBatch:
         """One step with another worker's shard after one's own: two calls that are joined."""
-        send, self.send = self.send, list
-        try:
-            own = self._gather(step, step + 1)
-        finally:
-            self.send = send
+        own = self._gather_own(step, step + 1)
         other = self.alone(shard, step)
         leaves = [np.concatenate(pair, 1) for pair in zip(own.leaves, other.leaves, strict=True)]
         counts, seeds = np.concatenate([own.counts, other.counts]), np.concatenate([own.seeds, other.seeds], 1)
-        return dataclasses.replace(own, leaves=self.send(leaves), counts=counts, seeds=seeds)
+        return dataclasses.replace(own, leaves=leaves, counts=counts, seeds=seeds)
 
     def alone(self, shard: int, step: int) -> CallBatch:
         """One step of any shard, as arrays; may be called from any thread."""
@@ -230,9 +232,9 @@ class Pipeline:
         known = self._order  # which another thread may replace
         if known is not None:
             other._order = known[0], known[1].for_another_thread()
-        other.send, other._expect = list, None
+        other._expect = None
         try:
-            return other._gather(step, step + 1)
+            return other._gather_own(step, step + 1)
         finally:
             other.close()
 
@@ -247,7 +249,7 @@ class Pipeline:
         seeds = self._seeds(self._seed, np.array([step]), shards, self._seeds_per_shard + 1)
         shaped = self._by_shard(flat, list(own), 1, seeds[:, :, -1])
         is_full = rows == self.plan.global_batch_size
-        return CallBatch(step, step + 1, self.send(shaped), own, is_full, seeds[:, :, :-1], rows)
+        return CallBatch(step, step + 1, shaped, own, is_full, seeds[:, :, :-1], rows)
 
     def _full_rows(self, order: Order, inside: int, steps: int) -> list[np.ndarray]:
         """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.

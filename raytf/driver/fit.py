@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -44,6 +43,7 @@ from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
 from raytf.runs.program_output import log_levels
 from raytf.runs.status import StatusFile
+from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, program_settings, run_identity
 from raytf.training.job import Sources, TrainingJob, UserCode
@@ -303,7 +303,7 @@ def _finish(
                     document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)
-                run.put(run_log.RESULT, json.dumps(document, indent=1).encode())
+                run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
         display.say(summary(document))
         return document
 

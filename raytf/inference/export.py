@@ -167,9 +167,10 @@ def export_run(
         copied = _copy_final(run, target, final, say)
         if copied is not None:
             return copied
-    if final is not None and kind == "keras" and run.exists(KERAS_FILE):
+    data = run.get_or_none(KERAS_FILE) if final is not None and kind == "keras" else None
+    if final is not None and data is not None:
         say(f"step {final['steps']}, from the end of the run")
-        return _put_file(target, run.get(KERAS_FILE), final["steps"], kind)
+        return _put_file(target, data, final["steps"], kind)
     finding = choose(findings, step)
     say(f"step {finding.step}, from checkpoint {finding.name}")
     model = _load(run, finding, modules, trust)

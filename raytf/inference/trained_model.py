@@ -32,12 +32,12 @@ def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.M
         ModelError: the run left none, or it cannot be made again.
     """
     why = f"the run left no {KERAS_FILE}"
-    if run.exists(KERAS_FILE):
-        try:
-            with _keras_file(run) as file, with_precision(architecture.precision_of(run)):
+    try:
+        with _keras_file(run) as file, with_precision(architecture.precision_of(run)):
+            if file is not None:
                 return run_user_code("loading the model", lambda: keras.saving.load_model(file))
-        except JobError as error:
-            why = one_line(error, 300)
+    except JobError as error:
+        why = one_line(error, 300)
     if make is not None:
         return load_weights(run, make)
     raise ModelError(
@@ -146,11 +146,10 @@ def _put_variables(model: keras.Model, run: Storage) -> bool:
 
 def _put_keras_file(model: keras.Model, run: Storage) -> bool:
     """Have Keras load the weights of a run's .keras file; returns whether there is one."""
-    if not run.exists(KERAS_FILE):
-        return False
     with _keras_file(run) as file:
-        run_user_code("loading the weights", lambda: model.load_weights(file))
-    return True
+        if file is not None:
+            run_user_code("loading the weights", lambda: model.load_weights(file))
+    return file is not None
 
 
 def _put_checkpoint(model: keras.Model, run: Storage) -> bool:
@@ -171,11 +170,16 @@ def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _keras_file(run: Storage) -> Iterator[str]:
+def _keras_file(run: Storage) -> Iterator[str | None]:
+    """A run's .keras file as a local one; None where it left none."""
+    data = run.get_or_none(KERAS_FILE)
+    if data is None:
+        yield None
+        return
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = os.path.join(folder, KERAS_FILE)
         with open(file, "wb") as out:
-            out.write(run.get(KERAS_FILE))
+            out.write(data)
         architecture.check_archive(file)
         yield file
 

@@ -24,7 +24,8 @@ FILES = {
     "lease.json": "which driver owns the run now",
     "model.keras": "the trained model, where Keras can save it",
     "program.safetensors": "the last values of the program's own variables that the step reads, for `fit`",
-    "result.json": "metrics and `weights_sha256`; written last, when all steps are done",
+    "result.json": "metrics and `weights_sha256`; written last, when all steps are done. A metric that is NaN or "
+    "infinite is null, which raytf reads as NaN",
     "tracking.json": "which run of a tracker belongs to this one, and how far it was told",
     "void.json": "states that an audit found wrong, which nothing restores",
     "weights.safetensors": "the trained weights, one tensor for each variable, for `raytf.load_weights` and `fit`",

@@ -15,7 +15,7 @@ from typing import Any
 
 from raytf.errors import DamagedFileError, StorageError
 from raytf.runs.run_log import stamp
-from raytf.storage import untrusted_json
+from raytf.storage import strict_json, untrusted_json
 from raytf.storage.storage import Storage
 
 FOLDER = "ledger"
@@ -130,7 +130,7 @@ class Ledger:
     def sign(self, event: Event) -> None:
         """Replace the sign of life, which readers take for the last event until a newer one is in the log. Where
         storage refuses, the next one counts."""
-        row = json.dumps({**event, "driver": self.name}, default=str)
+        row = strict_json.dumps({**event, "driver": self.name}, default=str)
         with contextlib.suppress(StorageError):
             self._run.put(f"{FOLDER}/{LIVE}", row.encode())
 
@@ -143,7 +143,7 @@ class Ledger:
                         return True
                     part, seen = list(itertools.islice(self._events, FILE_EVENTS)), self._added
                     self._written = len(part)  # from now on they are not among those that wait
-                text = "".join(json.dumps(event, default=str) + "\n" for event in part)
+                text = "".join(strict_json.dumps(event, default=str) + "\n" for event in part)
                 try:
                     self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}{SUFFIX}", text.encode())
                 except StorageError:

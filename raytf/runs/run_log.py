@@ -47,7 +47,7 @@ _ATTEMPT = untrusted_json.record(
 _RESULT = untrusted_json.record(
     {"steps": untrusted_json.whole},
     {
-        "metrics": untrusted_json.values(untrusted_json.number),
+        "metrics": untrusted_json.values(untrusted_json.optional(untrusted_json.number)),
         "history": untrusted_json.each(
             untrusted_json.record({}, {"epoch": untrusted_json.whole, "step": untrusted_json.whole})
         ),
@@ -309,7 +309,7 @@ def read_result(run: Storage) -> dict[str, Any] | None:
     Raises:
         DamagedFileError: it is there, and cannot be read.
     """
-    return untrusted_json.read(run, RESULT, _RESULT, untrusted_json.LARGE)
+    return _with_nan(untrusted_json.read(run, RESULT, _RESULT, untrusted_json.LARGE))
 
 
 def parse_result(data: bytes, where: str) -> dict[str, Any]:
@@ -318,7 +318,14 @@ def parse_result(data: bytes, where: str) -> dict[str, Any]:
     Raises:
         DamagedFileError: it is none.
     """
-    return untrusted_json.parse(data, where, _RESULT)
+    return _with_nan(untrusted_json.parse(data, where, _RESULT))
+
+
+def _with_nan(result: Any) -> Any:
+    """A result with NaN for the null that stands for it in JSON."""
+    for values in [] if result is None else [result.get("metrics", {}), *result.get("history", [])]:
+        values.update((name, math.nan) for name, value in values.items() if value is None)
+    return result
 
 
 class MirroredFolder:

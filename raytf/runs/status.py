@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.errors import ConfigError
+from raytf.storage import strict_json
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,8 @@ def clock_text(seconds: float) -> str:
 class StatusFile:
     """Keeps the latest status as JSON in a local file: the fields of `Status`, and `time` in seconds of the epoch.
 
+    Numbers that are NaN or infinite are null.
+
     Args:
         path: a file in a folder that exists; None writes nothing.
 
@@ -167,5 +169,5 @@ class StatusFile:
         self._status = status
         with contextlib.suppress(OSError):
             with open(f"{self._path}.part", "w") as stream:
-                json.dump({**dataclasses.asdict(status), "time": time.time()}, stream)
+                stream.write(strict_json.dumps({**dataclasses.asdict(status), "time": time.time()}))
             os.replace(f"{self._path}.part", self._path)

@@ -11,7 +11,10 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+#: Writes what a file descriptor stands for to disk.
+Sync = Callable[[int], None]
 
 #: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
@@ -119,21 +122,10 @@ def look(entry: os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
+def put(path: str, data: bytes | memoryview | Sequence[memoryview], sync: Sync = os.fsync) -> None:
     """Write a file, or the pieces of one; it appears, or replaces another one, only when it is complete and on disk."""
-    temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        with open(temporary, "wb") as out:
-            for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
-                out.write(piece)
-            out.flush()
-            os.fsync(out.fileno())
+    with _complete(path, [data] if isinstance(data, (bytes, memoryview)) else data, sync) as temporary:
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def put_inside(folder: str, name: str, data: bytes) -> None:
@@ -169,7 +161,7 @@ def put_inside(folder: str, name: str, data: bytes) -> None:
         os.close(base)
 
 
-def delete(root: str, name: str) -> None:
+def delete(root: str, name: str, sync: Sync = os.fsync) -> None:
     """Delete what has a name below a folder; nothing happens where it is not there, or is not of that folder since a
     link leads out of it. Of a link the link goes, and not what it leads to."""
     path = root
@@ -182,22 +174,65 @@ def delete(root: str, name: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+        _sync_folder(os.path.dirname(path), sync)  # before what the file speaks of is deleted
     drop_lock(path)
 
 
-def create(path: str, data: bytes) -> bool:
-    """Write a file unless there is one; whether it was written."""
-    temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(temporary, "wb") as out:
-        out.write(data)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(temporary)
+def create(path: str, data: bytes, sync: Sync = os.fsync) -> bool:
+    """Write a file, complete and on disk, unless there is one; whether it was written."""
+    with _complete(path, [data], sync) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
     return True
+
+
+@contextlib.contextmanager
+def _complete(path: str, pieces: Sequence[bytes | memoryview], sync: Sync) -> Iterator[str]:
+    """Write a file of another name beside `path`, to be given that name inside the `with` statement.
+
+    The file, the name that it was given and new folders above it are on disk at the end; nothing else is left.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
+    _make_folder(folder, sync)
+    try:
+        with open(temporary, "wb") as out:
+            for piece in pieces:
+                out.write(piece)
+            out.flush()
+            sync(out.fileno())
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    _sync_folder(folder, sync)
+
+
+def _make_folder(folder: str, sync: Sync) -> None:
+    above, new = folder, []
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+        new.append(above)
+    os.makedirs(folder, exist_ok=True)
+    for each in new:
+        _sync_folder(each, sync)
+
+
+def _sync_folder(folder: str, sync: Sync) -> None:
+    """Have the names in a folder last through a power cut: a file that is on disk may lack a name otherwise."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # gone already, or one in which this user may write and not read
+        return
+    try:
+        sync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # a file system that cannot
+            raise
+    finally:
+        os.close(handle)
 
 
 def version(data: bytes) -> str:

@@ -243,8 +243,6 @@ class Storage:
 
     def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
         """The bytes of a file, as `get`, or None when it is not there."""
-        if not self.is_local:
-            return self.get(name, most) if self.exists(name) else None
         try:
             return self.get(name, most)  # what is not a file is not missing
         except StorageError as error:

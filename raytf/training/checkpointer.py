@@ -131,18 +131,18 @@ class Checkpointer:
         return not self._saves.is_idle
 
     @property
-    def has_pending(self) -> bool:
-        """Whether a save is under way, or waits for one."""
-        return bool(self._pending())
+    def may_regroup(self) -> bool:
+        """Whether ranks may meet again without need: nothing waits to be saved, or a failure would lose it as well."""
+        return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
 
-    @property
-    def saving_step(self) -> int | None:
-        """Step of the state whose save is under way.
-
-        Returns:
-            None if no save is under way.
-        """
-        return None if self._saves.under_way is None else self._saves.under_way.step
+    def let_go(self) -> bool:
+        """Give up what an outage keeps from being saved; whether nothing waits any more. Every rank must call it."""
+        if self._outage.failures and self._pending():
+            if any(save.document.best != self._state.best for save in self._pending()):
+                self._reporter.say("the best state is given up: storage is out, and workers join or leave")
+            self._durable.drop()
+            self._waiting, self._saves = None, Commit(self._durable, self._group.world_size, self._report_failure)
+        return not self._pending()
 
     # -- with each call of the training step ---------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from raytf.errors import brief
 from raytf.training.beat import USUAL, Activity, HeartbeatState
 from raytf.training.monitor_client import MonitorClient
 
@@ -96,7 +97,7 @@ class Heartbeat:
         return None if self._base is Activity.START else self._step
 
     def also(self, look: Callable[[], None]) -> None:
-        """Call a function with each heartbeat, and none that was given before; it must not wait, and must not raise."""
+        """Call a function with each heartbeat, and none that was given before; it must not wait."""
         self._also = [look]
 
     @contextlib.contextmanager
@@ -164,14 +165,12 @@ class Heartbeat:
         self._send()
 
     def _beat(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._send()
-                for look in self._also:
-                    look()
-            except Exception:
-                return  # Ray is shutting down, and this process with it
-            self._stop.wait(BEAT_SECONDS)
+        keep_calling(
+            lambda: [self._send, *self._also], self._stop, lambda: not ray.is_initialized(), self._tell, BEAT_SECONDS
+        )
+
+    def _tell(self, error: Exception) -> None:
+        self._monitor.say(f"rank {self._rank}: a heartbeat failed, and the next ones are sent: {brief(error)}")
 
     def _send(self) -> None:
         with self._order:
@@ -197,6 +196,36 @@ class Heartbeat:
             probe_seconds=self._probe_seconds,
             input_seconds=self._input,
         )
+
+
+def keep_calling(
+    functions: Callable[[], Sequence[Callable[[], None]]],
+    stop: threading.Event,
+    is_over: Callable[[], bool],
+    tell: Callable[[Exception], None],
+    seconds: float,
+) -> None:
+    """Call functions again and again, until `stop` is set. One that raises ends neither its own calls nor the others'.
+
+    Args:
+        functions: returns those to call.
+        is_over: whether Ray has shut down, and this process with it: asked after an error, which ends the calls then.
+        tell: told the first error.
+        seconds: between two rounds.
+    """
+    has_told = False
+    while not stop.is_set():
+        for function in functions():
+            try:
+                function()
+            except Exception as error:
+                if is_over():
+                    return
+                if not has_told:
+                    with contextlib.suppress(Exception):
+                        tell(error)
+                has_told = True
+        stop.wait(seconds)
 
 
 class WatchedGroup:

@@ -71,10 +71,10 @@ class MemoryCopies:
         self.make(False)
 
     def settle(self) -> None:
-        """Wait until the newest copy is complete on all ranks."""
+        """Wait until the newest copy is complete on all ranks, or drop it where one of them failed to complete it."""
         self._tier.settle()
-        self._group.sum(np.zeros(1, np.float32))
-        self._commit.advance(Votes(written=self._group.world_size))
+        failed = float(self._group.sum(np.array([self._commit.votes().failed], np.float32))[0])
+        self._commit.advance(Votes(written=self._group.world_size - failed, failed=failed))
 
     @property
     def _is_older(self) -> bool:

@@ -101,6 +101,13 @@ class MonitorClient:
         """Announce that a group begins to train: see `Monitor.begin`."""
         return Question[tuple[list[str], int | None]](self.handle.begin.remote(attempt)).answer()
 
+    def is_over(self, attempt: str, seconds: float) -> bool:
+        """Whether another group has begun to train after this attempt; False where no answer arrives in that time."""
+        try:
+            return Question[bool](self.handle.is_over.remote(attempt)).answer(seconds)
+        except ray.exceptions.RayError:
+            return False
+
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
         """What a group that begins has to know of earlier ones: see `Past.told`."""
         return Question[tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]](

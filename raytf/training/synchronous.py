@@ -35,6 +35,7 @@ from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
 from raytf.training.auditing import Audits, steps_between
+from raytf.training.compression import SpikeWatch
 from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
@@ -84,6 +85,8 @@ class SynchronousExecutor:
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
         self._standing = Standing()
+        #: With `--compress-gradients`.
+        self._spikes: SpikeWatch | None = None
         #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
@@ -176,6 +179,7 @@ class SynchronousExecutor:
             audits=steps_between(compute) > 0,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
+        self._spikes = SpikeWatch(plan.shards) if compute.compress_gradients else None
         self._step = TrainStep(
             model,
             plan,
@@ -238,7 +242,7 @@ class SynchronousExecutor:
         context.saving.act(flags)
         if flags[StepFlag.PARK]:
             park(context)
-        if flags[StepFlag.REGROUP] and not context.saving.has_pending:
+        if flags[StepFlag.REGROUP] and context.saving.let_go():
             raise RegroupError("somebody waits to join")
 
     def settle(self) -> None:
@@ -288,6 +292,8 @@ class SynchronousExecutor:
         context = self._context
         context.state.train_seconds += seconds
         check_finite(context, call, outcome)
+        for line in self._spikes.look(call.start + 1, outcome.norms) if self._spikes is not None else []:
+            context.reporter.say(line)
         after_call(context, call, outcome, seconds)
         write_histograms(context, outcome)
         context.pulse.advance(call.stop, call.stop - call.start, len(context.program.pipeline.shards))
@@ -328,7 +334,7 @@ class SynchronousExecutor:
             given[StepFlag.PARK] = context.reporter.is_parking_wanted()
             given[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
             is_awaited = self._link is not None and self._link.is_pause_wanted
-            given[StepFlag.REGROUP] = is_awaited and not context.saving.has_pending
+            given[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
             if not self._config.compute.steps_per_call and context.has_trained:
                 given[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
         return vector(given, context.saving.tell())

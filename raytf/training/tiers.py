@@ -11,12 +11,17 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
-from raytf.errors import RunMismatchError
+from raytf.errors import RunInUseError, RunMismatchError
 from raytf.runs.lease import check_owner
+from raytf.storage.storage import Storage
 from raytf.training import run_identity
 from raytf.training.attempt import Attempt
 from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.monitor_client import MonitorClient
 from raytf.training.program import Program
+
+#: For the driver to say whether another group has begun.
+_ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,27 @@ def open_tiers(attempt: Attempt) -> Tiers:
         start,
         Keep(checkpoints.keep, policy.goal),
         reporter.say_here,
-        fence=functools.partial(check_owner, attempt.storage, job.lease),
+        fence=functools.partial(check_current, attempt.storage, job.lease, attempt.name, job.monitor),
         late=reporter.upload_anew,
     )
     restorer = Restorer(memory, durable, attempt.group, reporter.say, attempt.void)
     return Tiers(memory, durable, policy, restorer)
+
+
+def check_current(run: Storage, owner: str, attempt: str, monitor: MonitorClient) -> None:
+    """Do nothing as long as a run is its owner's, and no other group of workers has taken the place of an attempt.
+
+    A rank that was frozen continues what it had begun: it must not write into folders that the next group has deleted.
+
+    Raises:
+        RunInUseError: the run, or its newest attempt, is another one's.
+        StorageError: who owns the run cannot be known.
+    """
+    check_owner(run, owner)
+    if monitor.is_over(attempt, _ANSWER_SECONDS):
+        raise RunInUseError(
+            f"other workers continue run {run.locate('')}: this one was suspended or cut off, and writes no more."
+        )
 
 
 def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:

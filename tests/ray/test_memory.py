@@ -221,7 +221,7 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
     def write(attempt, steps, die):
         import os
 
-        place = ray.get(memory_keeper.keeper(uri).reserve.remote(attempt, 100, monitor))
+        place = ray.get(memory_keeper.keeper(uri).reserve.remote(attempt, 100, monitor, f"{attempt} {os.getpid()}"))
         pair = [snapshot_slot.Slot(path) for path in place.paths]
         for step in steps:
             pair[0].write(
@@ -250,7 +250,7 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
 
     # A keeper whose driver has died ends by itself.
     keeper = ray.remote(num_cpus=0)(memory_keeper.Keeper).remote(alone_seconds=3.0)
-    assert ray.get(keeper.reserve.remote("c", 1 << 60, monitor)).reason.endswith("the node's free memory")
+    assert ray.get(keeper.reserve.remote("c", 1 << 60, monitor, "large")).reason.endswith("the node's free memory")
     ray.kill(monitor)
 
     def ask_until_it_ends():

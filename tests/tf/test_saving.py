@@ -209,10 +209,42 @@ def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(
     run.epoch(9.0)
     run.epoch(8.0)  # the best so far, which waits until the first save has ended
     made_at = run.now
-    while run.saving.saving_step != 3:
+    while naming.split_name(run.tier.name)[0] != 3:
         run.epoch(10.0)
     assert run.saving._saved_at == made_at < run.now
     run.saving.finish()
+
+
+def test_ranks_may_meet_again_while_storage_is_out_and_the_best_state_waits(tmp_path):
+    """Otherwise nobody could join, and no node with notice could leave, for as long as the outage lasts."""
+    run = Run(str(tmp_path))
+    run.epoch(9.0)
+    assert not run.saving.may_regroup
+    assert not run.saving.let_go()  # it is being saved
+    run.tier.fails = True
+    for _ in range(2):  # the save fails; memory still holds the best state
+        run.epoch(9.0)
+    assert not run.saving.may_regroup
+    while not run.saving.may_regroup:
+        assert run.now < 60
+        run.epoch(9.0)
+    assert run.saving.let_go()
+    other = Run(str(tmp_path), run.state)
+    other.saving.follow(run.saving)
+    other.now, other.tier.fails = run.now, False
+    for _ in range(60):
+        other.epoch(9.0)
+    assert other.state.best == ("val_loss", 9.0)
+    assert other.state.durable_step is not None
+
+
+def test_ranks_that_meet_again_leave_no_state_that_can_be_saved(tmp_path):
+    run = Run(str(tmp_path))
+    run.epoch(9.0)
+    while not run.saving.may_regroup:
+        run.epoch(9.0)
+    assert run.saving.let_go()
+    assert run.kept == [1]
 
 
 def test_a_copy_waits_until_the_one_before_counts_on_all_ranks():

@@ -94,8 +94,9 @@ def index(
     with contextlib.suppress(DamagedFileError):  # it is made again, elsewhere
         known = decode(files.storage.get_or_none(INDEX) or b"")
     cache = _cache(files)
-    if not known and cache.exists():
-        known = decode(cache.read_bytes())
+    if not known:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            known = decode(cache.read_bytes())
     entries = list(files.map(lambda i: _valid(files, i, known.get(files.names[i])), range(len(files.names))))
     missing = [i for i, entry in enumerate(entries) if entry is None]
     size = sum(files.sizes[i] for i in missing)

@@ -121,6 +121,10 @@ class Monitor:
         """
         return self._progress.begin(attempt, self._clock())
 
+    def is_over(self, attempt: str) -> bool:
+        """Whether another worker group has started after this one."""
+        return self._progress.is_over(attempt)
+
     @_changes
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
         """What a group that begins has to know of earlier ones: see `Past.told`."""

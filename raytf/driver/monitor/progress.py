@@ -65,6 +65,10 @@ class Progress:
         self._attempts.append(attempt)
         return before, self.durable
 
+    def is_over(self, attempt: str) -> bool:
+        """Whether another worker group has started after this one."""
+        return attempt in self._attempts[:-1]
+
     def go_back(self, step: int) -> None:
         """What was made after a step is void, and so may the newest checkpoint be."""
         self.reached, self.durable = min(self.reached, step), None

@@ -399,6 +399,23 @@ def test_a_run_that_was_taken_over_is_not_written(run):
     assert steps(run) == [1]
 
 
+class Emptied(Storage):
+    """Storage in which later workers delete what this one saves, just before it writes the manifest."""
+
+    def put(self, name, data):
+        if name.endswith(manifest.FILE):
+            manifest.delete(self, name.split("/")[1])
+        super().put(name, data)
+
+
+def test_a_manifest_in_a_folder_that_was_emptied_makes_no_checkpoint(tmp_path):
+    """Rank 0 was frozen between its last look at who may write and the manifest; its workers were replaced."""
+    ranks = Ranks(Emptied(str(tmp_path)))
+    assert ranks.save(7) is Event.FAILED
+    assert "the save of step 7 was deleted while it was written" in ranks.said[0]
+    assert manifest.list_complete(Storage(str(tmp_path))) == []
+
+
 def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
     run = SlowToDelete(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)

@@ -1,6 +1,7 @@
 """Batches for one worker, from arrays and without TensorFlow."""
 
 import itertools
+import threading
 from contextlib import closing
 
 import numpy as np
@@ -99,3 +100,36 @@ def test_blocks_that_are_read_ahead_give_the_same_records(tmp_path, order):
                     assert call.leaves[1][k, shard, :count].tolist() == ids.tolist()
                     assert (call.leaves[0][k, shard, :count] == x[ids]).all()
             step = end
+
+
+class Held(ArraySource):
+    """Records that are given once somebody lets go."""
+
+    def __init__(self, *arrays):
+        super().__init__(*arrays)
+        self.is_asked, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def take(self, ids):
+        self.is_asked.set()
+        assert self.go.wait(30)
+        return super().take(ids)
+
+
+def test_a_pipeline_of_other_shards_sends_as_this_one_does():
+    """Workers may meet again, and so have other shards, while a batch with another worker's shard is gathered."""
+    source = Held(np.arange(12), None, None)
+    made = Pipeline(source, StepPlan(12, 6, 3), range(1), seed=0)
+    made.prepare(seeds_per_shard=1, classes=None)
+    made.send = lambda leaves: ["sent", *leaves]
+    source.is_asked.clear()
+    source.go.clear()
+    beside = made.submit(0, 1, beside=2)
+    assert source.is_asked.wait(30)
+    other = made.of(range(2))
+    source.go.set()
+    with closing(other):
+        assert other.submit(0, 1).result(30).leaves[0] == "sent"
+    call = beside.result(30)
+    assert (call.leaves[0], call.leaves[1].shape) == ("sent", (1, 2, 2))
+    assert call.counts.tolist() == [2, 2]

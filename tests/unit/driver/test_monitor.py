@@ -49,6 +49,16 @@ def test_a_change_of_phase_is_noted_at_once_and_progress_now_and_then():
     assert events(heard) == []
 
 
+def test_an_attempt_is_over_once_another_one_has_begun():
+    heard, _ = monitor()
+    heard.begin("a")
+    assert not heard.is_over("a")
+    heard.begin("b")
+    assert heard.is_over("a")
+    assert not heard.is_over("b")
+    assert not heard.is_over("c")  # of which the monitor knows nothing
+
+
 def test_a_restart_is_measured_from_the_last_sign_of_life():
     heard, clock = monitor()
     heard.event("group", {"workers": 2})

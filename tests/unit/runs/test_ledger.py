@@ -57,6 +57,19 @@ def test_events_come_back_in_the_order_of_drivers(tmp_path):
     assert run.list(ledger.FOLDER) == ["a-0000.jsonl", "b-0000.jsonl"]
 
 
+def test_a_loss_that_is_not_finite_is_null(tmp_path):
+    run = Storage(str(tmp_path))
+    kept = ledger.Ledger(run, "a")
+    kept.add([event(1, loss=float("nan")), event(2, loss=0.5)])
+    kept.sign(event(3, loss=float("inf")))
+    assert kept.flush()
+    for name in run.list(ledger.FOLDER):
+        text = run.get(f"{ledger.FOLDER}/{name}")
+        assert b"NaN" not in text
+        assert b"Infinity" not in text
+    assert [e["loss"] for e in ledger.read(run)] == [None, 0.5, None]
+
+
 def test_the_sign_of_life_is_the_last_event_until_a_newer_one_is_written(tmp_path):
     run = Storage(str(tmp_path))
     book = ledger.Ledger(run, "a")

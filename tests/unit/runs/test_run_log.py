@@ -1,5 +1,6 @@
 """What a run leaves beside its checkpoints: the history that the weights have seen."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -159,6 +160,16 @@ def test_result(run):
     run.put(run_log.RESULT, b"{")
     with pytest.raises(DamagedFileError, match=r"result\.json is damaged: it is not JSON"):
         run_log.read_result(run)
+
+
+@pytest.mark.parametrize("number", ["null", "NaN"])  # as it is written, and as it was written before
+def test_a_result_of_a_run_whose_loss_was_none_any_more(run, number):
+    text = '{"steps": 3, "metrics": {"loss": NUMBER}, "history": [{"step": 3, "loss": NUMBER}]}'
+    run.put(run_log.RESULT, text.replace("NUMBER", number).encode())
+    result = run_log.read_result(run)
+    assert math.isnan(result["metrics"]["loss"])
+    assert math.isnan(result["history"][0]["loss"])
+    assert result["history"][0]["step"] == 3
 
 
 def test_a_folder_on_local_storage_is_the_folder_itself(run):

@@ -65,6 +65,23 @@ def test_get_or_none(storage):
     assert storage.get_or_none("other") is None
 
 
+class Vanishing(Storage):
+    """Storage in which another process deletes a file as soon as it was looked up."""
+
+    def exists(self, name):
+        there = super().exists(name)
+        self.delete(name)
+        return there
+
+
+def test_get_or_none_does_not_look_first(s3):
+    storage = Vanishing(s3("runs"))
+    storage.put("file", b"x")
+    assert storage.get_or_none("file") == b"x"
+    assert storage.exists("file")
+    assert storage.get_or_none("file") is None
+
+
 def test_get_of_what_is_not_there(storage):
     with pytest.raises(StorageError, match=r"cannot read .*nope") as missing:
         storage.get("nope")
