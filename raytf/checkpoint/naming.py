@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections.abc import Collection
 
 #: Of a step in a name.
@@ -34,6 +36,13 @@ def attempt_of(name: str) -> str:
 
 #: Earlier versions wrote names without numbers. They sort before all others.
 _ATTEMPT_NAME = re.compile(r"(?:a(\d{6})\.\d{6}-)?\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+
+
+def stamp(now: float | None = None) -> str:
+    """Return a unique word with a time for people: `now`, in seconds of the epoch; by default the present time."""
+    now = time.time() if now is None else now
+    text = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{text}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
 
 
 def term_of(name: str) -> int:

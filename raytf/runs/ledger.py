@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytf.checkpoint.naming import stamp
 from raytf.errors import DamagedFileError, StorageError
-from raytf.runs.run_log import stamp
 from raytf.storage import strict_json, untrusted_json
 from raytf.storage.storage import Storage
 

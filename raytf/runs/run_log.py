@@ -10,14 +10,13 @@ import json
 import math
 import os
 import tempfile
-import time
-import uuid
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from raytf.checkpoint import naming
 from raytf.checkpoint.step_rows import COLUMNS, StepRows
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import DigestLayout
@@ -76,14 +75,7 @@ def new_attempt(now: float | None = None, number: tuple[int, int] | None = None)
             number that rises within this process.
     """
     term, count = (0, next(_numbers)) if number is None else number
-    return f"a{term:06d}.{count:06d}-{stamp(now)}"
-
-
-def stamp(now: float | None = None) -> str:
-    """Return a unique word with a time for people: `now`, in seconds of the epoch; by default the present time."""
-    now = time.time() if now is None else now
-    text = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
-    return f"{text}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
+    return f"a{term:06d}.{count:06d}-{naming.stamp(now)}"
 
 
 #: What a run's attempts write, but for its checkpoints: folders of a run.

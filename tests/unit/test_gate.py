@@ -1,4 +1,4 @@
-"""What the gate adds lies in the folders that the second command of .ci/run names: elsewhere it would never be run."""
+"""What the gate adds lies where the second command of .ci/run looks: elsewhere it would never be run."""
 
 from __future__ import annotations
 
