@@ -52,7 +52,7 @@ def test_no_step_is_lost_when_rank_0_moves_to_a_host_with_another_clock(run, ske
 @pytest.mark.parametrize("jump", [0, -3600, 3600])
 def test_no_step_is_lost_when_the_clock_jumps_during_an_attempt(run, jump, monkeypatch):
     now = [NOW]
-    monkeypatch.setattr(run_log.time, "time", lambda: now[0])
+    monkeypatch.setattr("time.time", lambda: now[0])
     log = run_log.StepLog(run, run_log.new_attempt(number=(1, 1)), LAYOUT)
     write(log, 1, 100)
     now[0] += jump
