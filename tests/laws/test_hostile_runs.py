@@ -35,6 +35,7 @@ from raytf.errors import RaytfError
 from raytf.inference import versions
 from raytf.runs import history, inventory, run_log, terms
 from raytf.runs.lease import Lease
+from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
 from tests.laws.run_folder import RECORDS, STEPS, make
@@ -147,7 +148,7 @@ def _show(place: str, is_drawn: bool) -> None:
     run = history.load(place, lambda: float(next(seconds)), lambda seconds: None)
     if is_drawn:
         show.show(run, Console(file=io.StringIO(), width=100))
-    json.loads(show.strict(show.document(run)), parse_constant=_refuse)
+    json.loads(strict_json.dumps(show.document(run)), parse_constant=_refuse)
 
 
 def _refuse(text: str) -> None:
