@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.step.namespaces import namespaces, reason_not_possible
+from raytf.driver.arbiter import ArbiterServer
 from raytf.runs import ledger
 from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
-from tests.ray.conftest import PATIENCE, result_of
-from tests.stress.cut import JOB, Cluster, lose_packets, within
-from tests.stress.law.schedules import redone
+from tests.ray.conftest import PATIENCE
+from tests.stress.cut import lose_packets, within
 from tests.stress.repair import workers_of
 
 FORKING = Path(__file__).parent / "jobs" / "forking.py"
@@ -30,7 +30,7 @@ def test_a_dead_worker_whose_child_holds_its_sockets_is_not_waited_for(tmp_path:
     (children := tmp_path / "children").mkdir()
     (pause := tmp_path / "pause").touch()
     status = tmp_path / "status.json"
-    command = [sys.executable, FORKING, "--children", children, "--pause", pause, "--workers", "2:3", "--exact"]
+    command = [sys.executable, FORKING, "--children", children, "--pause", pause, "--workers", "2:3"]
     command += ["--storage", tmp_path, "--run", "a", "--status-file", status, "--epochs", 40]
     command += ["--global-batch-size", 128, "--logical-shards", 6]
     job = Job([*map(str, command)], tmp_path / "log", environment(), status_file=status)
@@ -55,40 +55,76 @@ def test_a_dead_worker_whose_child_holds_its_sockets_is_not_waited_for(tmp_path:
         for file in children.glob("*-*"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(file.name.partition("-")[0]), signal.SIGKILL)
-    assert redone(tmp_path / "a") == 0
+    (fault,) = [event for event in ledger.read(Storage(str(tmp_path / "a"))) if event["kind"] == "fault"]
+    assert fault["survived"], fault
+
+
+#: A rank without TensorFlow and Ray: it meets the others, and leaves when somebody wants to join or a meeting fails.
+RANK = """
+import sys, time
+from raytf.distributed import meeting
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.peer_connections import UnreachedError, connect_all, end
+arbiter, key, name, host, wanted, order = sys.argv[1:]
+link, step = ArbiterLink.connect(ArbiterAddress(arbiter, bytes.fromhex(key)), name), -1
+while True:
+    address = meeting.listen(host)
+    try:
+        generation, place = link.leave(address, step) if link.is_member else link.join(address, int(wanted), int(order))
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+        break
+    began = time.monotonic()
+    try:
+        found = connect_all(place, 4.5)
+    except OSError as error:
+        link.member.not_met(generation, getattr(error, "ranks", ()))
+        print(f"not met after {time.monotonic() - began:.1f}", flush=True)
+        continue
+    link.member.met()
+    step = max(*generation.steps, 0)
+    print("met", *generation.members, flush=True)
+    while not (link.is_pause_wanted or place.is_over()):
+        time.sleep(0.05)
+    for peers in found.values():
+        for peer in peers.values():
+            end(peer)
+"""
 
 
 @pytest.mark.skipif(bool(reason_not_possible()), reason=reason_not_possible())
-def test_a_node_that_a_member_does_not_reach_is_left_out(tmp_path: Path):
-    (pause := tmp_path / "pause").touch()
-    status = tmp_path / "status.json"
-    command = [sys.executable, str(JOB), "--data", "digits", "--epochs", "12", "--exact", "--model", "batchnorm"]
-    command += ["--workers", "1:3", "--global-batch-size", "96", "--logical-shards", "12", "--pause", "0.1"]
-    command += ["--pause-while", str(pause), "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
-    with namespaces(3) as (hosts, _):
-        cluster = Cluster(hosts, tmp_path)
-        env = {"RAY_ADDRESS": cluster.address, **cluster.env}
-        try:
-            cluster.start(2)
-            with Job(within(hosts[0], command), tmp_path / "log", environment(**env), status_file=status) as job:
-                job.until(lambda: (job.status or {}).get("workers") == 2 and (job.step or 0) > 10, PATIENCE)
-                members = workers_of(job)
-                # The node that comes reaches the driver and its worker, and is lost to the other worker.
-                lose_packets(hosts[1], hosts[2])
-                lose_packets(hosts[2], hosts[1])
-                cluster.join(hosts[2])
-                job.until(lambda: "cannot reach each other" in job.output, PATIENCE)
-                at = job.step or 0
-                job.until(lambda: (job.step or 0) > at + 20, PATIENCE)
-                assert all(worker.is_running() for worker in members)
-                pause.unlink()
-                job.wait(PATIENCE * 2)
-                said = re.findall(r".*cannot reach each other.*", job.output)
-        finally:
-            cluster.stop()
-    assert len(said) == 1, said
-    faults = [event for event in ledger.read(Storage(str(tmp_path / "a"))) if event["kind"] == "fault"]
-    assert len(faults) == 1, faults
-    assert faults[0]["nodes"], faults
-    assert redone(tmp_path / "a") == 0
-    assert {tuple(epoch["seen"]) for epoch in result_of(tmp_path / "a")["history"]} == {(0.0, 0.0)}
+def test_a_newcomer_whose_packets_to_a_member_are_lost_is_left_out_after_one_meeting():
+    with namespaces(3) as (hosts, own), contextlib.ExitStack() as stack:
+        server = ArbiterServer(own)
+        stack.callback(server.close)
+
+        def rank(number: int, wanted: int) -> subprocess.Popen[str]:
+            host = hosts[number]
+            about = [
+                server.address.address,
+                server.address.key.hex(),
+                f"n{number}-1",
+                host.address,
+                str(wanted),
+                str(number),
+            ]
+            command = within(host, [sys.executable, "-c", RANK, *about])
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process
+
+        members = [rank(number, 2) for number in (0, 1)]
+        assert {line(member) for member in members} == {"met n0-1 n1-1"}
+        lose_packets(hosts[1], hosts[2])
+        newcomer = rank(2, 1)
+        assert line(newcomer).startswith("not met")
+        # The first rank has only answered, and hears of the others that the meeting has failed.
+        assert [line(members[0]), line(members[1]).partition(" after ")[0]] == ["met n0-1 n1-1 n2-1", "not met"]
+        assert {line(member) for member in members} == {"met n0-1 n1-1"}
+        assert line(newcomer) == "UnreachableError"
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that a rank prints; a meeting has a time limit of its own."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()

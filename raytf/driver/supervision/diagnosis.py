@@ -137,7 +137,7 @@ def _unreachable(errors: _Errors) -> Failure | None:
     nodes = frozenset(error.node for error in apart.values())
     listed = ", ".join(map(short, sorted(nodes)))
     text = f"workers were left out (the others and they cannot reach each other; node {listed})"
-    return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), nodes=nodes)
+    return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), is_unreachable=True, nodes=nodes)
 
 
 def _peer_lost(errors: _Errors) -> Failure | None:

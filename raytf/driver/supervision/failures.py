@@ -38,6 +38,7 @@ class Failure:
         is_launch: a GPU failed to run a kernel: the node's fault, or the code's if it fails on another node, too.
         ranks: to blame.
         computes_wrongly: an audit has seen that the ranks to blame do: once is enough to avoid their nodes.
+        is_unreachable: the ranks to blame and others cannot reach each other: once is enough to avoid their nodes.
         nodes: Ray's ids of nodes that a worker has named: its GPU failed, or an audit blames it.
         dead: ranks whose processes Ray knows to be dead.
         is_peer_missed: the ranks that report anything only report the loss of a peer.
@@ -53,6 +54,7 @@ class Failure:
     is_launch: bool = False
     ranks: tuple[int, ...] = ()
     computes_wrongly: bool = False
+    is_unreachable: bool = False
     nodes: frozenset[str] = frozenset()
     dead: frozenset[int] = frozenset()
     is_peer_missed: bool = False

@@ -15,18 +15,25 @@ class NodeExclusion:
     """Counts the faults of nodes.
 
     A node is excluded after three faults within an hour, unless the other nodes have faults too: then the node is not
-    the reason. It comes back when its faults are an hour old. A node that computes wrongly is excluded at once and for
-    the whole run.
+    the reason. It comes back when its faults are an hour old. A node that other workers cannot reach is excluded at
+    once, and comes back in the same way; one that computes wrongly is excluded at once and for the whole run.
     """
 
     def __init__(self) -> None:
         self._faults: dict[str, list[float]] = {}
         self._wrong: set[str] = set()
+        self._unreachable: set[str] = set()
 
     def fault(self, nodes: Collection[str], now: float) -> None:
         """Workers failed on these nodes, at a time of a clock that only goes forward."""
         for node in nodes:
             self._faults.setdefault(node, []).append(now)
+
+    def is_unreachable(self, nodes: Collection[str], now: float) -> None:
+        """Workers on these nodes and others cannot reach each other: the next ones there could not, either."""
+        self._unreachable.update(nodes)
+        for _ in range(FAULTS):
+            self.fault(nodes, now)
 
     def computes_wrongly(self, nodes: Collection[str]) -> bool:
         """An audit has seen that workers on these nodes compute wrongly; whether that is new of one of them."""
@@ -38,6 +45,8 @@ class NodeExclusion:
         """Why a node is excluded, for people."""
         if node in self._wrong:
             return "a worker on it computed wrongly"
+        if node in self._unreachable:
+            return "other workers and those on it cannot reach each other"
         return f"workers failed on it {self.count(node, now)} times within an hour"
 
     def count(self, node: str, now: float) -> int:

@@ -95,6 +95,8 @@ class Supervisor:
                 # The run goes back, and makes the steps since then once more; with each node once at most.
                 self._reached = 0
                 self._retry.go_back()
+            if failure.is_unreachable:
+                self.exclusion.is_unreachable(nodes, now)
             return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
         said = ""
         if verdict.retry:

@@ -1,4 +1,4 @@
-"""A job whose training data fork a child in each worker once it trains, as data loaders do; it outlives the worker."""
+"""A job whose input forks a child in each worker once it trains, as data loaders do; the child outlives the worker."""
 
 import multiprocessing
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 import raytf
-from raytf.data.sources import ArraySource
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,17 @@ class Job:
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
-class Forking(ArraySource):
-    """Forks when it is told to, which is after the ranks have met."""
+class Forking:
+    """Is called for each batch in each worker, and forks once it is told to, when the ranks have met.
 
-    def __init__(self, x, y, children: Path, pause: Path):
-        super().__init__(x, y)
-        self._children, self._pause, self._has_forked = children, pause, False
+    Args:
+        job: of this file.
+    """
 
-    def take(self, records):
+    def __init__(self, job: Job):
+        self._children, self._pause, self._has_forked = job.children.absolute(), job.pause.absolute(), False
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
         if not self._has_forked and (self._children / "fork").exists():
             self._has_forked = True
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
@@ -38,7 +40,7 @@ class Forking(ArraySource):
             (self._children / f"{child.pid}-{os.getpid()}").touch()
         if self._pause.exists():
             time.sleep(0.05)
-        return super().take(records)
+        return x
 
 
 def build():
@@ -52,7 +54,15 @@ def build():
 def main(job: Job) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2048, 8)).astype("float32"), rng.integers(0, 3, 2048)
-    raytf.fit(build, Forking(x, y, job.children.absolute(), job.pause.absolute()), config=job.train)
+    forking = Forking(job)
+
+    def augment(batch, seed):
+        import tensorflow as tf
+
+        x, y, weight = batch
+        return tf.ensure_shape(tf.numpy_function(forking, [x], x.dtype), x.shape), y, weight
+
+    raytf.fit(build, (x, y), config=job.train, augment=augment)
 
 
 if __name__ == "__main__":

@@ -68,3 +68,11 @@ def test_enough_workers_stay_where_there_were_enough(workers, unwanted, least):
     assert count(kept) >= min(least, count(set(workers)))
     if count(set(workers) - set(unwanted)) >= least:
         assert not kept & set(unwanted)
+
+
+def test_a_node_that_others_cannot_reach_is_avoided_at_once_and_for_an_hour():
+    exclusion = NodeExclusion()
+    exclusion.is_unreachable(["b"], 10.0)
+    assert exclusion.excluded(["a", "b"], 11.0) == ["b"]
+    assert "cannot reach each other" in exclusion.why("b", 11.0)
+    assert exclusion.excluded(["a", "b"], 10.0 + MEMORY_SECONDS) == []
