@@ -15,8 +15,8 @@ from tests.stress.simulate.schedule import LEAST_EVENTS, Outcome, faults_of, min
 
 #: Schedules that have found something, by what it was.
 FOUND = {
-    292: "a healthy newcomer was left out, since it was the first to leave a meeting that others explain",
-    109: "a notice took away the only worker with the state, since members without it counted",
+    3772: "a healthy newcomer was left out, since it was the first to leave a meeting that others explain",
+    491: "a notice took away the only worker with the state, since members without it counted",
 }
 #: Seconds for new schedules.
 NEW_SECONDS = 60.0

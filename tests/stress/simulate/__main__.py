@@ -20,11 +20,11 @@ from pathlib import Path
 
 import tyro
 
-from tests.stress.simulate import page
+from tests.stress.simulate import page, processes
 from tests.stress.simulate.mutants import MUTANTS
 
-#: Schedules that a process runs before it tells of them, and those that are tried with a mistake.
-_AT_ONCE, _TRIES = 100, 20_000
+#: Schedules that a process runs before it tells of them.
+_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,9 @@ def _schedules(arguments: Arguments) -> page.Totals:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     parts = [seeds[n : n + _AT_ONCE] for n in range(0, len(seeds), _AT_ONCE)]
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for part in pool.imap_unordered(_run, parts):
+        for part in pool.imap_unordered(processes.run, parts):
             totals.add(part)
     totals.wall_seconds, totals.processes = time.monotonic() - began, arguments.processes
-    return totals
-
-
-def _run(seeds: range) -> page.Totals:
-    from tests.stress.simulate.schedule import simulate
-
-    totals = page.Totals()
-    for seed in seeds:
-        totals.count(simulate(seed))
     return totals
 
 
@@ -92,24 +83,17 @@ def _tell(seed: int) -> int:
     return bool(outcome.violation)
 
 
-def _mutants(processes: int) -> dict[str, int | None]:
+def _mutants(count: int) -> dict[str, int | None]:
     """Return the seed of the first schedule that finds each mistake; None for one that is not found."""
-    found = dict(_found(processes))
+    found = dict(_found(count))
     for name in MUTANTS:
         print(f"{'not found' if found[name] is None else found[name]!s:>9}  {name}", flush=True)
     return {name: found[name] for name in MUTANTS}
 
 
-def _found(processes: int) -> Iterator[tuple[str, int | None]]:
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_find, MUTANTS, chunksize=1)
-
-
-def _find(name: str) -> tuple[str, int | None]:
-    MUTANTS[name].apply()
-    from tests.stress.simulate.schedule import simulate
-
-    return name, next((seed for seed in range(_TRIES) if simulate(seed).violation), None)
+def _found(count: int) -> Iterator[tuple[str, int | None]]:
+    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(processes.find, MUTANTS, chunksize=1)
 
 
 if __name__ == "__main__":

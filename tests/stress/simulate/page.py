@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a mutant must be loaded before it
 
 _HEAD = """# The simulator
 
-`python -m tests.stress.simulate --seeds 100000 --page docs/evidence/simulation.md` wrote this page. It runs groups of
+`python -m tests.stress.simulate --seeds SEEDS --page docs/evidence/simulation.md` wrote this page. It runs groups of
 workers in a simulated world: one thread, with a clock, a network, processes and storage that are drawn from a seed.
 What decides is the code that decides in production:
 
@@ -95,7 +95,7 @@ def page(totals: Totals, mutants: Mapping[str, int | None]) -> str:
         f"| {name} | {'not found' if seed is None else f'{seed + 1:,}'} |" for name, seed in mutants.items()
     )
     found = sum(seed is not None for seed in mutants.values())
-    return f"""{_HEAD}
+    return f"""{_HEAD.replace("SEEDS", str(totals.schedules))}
 ## Result
 
 {chr(10).join(f"- {line}" for line in totals.lines())}

@@ -61,7 +61,7 @@ def simulate(seed: int, given: Sequence[Fault] | None = None, tells: bool = Fals
     draw = world.random
     network = Network(world)
     hosts = [f"h{number}" for number in range(draw.randint(2, 6))]
-    workers, steps = draw.randint(3, 5), draw.choice((10, 16, 24))
+    workers, steps = draw.randint(3, 5), draw.choice((16, 20, 24))
     run = Run(world, network, hosts, workers, steps, _TRAINING_SECONDS / steps)
     for fault in chosen:
         world.after(fault.at, faults.begin, run, fault)
