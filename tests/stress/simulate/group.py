@@ -599,7 +599,7 @@ class Run:
                 worker.process.do(worker.want, self.target)
         for _ in range(self.target - len(living)):
             self.start_worker()
-        if len(self.living) < self.target:  # no host was there
+        if sum(worker.driver is driver for worker in self.living) < self.target:  # no host was there
             self.world.after(2.0, self._replace, driver)
 
     def _new_driver(self) -> Driver:
