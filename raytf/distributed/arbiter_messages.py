@@ -68,6 +68,7 @@ class Leave:
     number: int
     place: Place
     unreached: tuple[str, ...]
+    has_met: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def of_worker(line: bytes) -> Join | Leave | Dismiss | Want | Over:
             return Join(place, _whole(about, "wanted", 1, _MOST_WORKERS))
         case {"leave": {} as about}:
             place = Place(_address(about), _whole(about, "step", -1, _MOST))
-            return Leave(_whole(about, "number", 1, _MOST), place, _names(about, "unreached", ()))
+            number, unreached = _whole(about, "number", 1, _MOST), _names(about, "unreached", ())
+            return Leave(number, place, unreached, about.get("met") is True)
         case {"dismiss": _}:
             return Dismiss(_names(message, "dismiss"), _names(message, "after"))
         case {"wanted": _}:

@@ -69,6 +69,8 @@ class Member:
         self._paused = self._broken = self._left = -1
         #: Meetings that have failed since the last one that did not, and whom this worker did not reach in the last.
         self._failed, self._unreached = 0, list[str]()
+        #: Whether the ranks of the present generation have met.
+        self._has_met = False
 
     @property
     def has_joined(self) -> bool:
@@ -112,8 +114,8 @@ class Member:
             address: HOST:PORT at which this worker listens from now on.
             step: the last step that it has finished; -1 if it has no state.
         """
-        about = {"number": self.number, "address": address, "step": step, "unreached": sorted(self._unreached)}
-        return {"leave": about}
+        met = {"unreached": sorted(self._unreached), "met": self._has_met}
+        return {"leave": {"number": self.number, "address": address, "step": step} | met}
 
     def take(self, answer: Mapping[str, Any]) -> Generation:
         """Take the arbiter's answer to a question.
@@ -138,12 +140,12 @@ class Member:
         if "dismissed" in answer:
             raise DismissedError("the others go on without this worker, as planned")
         found: Generation = answer["generation"]
-        self.number = found.number
+        self.number, self._has_met = found.number, False
         return found
 
     def met(self) -> None:
         """The ranks of the generation have met."""
-        self._failed, self._unreached = 0, []
+        self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int]) -> None:
         """The ranks of the generation have not met, and this worker leaves it.

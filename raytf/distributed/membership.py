@@ -82,7 +82,7 @@ class Membership:
     _dismissed: dict[str, frozenset[str]] = field(default_factory=dict)
     #: Member of the present generation -> the members that it did not reach when they met.
     _unreached: dict[str, set[str]] = field(default_factory=dict)
-    #: A newcomer that was the first to leave the present generation; empty for none.
+    #: A newcomer that was the first to leave the present generation, without having met it; empty for none.
     _fled: str = ""
     #: Nodes with a worker that did not answer members when they met.
     _cut_off: set[str] = field(default_factory=set)
@@ -151,7 +151,9 @@ class Membership:
         self._wanted = wanted
         return self._next()
 
-    def leave(self, name: str, number: int, place: Place, unreached: Collection[str] = ()) -> Generation | None:
+    def leave(
+        self, name: str, number: int, place: Place, unreached: Collection[str] = (), has_met: bool = False
+    ) -> Generation | None:
         """A worker has left a generation and waits for the next one, which is returned if it can begin.
 
         Args:
@@ -159,6 +161,7 @@ class Membership:
             number: of the generation.
             place: where it listens.
             unreached: members that did not answer this worker when the generation met.
+            has_met: whether the worker has met all members of the generation.
 
         Raises:
             StaleError: the generation has ended without this worker.
@@ -170,7 +173,7 @@ class Membership:
         assert self.generation is not None
         if unreached:
             self._unreached[name] = set(unreached) & set(self.generation.members) - {name}
-        elif place.step < 0 and len(self._ready) == 1:
+        elif place.step < 0 and not has_met and len(self._ready) == 1:
             self._fled = name
         return self._next()
 

@@ -84,9 +84,9 @@ class Arbitration:
                 return [Tell((name,), {"end": _CUT_OFF, "unreachable": True})]
             case Join(place, wanted):
                 return self._told(self._membership.join(name, place, wanted))
-            case Leave(number, place, unreached):
+            case Leave(number, place, unreached, has_met):
                 try:
-                    return self._told(self._membership.leave(name, number, place, unreached))
+                    return self._told(self._membership.leave(name, number, place, unreached, has_met))
                 except StaleError as error:
                     return [Tell((name,), {"end": str(error)})]
             case Dismiss(names, after):

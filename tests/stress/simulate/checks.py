@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from raytf.distributed.membership import node_of
 from tests.stress.simulate.arithmetic import SHARDS, expected
 from tests.stress.simulate.world import Violation
 
@@ -46,7 +47,7 @@ class Checks:
         if key in self._begins:
             raise Violation(f"two generations have number {key}")
         self._begins[key] = max(generation["steps"])
-        self.refused |= {name.rpartition("-")[0] for name in generation["unreachable"]}
+        self.refused |= set(map(node_of, generation["unreachable"]))
         if len(generation["members"]) > SHARDS:
             raise Violation(f"generation {key} has more members than there are shards")
         leaving = [worker for worker in driver.workers.values() if worker.member.name in generation["dismissed"]]

@@ -15,7 +15,7 @@ from raytf.checkpoint.tier import Votes
 from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
 from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS
 from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership import Generation, node_of
 from raytf.distributed.peer_connections import MEET_SECONDS, REACH_SECONDS
 from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
@@ -120,7 +120,7 @@ class Worker:
 
     def __init__(self, run: Run, driver: Driver, name: str, wanted: int, order: int):
         self.run, self.driver, self.member = run, driver, Member(name)
-        self.process = Process(run.world, name, name.rpartition("-")[0])
+        self.process = Process(run.world, name, node_of(name))
         self.wanted, self._order, self.started_at = wanted, order, run.world.now
         self.step, self.state, self.has_state_since, self.is_taking = -1, 0, 0.0, False
         #: What it is about: "asking", "meeting", "summing", "computing", "ended".
@@ -130,8 +130,7 @@ class Worker:
         self.seconds = run.step_seconds
         self._meetings = 0
         self._tier: SimulatedTier | None = None
-        # The present meeting: ranks that this one has called, that have called, and that have answered.
-        self._reached: set[int] = set()
+        # The present meeting: ranks that have called this one, and that have answered it.
         self._called: set[int] = set()
         self._answered: set[int] = set()
         self._calling, self._calling_since, self._met_by = 0, 0.0, 0.0
@@ -245,7 +244,7 @@ class Worker:
 
     def _meet(self) -> None:
         self.phase, self._met_by = "meeting", self.run.world.now + MEET_SECONDS
-        self._reached, self._called, self._answered, self._gone = set(), set(), set(), set()
+        self._called, self._answered, self._gone = set(), set(), set()
         self.is_taking = False
         self._parts, self._sum = {}, None
         self._calling, self._calling_since = 0, self.run.world.now
@@ -265,7 +264,7 @@ class Worker:
             self._answer()
             return
         called = self.run.listeners.get(self.generation.addresses[self._calling])
-        host = self.generation.members[self._calling].rpartition("-")[0]
+        host = node_of(self.generation.members[self._calling])
         if self.run.network.is_cut(self.process.host, host):
             if self.run.world.now - self._calling_since > REACH_SECONDS:
                 self._not_met({self._calling})
@@ -407,7 +406,7 @@ class Worker:
             return
         assert self.generation is not None
         for rank in self._awaited():
-            host = self.generation.members[rank].rpartition("-")[0]
+            host = node_of(self.generation.members[rank])
             peer = self.run.listeners.get(self.generation.addresses[rank])
             is_heard = peer is not None and self.run.network.hears(self.process, peer.process)
             self._quiet[rank] = 0 if is_heard else self._quiet.get(rank, 0) + 1

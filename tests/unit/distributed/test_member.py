@@ -37,7 +37,13 @@ def test_a_worker_joins_and_after_that_leaves():
     assert member.joining("h:1", 2, 1) == {"join": {"address": "h:1", "wanted": 2, "order": 1}}
     member.take(generation(3, -1, -1))
     assert member.has_joined
-    assert member.leaving("h:2", 7) == {"leave": {"number": 3, "address": "h:2", "step": 7, "unreached": []}}
+    assert member.leaving("h:2", 7) == {
+        "leave": {"number": 3, "address": "h:2", "step": 7, "unreached": [], "met": False}
+    }
+    member.met()
+    assert member.leaving("h:2", 7)["leave"]["met"]
+    member.take(generation(4, 7, 7))
+    assert not member.leaving("h:2", 7)["leave"]["met"], "of another generation"
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,15 @@ def test_a_newcomer_is_not_blamed_for_a_meeting_that_a_report_explains():
     assert (found.members, found.unreachable) == (("n1-1", "n2-2", "n2-4"), ("n3-3",))
 
 
+def test_a_newcomer_that_has_met_the_members_is_not_blamed_for_a_sum_that_breaks():
+    membership = training("n1-1", "n2-2", "n3-3")
+    membership.leave("n3-3", 2, place("n3-3"), has_met=True)
+    membership.leave("n1-1", 2, place("n1-1", 5))
+    found = membership.leave("n2-2", 2, place("n2-2", 5))
+    assert found is not None
+    assert (found.members, found.unreachable) == (("n1-1", "n2-2", "n3-3"), ())
+
+
 def test_a_link_that_is_missing_is_one_between_nodes():
     membership = training("n1-1", "n1-2", "n2-3", "n2-4", "n3-5")
     membership.leave("n2-3", 2, place("n2-3", 5), ["n1-1"])
