@@ -26,13 +26,10 @@ from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp
 from raytf.driver.silence import Silence
 from raytf.errors import WorkerLostError
+from tests.stress.simulate.world import Violation
 
 #: Looks for which nobody is silent here.
 _NEVER = 1e9
-
-
-class Violation(AssertionError):
-    """Something that must never happen can happen."""
 
 
 @dataclass
