@@ -13,6 +13,7 @@ from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
 from raytf.data.sources import Source
+from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, Ranks
 from raytf.training import batch_metrics
@@ -36,7 +37,7 @@ class Evaluators:
         group: all ranks; each must make the same calls.
         callbacks: their hooks of tests are run; None where nothing is evaluated.
         open_pipeline: opens this rank's shards of a source.
-        plan: plan of the training; sources are divided into batches and shards in the same way.
+        plan: plan of the training; sources that have no batches of their own are divided in the same way.
         steps: those that were traced, by the evaluator's name; used by later groups of ranks as well.
     """
 
@@ -71,7 +72,7 @@ class Evaluators:
 
     def _evaluator(self, name: str, source: Source) -> Evaluator:
         if name not in self._made:
-            plan = StepPlan(source.records, self._plan.global_batch_size, self._plan.shards)
+            plan = plan_of(source, self._plan.global_batch_size, self._plan.shards)
             pipeline, known = self._open_pipeline(source, plan, False), self._steps.get(name)
             self._made[name] = Evaluator(
                 self._model, pipeline, self._group, self._callbacks, self._group.devices, known

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
-from raytf.data.sources import ArraySource
+from raytf.data.sources import ArraySource, Source
+from raytf.data.sources.batches import BatchedSource
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.reduction import packed
 from raytf.training import model as models
@@ -148,4 +151,26 @@ def test_a_hook_of_each_batch_is_told_what_keras_tells_it():
     hooks = Callbacks([ours], made, Alone(), print, ".", {}, None)
     Evaluator(made, opened(plan, range(1)), Alone(), hooks).run()
     assert len(ours.told) == 2 * plan.steps_per_epoch
+    assert ours.told == theirs.told
+
+
+@pytest.mark.parametrize("rows", [[16, 16, 8], [10, 3, 20, 7]])
+def test_a_data_set_of_batches_keeps_its_batches(rows: list[int]):
+    made, (x, y), theirs, ours = model("whole"), data(sum(rows)), Batches(), Batches()
+    cuts = np.cumsum([0, *rows])
+    batches = tf.data.Dataset.from_generator(
+        lambda: ((x[i:j], y[i:j]) for i, j in itertools.pairwise(cuts)),
+        output_signature=(tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int64)),
+    )
+    made.evaluate(batches, steps=len(rows), verbose=0, callbacks=[theirs])
+    arrays = ArraySource(x, y)
+    source = BatchedSource(arrays, arrays.spec, rows)
+
+    def open_pipeline(source: Source, plan: StepPlan, training: bool) -> Pipeline:
+        return Pipeline(source, plan, range(SHARDS), seed=0, shuffle=False)
+
+    hooks = Callbacks([ours], made, Alone(), print, ".", {}, None)
+    plan = StepPlan(1000, 64, SHARDS)
+    Evaluators(made, One(), hooks, open_pipeline, plan, {}).evaluate("validation", source, lambda: None)
+    assert len(ours.told) == 2 * len(rows)
     assert ours.told == theirs.told

@@ -23,7 +23,8 @@ class Largest(keras.metrics.Metric):
         self.most.assign(ops.maximum(self.most, ops.max(ops.abs(y_true - y_pred))))
 
     def result(self):
-        return self.most
+        # A number: Keras's history has a variable's value after the validation, also for the training.
+        return self.most + 0.0
 
 
 def f1(y_true, y_pred):
