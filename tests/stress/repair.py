@@ -1,21 +1,20 @@
 """Workers are killed again and again: how long the others pause, and whether anything changes in what is learned.
 
-    python -m tests.stress.repair --kills 200
+    python -m tests.stress.repair --kills 200 [--forked]
 
 Each run trains the MNIST CNN of `tests/stress/law/job.py` in exact mode with two to four workers, of which random ones
 are killed with SIGKILL at random moments: in the forward pass, in the sum, between two steps, while a replacement
 starts or joins, two at once. The pause is the longest time between two steps around a kill, as rank 0's callback
-notes them, less the usual one; it moves with rank 0. A run without kills tells which weights all must end with.
+notes them, less the usual one; it moves with rank 0. A run without kills tells which weights all must end with. With
+`--forked` each worker has forked a child that outlives it and holds its sockets open.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -60,6 +59,8 @@ class Arguments:
     """Of each run; long enough for all its kills."""
     pause: float = 0.02
     """Seconds of sleep in each step."""
+    forked: bool = False
+    """Each worker has a child that holds its sockets."""
     json: Path | None = None
     """Write all results here too."""
 
@@ -74,6 +75,7 @@ class Outcome:
         pauses: seconds that the others stood still after each.
         redone, missing, twice: steps that were computed again; records that were not learned from, and again.
         sha256: of the weights.
+        with_child: killed workers whose child lived on.
     """
 
     workers: int
@@ -83,6 +85,7 @@ class Outcome:
     missing: int
     twice: int
     sha256: str
+    with_child: int
 
 
 def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: random.Random) -> Outcome:
@@ -106,17 +109,24 @@ def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: rand
     command += ["--checkpoint-every-steps", "100", "--max-failures", "1000", "--pause", str(arguments.pause)]
     command += ["--storage", str(folder), "--run", "r", "--status-file", str(status)]
     killed: list[float] = []
-    holders = Holders()
+    children, with_child = folder / "children", 0
+    children.mkdir()
+    if arguments.forked:
+        command += ["--children", str(children)]
+    holders = Holders(children)
     with Job(command, folder / "log", environment(), status_file=status) as job:
         job.until(lambda: (job.step or 0) > 20, PATIENCE_SECONDS)
         while len(killed) < kills and job.is_running:
             time.sleep(draw.uniform(*_BETWEEN))
             victims = holders.chosen(job, draw)
             for victim in victims:
-                with suppress(ProcessLookupError):
-                    os.kill(victim.pid, signal.SIGKILL)
+                with suppress(psutil.NoSuchProcess):
+                    forked = victim.children()
+                    victim.kill()
                     killed.append(time.time())
+                    with_child += any(child.is_running() for child in forked)
         job.wait(PATIENCE_SECONDS * 4)
+    shutil.rmtree(children)  # they end
     result = json.loads((folder / "r" / "result.json").read_text())
     noted = [line.split() for line in (folder / "r" / "files" / "executed.txt").read_text().splitlines()]
     times = [float(at) for at, _ in noted]
@@ -129,6 +139,7 @@ def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: rand
         round(sum(epoch["seen"][0] for epoch in history)),
         round(sum(epoch["seen"][1] for epoch in history)),
         result["weights_sha256"],
+        with_child,
     )
 
 
@@ -141,15 +152,21 @@ class Holders:
     """Which workers surely have the state: all that lived when as many trained, some steps after the latest kill.
 
     Just after a kill the status is still that of before, and says of a process that has only begun that it trains.
+
+    Args:
+        children: folder with a file for each child of a worker, which looks like one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, children: Path) -> None:
+        self._children = children
         self._sure: set[psutil.Process] = set()
         self._killed_at = 0
 
     def chosen(self, job: Job, draw: random.Random) -> list[psutil.Process]:
         """One worker or two to kill, of which at least one is left that has the state; none where that is not sure."""
-        living, status = workers_of(job), job.status or {}
+        children = {path.name for path in self._children.iterdir()}
+        living = [process for process in workers_of(job) if str(process.pid) not in children]
+        status = job.status or {}
         step = status.get("step") or 0
         if status.get("workers") == len(living) and step >= self._killed_at + _FRESH_STEPS:
             self._sure = set(living)
@@ -192,7 +209,8 @@ def main(arguments: Arguments) -> int:
         left -= len(found.kills)
         worst = f", pauses to {max(found.pauses):.2f} s" if found.pauses else ""
         print(
-            f"{found.workers} workers, {len(found.kills)} killed{worst}: {found.redone} redone, "
+            f"{found.workers} workers, {len(found.kills)} killed ({found.with_child} had a child){worst}: "
+            f"{found.redone} redone, "
             f"{found.missing} missing, {found.twice} twice, {found.sha256[:8]}",
             flush=True,
         )

@@ -8,6 +8,7 @@ than once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ import raytf
 MNIST_JOB = str(Path(__file__).parents[3] / "jobs" / "mnist.py")
 #: Records of the data that are used: few enough for a vector of counts in each step, no multiple of any batch size.
 RECORDS = 4001
+#: Seconds for which a child of a worker lives: longer than anybody waits for a worker that is lost.
+CHILD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Job:
     """Seconds of sleep after each step, so that a short run lasts long enough to be disturbed."""
     pause_while: str = ""
     """Sleep only as long as this file is there; by default until the end."""
+    children: Path | None = None
+    """Each worker forks children while it trains, as data loaders do. A child has a file here, named by its process
+    number, and lives as long as the file."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -108,6 +114,38 @@ def executed(files: str, pause: float, pause_while: str = ""):
     return [Executed()]
 
 
+def fork_always(children: Path) -> None:
+    """Have this process fork a child whenever it has other sockets than before: after each meeting with the others."""
+    import multiprocessing
+    import threading
+    import time
+
+    def sockets() -> set[str]:
+        found = set()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/self/fd/{name}"))
+        return {target for target in found if target.startswith("socket:")}
+
+    def live() -> None:
+        mine, end = children / str(os.getpid()), time.monotonic() + CHILD_SECONDS
+        mine.touch()
+        while mine.exists() and time.monotonic() < end:
+            time.sleep(0.5)
+
+    def watch() -> None:
+        held, before = set[str](), set[str]()
+        while children.exists():
+            time.sleep(0.2)
+            now = sockets()
+            if now == before != held:
+                multiprocessing.get_context("fork").Process(target=live, daemon=True).start()
+                held = now
+            before = now
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(job: Job) -> None:
     import numpy as np
 
@@ -117,8 +155,15 @@ def main(job: Job) -> None:
     y = np.stack([label, numbers], 1).astype(np.int32)
     batch, length = job.train.batch.global_batch_size, job.train.length
     steps = length.steps or (length.epochs or 1) * -(-len(numbers) // batch)
+    children = job.children and job.children.absolute()
+
+    def built():
+        if children is not None and Path("/proc/self/cmdline").read_text().startswith("ray::"):
+            fork_always(children)
+        return build(job.model, images.image_shape, images.classes, len(numbers), steps)
+
     raytf.fit(
-        lambda: build(job.model, images.image_shape, images.classes, len(numbers), steps),
+        built,
         (x, y),
         config=job.train,
         callbacks=lambda files: executed(files, job.pause, job.pause_while),
