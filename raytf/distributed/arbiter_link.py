@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from raytf.distributed.arbiter_messages import of_arbiter
+from raytf.distributed.forked_children import close_in_children
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting, parsed
 from raytf.distributed.member import LeftBehindError, Member
@@ -103,6 +104,7 @@ class _Dialed:
 
     def __init__(self, arbiter: ArbiterAddress, role: str, name: str, secret: bytes):
         self.peer = socket.create_connection(parsed(arbiter.address), _CONNECT_SECONDS)
+        close_in_children(self.peer)
         try:
             self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.lines, self.own = self.peer.makefile("rb"), secrets.token_hex(16)

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from raytf.distributed.forked_children import close_in_children
+
 #: Seconds between two heartbeats.
 BEAT_SECONDS = 0.5
 #: Seconds without one after which the other side counts as lost. With a heartbeat, a look and what follows, those that
@@ -57,6 +59,8 @@ class HeartbeatSender:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        assert self._process.stdin is not None
+        close_in_children(self._process.stdin)
 
     def end(self) -> None:
         """Send no more; may be called again."""

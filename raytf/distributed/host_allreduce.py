@@ -7,10 +7,10 @@ others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimizat
 operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
 
 Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
-at once. If a forked child still holds the socket, /proc shows within a second that the process is gone. /proc also
-shows whether a process was stopped. For a process that /proc does not show, the arbiter reports that its generation is
-over. The memory has no name, so a killed process leaves none behind. Only processes of the same user that know the
-group's secret receive the memory.
+at once. If a child that C code has forked still holds the socket, /proc shows within a second that the process is gone.
+/proc also shows whether a process was stopped. For a process that /proc does not show, the arbiter reports that its
+generation is over. The memory has no name, so a killed process leaves none behind. Only processes of the same user that
+know the group's secret receive the memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from raytf.distributed.forked_children import close_in_children
 from raytf.distributed.peer_connections import end
 from raytf.distributed.sum_pieces import (
     OrderError,
@@ -263,6 +264,7 @@ class HostSum:
             raise TimeoutError("a process of this host did not come in time")
 
     def _add_peer(self, peer: socket.socket) -> None:
+        close_in_children(peer)
         # A time limit of the system: Python's would cost another system call for each byte.
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_LOOK_SECONDS), 0))

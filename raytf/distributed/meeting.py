@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raytf.distributed.forked_children import close_in_children
+
 #: Connections that may wait to be accepted: two of each rank. Where it is less, a busy rank would seem to be cut off.
 _BACKLOG = 4096
 
@@ -87,12 +89,14 @@ def parsed(address: str) -> tuple[str, int]:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         # An address that others translate to this machine's, as Ray's --node-ip-address may be.
-        return socket.create_server(("", port), family=family, backlog=_BACKLOG)
+        server = socket.create_server(("", port), family=family, backlog=_BACKLOG)
+    close_in_children(server)
+    return server
 
 
 _mine: Meeting | None = None

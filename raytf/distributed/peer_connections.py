@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable
 
 from raytf.distributed.callers import Callers
+from raytf.distributed.forked_children import close_in_children
 from raytf.distributed.meeting import Meeting, parsed
 
 #: What a connection is for.
@@ -58,6 +59,7 @@ def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = M
             meeting_point.answer(server)
         meeting_point.hear()
         for (_, purpose), peer in meeting_point.found.items():
+            close_in_children(peer)
             _watch(peer, silent_seconds if purpose == HEARTBEATS else None)
     except BaseException:
         for peer in meeting_point.found.values():

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from raytf.distributed.callers import CALL_SECONDS, most_callers
+from raytf.distributed.forked_children import close_in_children
 from raytf.distributed.sealed_lines import ARBITER, Seal, encoded
 
 #: Bytes that are read of who has not proved who it is.
@@ -177,6 +178,7 @@ class Door:
         except OSError:  # mostly, this process has too many open files
             self._make_room()
             return
+        close_in_children(peer)
         task = self._loop.create_task(self._begin(peer))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)

@@ -145,11 +145,15 @@ def test_one_that_is_stopped_is_lost(lost):
         assert all("Collective" in answer for answer in answers)
 
 
-def test_a_death_is_seen_although_a_forked_child_holds_the_socket():
+@pytest.mark.parametrize(
+    ("fork", "told"),
+    [("os.fork()", "a worker of this host is gone"), ("ctypes.PyDLL(None).fork()", "process {} of this host is gone")],
+)
+def test_a_death_is_seen_although_a_forked_child_lives(fork: str, told: str):
     code = (
-        "import os, sys, time\nimport numpy as np\nfrom raytf.distributed.host_allreduce import HostSum\n"
+        "import ctypes, os, sys, time\nimport numpy as np\nfrom raytf.distributed.host_allreduce import HostSum\n"
         "group = HostSum(int(sys.argv[1]), 1, 2)\ngroup.add(np.ones(3))\n"
-        "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+        f"child = {fork}\nif child: print(child, flush=True)\ntime.sleep(600)"
     )
     name = secrets.randbits(60)
     with subprocess.Popen([sys.executable, "-c", code, str(name)], stdout=subprocess.PIPE, text=True) as other:
@@ -158,8 +162,9 @@ def test_a_death_is_seen_although_a_forked_child_holds_the_socket():
         child = int(other.stdout.readline())
         try:
             other.kill()
-            with pytest.raises(PeerLostError, match=f"process {other.pid} of this host is gone"):
+            with pytest.raises(PeerLostError, match=told.format(other.pid)):
                 group.add(np.ones(3))
+            os.kill(child, 0)  # it lives
         finally:
             os.kill(child, signal.SIGKILL)
             group.close()

@@ -157,9 +157,11 @@ time.sleep(600)
 
 
 @contextmanager
-def member(arbiter: ArbiterAddress, wanted: int, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+def member(
+    arbiter: ArbiterAddress, wanted: int, within: Sequence[str] = (), code: str = WORKER
+) -> Iterator[subprocess.Popen[str]]:
     """A process that becomes a member."""
-    command = [*within, sys.executable, "-c", WORKER, arbiter.address, arbiter.key.hex(), str(wanted)]
+    command = [*within, sys.executable, "-c", code, arbiter.address, arbiter.key.hex(), str(wanted)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -184,6 +186,18 @@ def test_a_process_that_is_killed_or_stopped_is_no_member_any_more(number: signa
             took = time.monotonic() - began
             print(f"without it after {took:.2f} s")
             assert took < seconds
+
+
+def test_a_child_of_a_killed_process_keeps_no_connection_open():
+    forking = "import os\nif not os.fork(): time.sleep(30)\n"
+    with serving(silent_seconds=60) as arbiter:
+        first = ArbiterLink.connect(arbiter, "a")
+        joined = aside(first.join, "h:1", 2)
+        with member(arbiter, 2, code=WORKER.replace("print", f"{forking}print")) as process:
+            one(joined)
+            process.kill()
+            generation, _ = one(aside(first.leave, "h:3", 4))
+            assert generation.members == ("a",)
 
 
 def test_one_that_is_stopped_alone_stays_a_member_for_longer_than_where_others_wait():
