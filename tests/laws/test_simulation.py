@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stress.simulate.large import LargeGroup
 from tests.stress.simulate.mutants import MUTANTS
 from tests.stress.simulate.schedule import LEAST_EVENTS, Outcome, faults_of, minimized, simulate
 
@@ -57,6 +58,15 @@ def test_a_seed_is_a_schedule():
     assert one.story
     assert simulate(8).events != one.events
     assert len(faults_of(7)) >= 3
+
+
+def test_a_death_among_a_thousand_workers_costs_the_driver_little():
+    group = LargeGroup(1000)
+    group.begin()
+    before = group.cpu_seconds
+    group.lose_one()
+    assert {member.number for member in group.members.values()} == {2}
+    assert group.cpu_seconds - before < 0.2  # of CPU time, so other processes do not matter; it is 0.03 s
 
 
 @pytest.mark.gate  # half a minute

@@ -3,6 +3,7 @@
     python -m tests.stress.simulate [--seeds 100000] [--first 0] [--page FILE.md]
     python -m tests.stress.simulate --seed 4711          # tells the story of one schedule
     python -m tests.stress.simulate --mutants            # how many schedules it takes to find mistakes made on purpose
+    python -m tests.stress.simulate --large 1000         # what a death of one of 1,000 workers costs the driver
 
 The clock, the network and the processes are made up, in one thread, and drawn from the schedule's seed, so that a
 failure happens again with the same seed. What it finds is told in as few faults as it needs.
@@ -39,6 +40,8 @@ class Arguments:
     """Tell the story of this schedule."""
     mutants: bool = False
     """Look for mistakes that are made on purpose."""
+    large: int | None = None
+    """Tell what a death in a group of so many workers costs the driver."""
     processes: int = os.cpu_count() or 1
     """Processes that simulate."""
     page: Path | None = None
@@ -49,6 +52,9 @@ def main(arguments: Arguments) -> int:
     """Run schedules, and tell what was found; returns how many violations and missed mutants there are."""
     if arguments.seed is not None:
         return _tell(arguments.seed)
+    if arguments.large is not None:
+        print(_large(arguments.large))
+        return 0
     found = {} if not (arguments.mutants or arguments.page) else _mutants(arguments.processes)
     missed = sum(seed is None for seed in found.values())
     if arguments.mutants:
@@ -58,7 +64,7 @@ def main(arguments: Arguments) -> int:
     for seed in totals.violations[:3]:
         _tell(seed)
     if arguments.page is not None:
-        arguments.page.write_text(page.page(totals, found))
+        arguments.page.write_text(page.page(totals, found, _large(1000)))
     return len(totals.violations) + missed
 
 
@@ -81,6 +87,12 @@ def _tell(seed: int) -> int:
     for seconds, text in simulate(seed, faults, tells=True).story:
         print(f"t={seconds:.2f} {text}")
     return bool(outcome.violation)
+
+
+def _large(count: int) -> str:
+    from tests.stress.simulate import large  # mutants must be loaded before what it imports
+
+    return large.tell(count)
 
 
 def _mutants(count: int) -> dict[str, int | None]:

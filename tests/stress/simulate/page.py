@@ -88,8 +88,14 @@ class Totals:
         ]
 
 
-def page(totals: Totals, mutants: Mapping[str, int | None]) -> str:
-    """Return the page."""
+def page(totals: Totals, mutants: Mapping[str, int | None], large: str) -> str:
+    """Return the page.
+
+    Args:
+        totals: of the schedules.
+        mutants: the seed that finds each mistake, by its name.
+        large: what a death in a large group costs.
+    """
     faults = "\n".join(f"| {kind} | {count:,} |" for kind, count in sorted(totals.faults.items()))
     made = "\n".join(
         f"| {name} | {'not found' if seed is None else f'{seed + 1:,}'} |" for name, seed in mutants.items()
@@ -103,6 +109,10 @@ def page(totals: Totals, mutants: Mapping[str, int | None]) -> str:
 | fault | times |
 | --- | --- |
 {faults}
+
+## A large group
+
+`python -m tests.stress.simulate --large 1000` measures the arbiter's own code, up to its sockets. {large}.
 
 ## Mistakes made on purpose
 
