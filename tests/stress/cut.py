@@ -1,16 +1,19 @@
 """Hosts that fall silent, and a network that is cut in two: who goes on, when, and with which weights.
 
-    python -m tests.stress.cut
+    python -m tests.stress.cut [--only silence ...]
 
 Three hosts are network namespaces of this machine, each with a raylet of its own; the driver runs on the first. Three
 workers train in exact mode, and in turns
 
 - the last host's link goes down: nothing closes, it is only silent;
 - all processes of the last host are stopped, and go on after the others have left them behind;
-- the first host's link goes down: it has the driver, and the other two reach each other, but not the driver.
+- the first host's link goes down: it has the driver, and the other two reach each other, but not the driver;
+- packets from the last host to both others get lost for 5, 60 or 400 s (`one-way-5` ...), or also those to it
+  (`both-ways-5` ...).
 
 Each time those that are left must go on within 6 s, the others must end, and the weights must be those of a run that
-nobody disturbed. Needs root, for the namespaces.
+nobody disturbed. Where packets are delivered again after 5 s, the last host may also stay. Needs root, for the
+namespaces.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from raytf.testing.processes import WORKER, titled
 from tests.stress.law.schedules import redone
 
 JOB = Path(__file__).with_name("law") / "job.py"
+#: Seconds of sleep in each step until a case is over, where a run would else end too soon.
+PAUSES = {"one-way-400": 0.2, "both-ways-400": 0.2}
 #: Seconds for what waits for processes to start.
 PATIENCE_SECONDS = 240.0
 #: Seconds after which who is silent is left out, and those in which the steps after it are seen here.
@@ -53,6 +58,8 @@ class Arguments:
     """Of each run; long enough for what happens in it."""
     data: str = "auto"
     """As in jobs/mnist.py."""
+    only: tuple[str, ...] = ()
+    """What to do; by default all."""
 
 
 class Cluster:
@@ -110,20 +117,12 @@ def link(host: Namespace, state: str) -> None:
 
 
 def lose_packets(sender: Namespace, receiver: Namespace) -> None:
-    """Have packets from a host to another one get lost on their way: they go to a card that nobody has."""
-    wrong = [
-        "ip",
-        "neigh",
-        "replace",
-        receiver.address,
-        "lladdr",
-        "02:00:00:00:00:99",
-        "dev",
-        "eth0",
-        "nud",
-        "permanent",
-    ]
-    subprocess.run(within(sender, wrong), check=True)
+    """Have packets from a host to another one get lost on their way: they go to a card that nobody has.
+
+    The kernel here has no packet filter, but what is sent to a wrong card gets lost as well, and nobody is told.
+    """
+    wrong = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+    subprocess.run(within(sender, ["ip", "neigh", "replace", receiver.address, *wrong]), check=True)
 
 
 def deliver_packets(sender: Namespace, receiver: Namespace) -> None:
@@ -134,11 +133,12 @@ def deliver_packets(sender: Namespace, receiver: Namespace) -> None:
 @contextlib.contextmanager
 def trained(arguments: Arguments, cluster: Cluster, folder: Path, name: str) -> Iterator[Job]:
     """A run on a cluster, from the first host, which ends with the `with` statement."""
-    status = folder / f"{name}.json"
+    status, pause = folder / f"{name}.json", folder / "pause"
+    pause.touch()
     command = [sys.executable, str(JOB), "--data", arguments.data, "--epochs", str(arguments.epochs), "--exact"]
     command += ["--model", "batchnorm", "--workers", "1:3", "--global-batch-size", "96", "--logical-shards", "12"]
-    command += ["--pause", "0.02", "--max-failures", "100", "--storage", str(folder), "--run", name]
-    command += ["--status-file", str(status)]
+    command += ["--pause", str(PAUSES.get(name, 0.02)), "--pause-while", str(pause), "--max-failures", "100"]
+    command += ["--storage", str(folder), "--run", name, "--status-file", str(status)]
     env = environment(RAY_ADDRESS=cluster.address, **cluster.env)
     with Job(within(cluster.hosts[0], command), folder / f"{name}.log", env, status_file=status) as job:
         yield job
@@ -172,6 +172,7 @@ def case(arguments: Arguments, name: str, disturb: Callable[[Job, Cluster], floa
             cluster.start()
             with trained(arguments, cluster, folder, name) as job:
                 stood = disturb(job, cluster)
+                (folder / "pause").unlink()
                 job.wait(PATIENCE_SECONDS * 2)
             result = json.loads((folder / name / "result.json").read_text())
         finally:
@@ -228,6 +229,32 @@ def halves(job: Job, cluster: Cluster) -> float:
     return stood
 
 
+def lossy(seconds: float, is_both: bool) -> Callable[[Job, Cluster], float]:
+    """Return what has packets from the last host get lost for so many seconds, and perhaps those to it."""
+
+    def disturb(job: Job, cluster: Cluster) -> float:
+        until_all_train(job, cluster)
+        *others, last = cluster.hosts
+        left, began, stood = cluster.workers(last), time.monotonic(), 0.0
+        pairs = [(last, other) for other in others] + [(other, last) for other in others if is_both]
+        for pair in pairs:
+            lose_packets(*pair)
+        if seconds > SILENT_SECONDS:
+            stood = _left_out(job)
+            _until_ended(left)
+            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+        else:
+            time.sleep(seconds)
+            stood = seconds + gap(job, SILENT_SECONDS + 20)
+        for pair in pairs:
+            deliver_packets(*pair)
+        step = job.step or 0
+        job.until(lambda: (job.step or 0) > step + 20, PATIENCE_SECONDS)  # whoever is back disturbs nobody
+        return stood
+
+    return disturb
+
+
 def _left_out(job: Job) -> float:
     """Wait until the others go on; for how long they stood still."""
     time.sleep(1.0)  # what was on its way when the link went down has come
@@ -242,14 +269,23 @@ def _until_ended(workers: Sequence[psutil.Process]) -> None:
     assert not alive, f"{len(alive)} of {len(gone) + len(alive)} that were left behind still run"
 
 
+CASES: dict[str, Callable[[Job, Cluster], float | None]] = {
+    "silence": silence,
+    "stopped": stopped,
+    "halves": halves,
+    **{f"one-way-{seconds}": lossy(seconds, False) for seconds in (5, 60, 400)},
+    **{f"both-ways-{seconds}": lossy(seconds, True) for seconds in (5, 60, 400)},
+}
+
+
 def main(arguments: Arguments) -> int:
     reason = reason_not_possible()
     if reason:
         print(reason)
         return 2
     sha256 = case(arguments, "undisturbed", lambda job, cluster: None)
-    for disturb in (silence, stopped, halves):
-        case(arguments, disturb.__name__, disturb, sha256)
+    for name in arguments.only or CASES:
+        case(arguments, name, CASES[name], sha256)
     return 0
 
 
