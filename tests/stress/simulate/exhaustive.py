@@ -53,6 +53,8 @@ class Worker:
     @property
     def key(self) -> tuple[Any, ...]:
         """All that matters of it."""
+        if self.phase in ("ended", "dead"):
+            return self.phase, self.is_heard
         news = self.member._paused, self.member._broken, self.member._left
         return self.step, self.phase, self.member.number, news, self.member.is_lost, self.is_heard
 
@@ -84,23 +86,30 @@ class State:
         group = self.arbiter._membership
         places = [sorted((n, p.step) for n, p in each.items()) for each in (group._joining, group._ready)]
         about = group.generation, places, sorted(group._lost), sorted(group._told), group._wanted, group._fled
-        lines = [(name, tuple(self.up[name]), tuple(self.down[name])) for name in self.workers]
-        sent = sorted((what, sorted(parts.items())) for what, parts in self.sent.items())
-        over = self.arbiter._result is not None
+        living = [name for name, worker in self.workers.items() if worker.phase not in ("ended", "dead")]
+        lines = [(name, tuple(self.up[name])) for name in self.workers]
+        told = [(name, tuple(self.down[name])) for name in living]
+        oldest = min((self.workers[name].member.number for name in living), default=0)
+        sent = sorted((what, sorted(parts.items())) for what, parts in self.sent.items() if what[0] >= oldest)
         keys = [worker.key for worker in self.workers.values()]
-        return repr(about), repr(lines), repr(sent), repr(keys), self.deaths, over
+        return repr(about), repr(lines), repr(told), repr(sent), repr(keys), self.deaths
 
 
 def beginning(deaths: int) -> State:
-    """Return the state in which nobody has come yet."""
+    """Return the state in which two workers have joined, and are told so."""
     names = ("n1-a", "n2-b", "n3-c")
-    return State(
+    state = State(
         Arbitration(Silence(_NEVER, _NEVER), _NEVER),
         {name: Worker(Member(name)) for name in names},
         {name: [] for name in names},
         {name: [] for name in names},
         deaths,
     )
+    transitions = Transitions(state, 0)
+    for name in names[:2]:
+        transitions._come(name)
+        transitions._hear(name)
+    return state
 
 
 class Transitions:
@@ -117,6 +126,8 @@ class Transitions:
     def all(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Return each as a text and a call that changes the state."""
         state = self._state
+        if state.arbiter._result is not None:
+            return  # the run is over
         for name, worker in state.workers.items():
             if state.up[name]:
                 yield f"the arbiter hears {name}", partial(self._hear, name)
@@ -124,7 +135,7 @@ class Transitions:
                 continue
             if state.down[name]:
                 yield f"{name} hears the arbiter", partial(self._be_told, name)
-            if state.deaths:
+            if state.deaths and worker.phase != "new":
                 yield f"{name} dies", partial(self._die, name)
             if worker.phase == "new":
                 yield f"{name} comes", partial(self._come, name)
@@ -328,7 +339,8 @@ def _check_end(state: State, path: Any) -> None:
     """Nobody waits for ever."""
     left = {name: w.phase for name, w in state.workers.items() if w.phase not in ("ended", "dead")}
     alive = any(worker.phase != "dead" for worker in state.workers.values())
-    if left and alive and state.arbiter._membership.generation is not None:
+    is_over = state.arbiter._result is not None
+    if left and alive and not is_over and state.arbiter._membership.generation is not None:
         raise Violation("\n".join([*_told(path), f"nothing more can happen, and {left} wait"]))
 
 
