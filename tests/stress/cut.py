@@ -54,7 +54,7 @@ LEFT_BEHIND_SECONDS = 60.0
 class Arguments:
     """Cut a network of three hosts."""
 
-    epochs: int = 60
+    epochs: int = 150
     """Of each run; long enough for what happens in it."""
     data: str = "auto"
     """As in jobs/mnist.py."""
