@@ -40,12 +40,15 @@ from raytf.testing.processes import WORKER, titled
 from tests.stress.law.schedules import redone
 
 JOB = Path(__file__).with_name("law") / "job.py"
-#: Seconds of sleep in each step until a case is over, where a run would else end too soon.
+#: Seconds of sleep in each step until a case is over; longer where a run would else end too soon.
+PAUSE = 0.02
 PAUSES = {"one-way-400": 0.2, "both-ways-400": 0.2}
 #: Seconds for what waits for processes to start.
 PATIENCE_SECONDS = 240.0
 #: Seconds after which who is silent is left out, and those in which the steps after it are seen here.
 SILENT_SECONDS, SEEN_SECONDS = 6.0, 1.0
+#: Steps after which a run that stood still is seen to train.
+STEPS_SEEN = 3
 #: Seconds until who is left behind has ended: it notices, and leaves time for an error to be heard.
 LEFT_BEHIND_SECONDS = 60.0
 
@@ -137,7 +140,7 @@ def trained(arguments: Arguments, cluster: Cluster, folder: Path, name: str) -> 
     pause.touch()
     command = [sys.executable, str(JOB), "--data", arguments.data, "--epochs", str(arguments.epochs), "--exact"]
     command += ["--model", "batchnorm", "--workers", "1:3", "--global-batch-size", "96", "--logical-shards", "12"]
-    command += ["--pause", str(PAUSES.get(name, 0.02)), "--pause-while", str(pause), "--max-failures", "100"]
+    command += ["--pause", str(PAUSES.get(name, PAUSE)), "--pause-while", str(pause), "--max-failures", "100"]
     command += ["--storage", str(folder), "--run", name, "--status-file", str(status)]
     env = environment(RAY_ADDRESS=cluster.address, **cluster.env)
     with Job(within(cluster.hosts[0], command), folder / f"{name}.log", env, status_file=status) as job:
@@ -189,7 +192,7 @@ def case(arguments: Arguments, name: str, disturb: Callable[[Job, Cluster], floa
 def gap(job: Job, seconds: float) -> float:
     """Wait until a run that stands still makes steps again; for how long it stood still."""
     began, step = time.monotonic(), job.step or 0
-    job.until(lambda: (job.step or 0) > step + 2, seconds)
+    job.until(lambda: (job.step or 0) >= step + STEPS_SEEN, seconds)
     return time.monotonic() - began
 
 
@@ -240,7 +243,7 @@ def lossy(seconds: float, is_both: bool) -> Callable[[Job, Cluster], float]:
         for pair in pairs:
             lose_packets(*pair)
         if seconds > SILENT_SECONDS:
-            stood = _left_out(job)
+            stood = _left_out(job, max(PAUSES.values()))
             _until_ended(left)
             time.sleep(max(0.0, seconds - (time.monotonic() - began)))
         else:
@@ -255,12 +258,12 @@ def lossy(seconds: float, is_both: bool) -> Callable[[Job, Cluster], float]:
     return disturb
 
 
-def _left_out(job: Job) -> float:
+def _left_out(job: Job, pause: float = PAUSE) -> float:
     """Wait until the others go on; for how long they stood still."""
     time.sleep(1.0)  # what was on its way when the link went down has come
     stood = 1.0 + gap(job, SILENT_SECONDS + 20)
     job.until(lambda: "no step lost" in job.output, PATIENCE_SECONDS)
-    assert stood <= SILENT_SECONDS + SEEN_SECONDS, f"{stood:.1f} s"
+    assert stood <= SILENT_SECONDS + SEEN_SECONDS + STEPS_SEEN * pause, f"{stood:.1f} s"
     return stood
 
 
