@@ -14,9 +14,9 @@ from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.tier import Votes
 from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
 from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS
+from raytf.distributed.meeting_point import MEET_SECONDS, REACH_SECONDS
 from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
 from raytf.distributed.membership import Generation, node_of
-from raytf.distributed.peer_connections import MEET_SECONDS, REACH_SECONDS
 from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence

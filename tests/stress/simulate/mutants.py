@@ -11,7 +11,7 @@ from typing import NamedTuple
 _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member"
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
-_CONNECTIONS = "raytf.distributed.peer_connections"
+_MEETING_POINT = "raytf.distributed.meeting_point"
 
 
 class Mutant(NamedTuple):
@@ -117,6 +117,6 @@ MUTANTS = {
         _COMMIT, "votes.written >= world_size", "votes.written >= 1", 0
     ),
     "a host that is cut off is waited for as long as a busy one": Mutant(
-        _CONNECTIONS, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
+        _MEETING_POINT, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
     ),
 }
