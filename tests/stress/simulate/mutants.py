@@ -11,7 +11,7 @@ from typing import NamedTuple
 _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member"
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
-_MEETING_POINT = "raytf.distributed.meeting_point"
+_MEETING_POINT, _WAITING = "raytf.distributed.meeting_point", "raytf.distributed.waiting"
 
 
 class Mutant(NamedTuple):
@@ -118,5 +118,21 @@ MUTANTS = {
     ),
     "a host that is cut off is waited for as long as a busy one": Mutant(
         _MEETING_POINT, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
+    ),
+    "those who meet do not look whether the generation is over": Mutant(
+        _MEETING_POINT, "        if is_over:\n", "        if False:\n", 0
+    ),
+    "a rank that does not listen yet counts as unreached": Mutant(
+        _MEETING_POINT, "or not isinstance(error, ConnectionRefusedError)", "or True", 0
+    ),
+    "a caller of another generation is answered": Mutant(
+        _MEETING_POINT, "is_of_group and called == self._rank", "called == self._rank", 0
+    ),
+    "a process that is gone is waited for while its socket is open": Mutant(
+        _WAITING, "            if sign is Sign.GONE:", "            if False:", 0
+    ),
+    "those who wait do not look whether a member is lost": Mutant(_WAITING, "if is_broken:", "if False:", 0),
+    "a silent rank of another host is waited for": Mutant(
+        _WAITING, "if self._quiet[number] >= self._looks:", "if False:", 0
     ),
 }
