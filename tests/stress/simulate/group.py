@@ -243,6 +243,8 @@ class Worker:
         self.phase, self._gone = "meeting", set()
         self.is_taking = False
         self._parts, self._sum = {}, None
+        while self.run.at_meeting:
+            self.run.at_meeting.pop()(self)
         self._meeting = Meeting(self, self._gone)
         self._look_at_meeting(self._meetings)
 
@@ -311,8 +313,8 @@ class Worker:
     def _peers(self) -> list[Worker]:
         if self.generation is None or self.phase in ("asking", "ended"):
             return []
-        others = [self.run.listeners.get(address) for address in self.generation.addresses]
-        return [other for other in others if other is not None and other is not self and other.key == self.key]
+        others, key = map(self.run.listeners.get, self.generation.addresses), self.key
+        return [other for other in others if other is not None and other is not self and other.key == key]
 
     def _hang_up(self, peers: Sequence[Worker], sender: Process) -> None:
         if self.generation is None:
@@ -325,15 +327,16 @@ class Worker:
     def _add(self, what: Any, part: Any, then: Callable[[dict[int, Any]], None]) -> None:
         """Send a part to all members, and go on once those of all have come."""
         self.phase, self._sum, self._then = "summing", what, then
-        self._parts.setdefault(what, {})[self.rank] = part
+        send, key, rank = self.run.network.send, self.key, self.rank
+        self._parts.setdefault(what, {})[rank] = part
         for peer in self._peers():
-            self.run.network.send(self.process, peer.process, peer.be_sent, self.key, what, self.rank, part)
-        if self._gone & self.awaited():
+            send(self.process, peer.process, peer.be_sent, key, what, rank, part)
+        if self._gone and self._gone & self.awaited():
             self._broken()
             return
         assert self._lookout is not None
         self._lookout.begin()
-        self.process.after(BEAT_SECONDS, self._look_at_sum, what, self.key)
+        self.process.after(BEAT_SECONDS, self._look_at_sum, what, key)
         self._check_sum()
 
     def be_sent(self, key: tuple[int, int], what: Any, rank: int, part: Any) -> None:
@@ -488,6 +491,8 @@ class Run:
         #: Who listens at an address.
         self.listeners: dict[str, Worker] = {}
         self.workers: list[Worker] = []
+        #: What happens when the next worker begins to meet the others.
+        self.at_meeting: list[Callable[[Worker], None]] = []
         self.result: int | None = None
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
