@@ -239,7 +239,7 @@ def _storage_lossy(run: Run, fault: Fault) -> None:
 
 
 def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> None:
-    """A fault of another worker or its host begins when the next worker begins to meet the others."""
+    """A fault of another worker or its host begins when the next worker meets the others, or is connected with them."""
 
     def now(worker: Worker) -> None:
         others = [n for n, other in enumerate(run.living) if other is not worker]
@@ -249,7 +249,7 @@ def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> 
             is_cut = begin in (_cut_pair, _cut_one_way)
             begin(run, fault._replace(who=hosts[0] if is_cut else others[fault.who % len(others)]))
 
-    run.at_meeting.append(now)
+    run.at["connected" if fault.at * 1000 % 2 < 1 else "meeting"].append(now)
 
 
 #: Kind of a fault -> how often it is drawn, and what begins it.

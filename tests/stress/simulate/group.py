@@ -243,8 +243,7 @@ class Worker:
         self.phase, self._gone = "meeting", set()
         self.is_taking = False
         self._parts, self._sum = {}, None
-        while self.run.at_meeting:
-            self.run.at_meeting.pop()(self)
+        self.run.comes_to("meeting", self)
         self._meeting = Meeting(self, self._gone)
         self._look_at_meeting(self._meetings)
 
@@ -284,6 +283,7 @@ class Worker:
             if has_met:
                 self._lookout = Lookout(self, self._meeting.processes)
                 self._add("seats", None, self._met)
+                self.run.comes_to("connected", self)
 
     def _met(self, seats: dict[int, Any]) -> None:
         """All ranks have told each other where they compute, as `MultiWorkerGroup.meet_again` has them do."""
@@ -291,11 +291,11 @@ class Worker:
         self.run.checks.met(self)
         self._add("held", (self.step, self.state if self.step >= 0 else None), self._transfer)
 
-    def _not_met(self, unreached: Collection[int]) -> None:
+    def _not_met(self, unreached: Collection[int], are_connected: bool = False) -> None:
         assert self.generation is not None
         self.run.world.tell(f"{self.member.name} has not met the others; unreached: {sorted(unreached)}")
         try:
-            self.member.not_met(self.generation, unreached)
+            self.member.not_met(self.generation, unreached, are_connected)
         except WorkerLostError as error:
             self._end(str(error))
         else:
@@ -380,7 +380,7 @@ class Worker:
         assert self.generation is not None
         self.run.world.tell(f"{self.member.name} misses a part of {self._sum} after step {self.step}")
         if self._sum == "seats":
-            self._not_met(())
+            self._not_met((), are_connected=True)
             return
         if isinstance(self._sum, str):
             self.step = step_after_broken_transfer(self.step, self.generation.steps)
@@ -491,8 +491,8 @@ class Run:
         #: Who listens at an address.
         self.listeners: dict[str, Worker] = {}
         self.workers: list[Worker] = []
-        #: What happens when the next worker begins to meet the others.
-        self.at_meeting: list[Callable[[Worker], None]] = []
+        #: What happens when the next worker begins to meet the others, and when the next one is connected with all.
+        self.at: dict[str, list[Callable[[Worker], None]]] = {"meeting": [], "connected": []}
         self.result: int | None = None
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
@@ -514,6 +514,11 @@ class Run:
         """A rank has come to the end of the run."""
         self.checks.finished(result)
         self.result = result
+
+    def comes_to(self, moment: str, worker: Worker) -> None:
+        """A worker has come to a moment for which faults wait."""
+        while self.at[moment]:
+            self.at[moment].pop()(worker)
 
     def restart_driver(self, seconds: float) -> None:
         """The driver's process dies, and the same command is given again after some seconds."""
