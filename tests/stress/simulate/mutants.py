@@ -135,7 +135,4 @@ MUTANTS = {
     "a silent rank of another host is waited for": Mutant(
         _WAITING, "if self._quiet[number] >= self._looks:", "if False:", 1
     ),
-    "a newcomer that was connected is blamed for a first sum that breaks": Mutant(
-        _MEMBER, "self._has_met = are_connected", "self._has_met = False", 0
-    ),
 }
