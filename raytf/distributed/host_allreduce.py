@@ -42,6 +42,7 @@ from raytf.distributed.sum_pieces import (
     pieces,
     sum_of,
 )
+from raytf.distributed.waiting import PROCESS_LOOK_SECONDS, STOPPED_SECONDS, Loss, Sign, Waiting, sign_of_process
 
 #: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
@@ -51,12 +52,10 @@ _PARTS_BYTES = 1 << 16
 _MEET_SECONDS = 60.0
 #: Seconds between two looks whether a process that is waited for is lost.
 _MEET_LOOK_SECONDS = 0.1
-#: Seconds between two checks of the process that is waited for, and the time that a caller has to identify itself.
-_LOOK_SECONDS = 1.0
+#: Seconds for a caller to identify itself.
+_CALL_SECONDS = 1.0
 #: The first message of a process: its number and the group's secret.
 _HELLO = struct.Struct("<i32s")
-#: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
-_STOPPED_SECONDS = 6.0
 
 
 def host_identity() -> str | None:
@@ -97,7 +96,7 @@ class HostSum:
         count: int,
         is_over: Callable[[], bool] = lambda: False,
         secret: bytes = b"",
-        stopped_seconds: float = _STOPPED_SECONDS,
+        stopped_seconds: float = STOPPED_SECONDS,
         is_left: Callable[[], bool] = lambda: False,
     ):
         self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
@@ -247,7 +246,7 @@ class HostSum:
         """Return the number of the process that has connected; None for a stranger or a silent process."""
         if not _is_of_this_user(peer):
             return None
-        peer.settimeout(_LOOK_SECONDS)
+        peer.settimeout(_CALL_SECONDS)
         try:
             hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
         except OSError:
@@ -267,7 +266,7 @@ class HostSum:
         close_in_children(peer)
         # A time limit of the system: Python's would cost another system call for each byte.
         peer.settimeout(None)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_LOOK_SECONDS), 0))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(PROCESS_LOOK_SECONDS), 0))
         self._peers.append((peer, _Process(_credentials(peer)[0])))
 
     def _meet(self, size: int) -> None:
@@ -287,23 +286,19 @@ class HostSum:
             peer.send(mark)
 
     def _wait_for(self, peer: socket.socket, process: _Process, mark: bytes) -> None:
-        stopped = 0.0
+        waiting: Waiting | None = None
         while True:
             try:
                 found = peer.recv(1)
-                if found == mark:
-                    return
-                if found:
-                    raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
-                raise PeerLostError("Collective: a worker of this host is gone")
             except BlockingIOError:
-                if process.is_gone():  # a child that it has forked holds its socket
-                    raise PeerLostError(f"Collective: {process} is gone") from None
-                if self._is_over():
-                    raise PeerLostError("Collective: a worker of this group is lost") from None
-                stopped = stopped + _LOOK_SECONDS if process.is_stopped() else 0.0
-                if stopped >= self._stopped_seconds:
-                    raise PeerLostError(f"Collective: {process} was stopped") from None
+                waiting = waiting or Waiting.for_processes(self._stopped_seconds)
+                _check(waiting.look({0: process.sign()}, self._is_over()), process)
+                continue
+            if found == mark:
+                return
+            if found:
+                raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
+            raise PeerLostError("Collective: a worker of this host is gone")
 
     def _all_or_none(self) -> AbstractContextManager[None]:
         return all_or_none("this host", bool(self._peers), self.close)
@@ -330,6 +325,14 @@ def _is_of_this_user(peer: socket.socket) -> bool:
     return _credentials(peer)[1] == os.getuid()
 
 
+def _check(loss: Loss | None, process: _Process) -> None:
+    if loss is None:
+        return
+    if loss.number is None:
+        raise PeerLostError("Collective: a worker of this group is lost")
+    raise PeerLostError(f"Collective: {process} {'is gone' if loss.sign is Sign.GONE else 'was stopped'}")
+
+
 class _Process:
     """Another process of this host, as /proc shows it.
 
@@ -343,14 +346,9 @@ class _Process:
     def __str__(self) -> str:
         return f"process {self._number} of this host"
 
-    def is_gone(self) -> bool:
-        """Return whether the process has ended; False where this process never saw it."""
-        state, started = _status_of(self._number)
-        return bool(self._started) and (state in ("", "Z", "X") or started != self._started)
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal has stopped the process."""
-        return _status_of(self._number)[0] in ("T", "t")
+    def sign(self) -> Sign:
+        """Return what /proc shows of the process now."""
+        return sign_of_process(*_status_of(self._number), self._started)
 
 
 def _status_of(number: int) -> tuple[str, str]:

@@ -69,7 +69,7 @@ class Member:
         self._paused = self._broken = self._left = -1
         #: Meetings that have failed since the last one that did not, and whom this worker did not reach in the last.
         self._failed, self._unreached = 0, list[str]()
-        #: Whether the ranks of the present generation have met.
+        #: Whether the ranks of the present generation have met, or had connected before their meeting failed.
         self._has_met = False
 
     @property
@@ -147,17 +147,19 @@ class Member:
         """The ranks of the generation have met."""
         self._failed, self._unreached, self._has_met = 0, [], True
 
-    def not_met(self, generation: Generation, unreached: Collection[int]) -> None:
+    def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
         """The ranks of the generation have not met, and this worker leaves it.
 
         Args:
             generation: the present one.
             unreached: ranks that did not answer this worker.
+            are_connected: whether all ranks had connected, so that no missing link explains why they have not met.
 
         Raises:
             WorkerLostError: the ranks have tried often enough.
         """
         self._failed, self._unreached = self._failed + 1, [generation.members[rank] for rank in unreached]
+        self._has_met = are_connected
         if self._failed >= _MEETINGS:
             raise WorkerLostError(f"the ranks have not met in {_MEETINGS} tries")
 

@@ -36,6 +36,7 @@ from raytf.distributed.sum_pieces import (
     pieces,
     sum_of,
 )
+from raytf.distributed.waiting import Sign, Waiting
 
 #: Bytes of a piece; its parts stay in the caches while they are added.
 PIECE_BYTES = 1 << 21
@@ -156,8 +157,7 @@ class NetworkSum:
         self.number, self.count, self._names = number, len(data) + 1, names
         self._peers, self._heartbeats = data, heartbeats
         self._numbers = {peer.fileno(): n for n, peer in data.items()}
-        #: Looks, one a second at most, since a process was heard.
-        self._quiet = dict.fromkeys(data, 0)
+        self._waiting = Waiting.for_heartbeats(self._silent_seconds)
         # Of more than two, each sends a part of a piece.
         most = PIECE_BYTES if self.count == 2 else PIECE_BYTES // self.count + _LARGEST_NUMBER
         self._theirs = {n: np.empty(_HEAD.size + most, np.uint8) for n in data}
@@ -252,14 +252,11 @@ class NetworkSum:
             )
 
     def _look(self, numbers: Iterable[int]) -> None:
-        """Whether processes that are waited for still send heartbeats.
-
-        Silence is counted in looks of this process: while it stood still itself, it has not looked.
-        """
-        for n in numbers:
-            self._quiet[n] = 0 if self._hear(n) else self._quiet[n] + 1
-            if self._quiet[n] * BEAT_SECONDS > self._silent_seconds:
-                raise PeerLostError(f"Collective: {self._names[n]} has been silent for {self._silent_seconds:g} s")
+        """Check whether processes that are waited for still send heartbeats."""
+        loss = self._waiting.look({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
+        if loss is not None and loss.number is not None:
+            name = self._names[loss.number]
+            raise PeerLostError(f"Collective: {name} has been silent for {self._silent_seconds:g} s")
 
     def _hear(self, n: int) -> bool:
         """Take all heartbeats that have come from a process; whether there was one.

@@ -138,8 +138,11 @@ class SynchronousExecutor:
                 generation, place = self._link.join(address, self.seat.size, self.seat.rank)
             try:
                 self._group.meet_again(place)
-            except (WorkerLostError, tf.errors.OpError) as error:  # a rank is lost while they meet
-                self._link.member.not_met(generation, getattr(error, "unreached", ()))
+            except WorkerLostError as error:  # a rank is lost while they meet
+                self._link.member.not_met(generation, error.unreached)
+                continue
+            except tf.errors.OpError:  # a rank is lost in their first sum
+                self._link.member.not_met(generation, (), are_connected=True)
                 continue
             self._link.member.met()
             return generation

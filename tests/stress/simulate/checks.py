@@ -140,6 +140,9 @@ class Checks:
                 raise Violation(f"no step for {quiet:.0f} s although nothing is wrong any more")
             if quiet > NEW_STEP_SECONDS or now - self.last_fault > NEW_STEP_SECONDS:
                 self._check_newcomers()
+        for worker in run.living:
+            if worker.overdue and not worker.process.is_frozen:
+                raise Violation(f"{worker.member.name} waits for {worker.overdue[0]} of its host, which is gone")
         run.world.after(LOOK_SECONDS, self._look)
 
     def _check_newcomers(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -237,6 +238,20 @@ def _storage_lossy(run: Run, fault: Fault) -> None:
     _later(run, fault.seconds, setattr, run.store, "is_lossy", False)
 
 
+def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> None:
+    """A fault of another worker or its host begins when the next worker meets the others, or is connected with them."""
+
+    def now(worker: Worker) -> None:
+        others = [n for n, other in enumerate(run.living) if other is not worker]
+        hosts = [n for n, host in enumerate(run.hosts) if host == worker.process.host]
+        if others and hosts:
+            run.checks.last_fault = run.world.now
+            is_cut = begin in (_cut_pair, _cut_one_way)
+            begin(run, fault._replace(who=hosts[0] if is_cut else others[fault.who % len(others)]))
+
+    run.at["connected" if fault.at * 1000 % 2 < 1 else "meeting"].append(now)
+
+
 #: Kind of a fault -> how often it is drawn, and what begins it.
 KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "death": (5, _kill),
@@ -258,4 +273,8 @@ KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "notice": (3, _notice),
     "storage out": (1, _storage_out),
     "lost answers of storage": (1, _storage_lossy),
+    "cut link in a meeting": (1, partial(_at_meeting, _cut_pair)),
+    "cut in one direction in a meeting": (1, partial(_at_meeting, _cut_one_way)),
+    "freeze in a meeting": (1, partial(_at_meeting, _freeze)),
+    "death in a meeting, with a forked child": (1, partial(_at_meeting, _kill_with_child)),
 }

@@ -1,12 +1,13 @@
 """A simulated run: a driver with its arbiter, and workers that train. All decisions are the code's own.
 
-`Arbitration`, `Membership`, `Silence` and `reaching_each_other` decide in the driver, `Member`, `transfer` and `Commit`
-in the workers. What is made up here is what they stand in: sockets, the sum, storage, and Ray's start of processes.
+`Arbitration`, `Membership`, `Silence` and `reaching_each_other` decide in the driver, `Member`, `MeetingPoint`,
+`Waiting`, `transfer` and `Commit` in the workers. What is made up here is what they stand in: sockets, the sum,
+storage, and Ray's start of processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,14 @@ from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
 from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS
 from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
 from raytf.distributed.membership import Generation, node_of
-from raytf.distributed.peer_connections import MEET_SECONDS, REACH_SECONDS
 from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 from raytf.errors import WorkerLostError
 from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
 from tests.stress.simulate.checks import Checks
+from tests.stress.simulate.lookout import Lookout
+from tests.stress.simulate.meeting import Call, Meeting
 from tests.stress.simulate.storage import Saved, SimulatedTier, Store
 from tests.stress.simulate.world import Connection, Network, Process, World
 
@@ -32,8 +34,6 @@ _LOOK_SECONDS, _LEAVE_LOOKS = 0.5, 600
 HEAD = "head"
 #: Seconds between two tries to connect, and between two looks of a rank that meets.
 _TRY_SECONDS = 0.25
-#: Seconds between two looks at a process of the same host.
-_PROCESS_SECONDS = 1.0
 #: Seconds after which Ray kills a worker that was let go.
 _KILL_SECONDS = 3.0
 #: Steps between two checkpoints.
@@ -130,18 +130,15 @@ class Worker:
         self.seconds = run.step_seconds
         self._meetings = 0
         self._tier: SimulatedTier | None = None
-        # The present meeting: ranks that have called this one, and that have answered it.
-        self._called: set[int] = set()
-        self._answered: set[int] = set()
-        self._calling, self._calling_since, self._met_by = 0, 0.0, 0.0
-        #: Calls of others: (their generation, their rank, who).
-        self._calls: list[tuple[tuple[int, int], int, Worker]] = []
-        # The present sum: what it is, what to do with it, what has come of each, and silent looks.
+        self._meeting: Meeting | None = None
+        #: Calls of others that wait to be answered.
+        self._calls: list[Call] = []
+        # The present sum: what it is, what to do with it, what has come of each, and looks at who is awaited.
         self._sum: Any = None
         self._then: Callable[[dict[int, Any]], None] = lambda found: None
         self._parts: dict[Any, dict[int, Any]] = {}
         self._gone: set[int] = set()
-        self._quiet: dict[int, int] = {}
+        self._lookout: Lookout | None = None
         hear = partial(driver.hear, self), self._hear
         ended = partial(driver.lose, self), self._left_behind
         self.link = Connection(run.network, run.world, (driver.process, self.process), hear, ended)
@@ -243,105 +240,62 @@ class Worker:
     # -- meeting -------------------------------------------------------------------------------------------------------
 
     def _meet(self) -> None:
-        self.phase, self._met_by = "meeting", self.run.world.now + MEET_SECONDS
-        self._called, self._answered, self._gone = set(), set(), set()
+        self.phase, self._gone = "meeting", set()
         self.is_taking = False
         self._parts, self._sum = {}, None
-        self._calling, self._calling_since = 0, self.run.world.now
-        token = self._meetings
-        self._call(token)
-        self.process.after(_TRY_SECONDS, self._look_at_meeting, token)
-
-    def _is_meeting(self, token: int) -> bool:
-        return self.phase == "meeting" and token == self._meetings
-
-    def _call(self, token: int) -> None:
-        """Call the next rank before this one."""
-        if not self._is_meeting(token):
-            return
-        assert self.generation is not None
-        if self._calling == self.rank:
-            self._answer()
-            return
-        called = self.run.listeners.get(self.generation.addresses[self._calling])
-        host = node_of(self.generation.members[self._calling])
-        if self.run.network.is_cut(self.process.host, host):
-            if self.run.world.now - self._calling_since > REACH_SECONDS:
-                self._not_met({self._calling})
-            else:
-                self.process.after(_TRY_SECONDS, self._call, token)
-        elif called is None or called.phase == "ended":  # refused
-            self.process.after(_TRY_SECONDS, self._call, token)
-        else:
-            self.run.network.send(self.process, called.process, called.be_called, self.key, self.rank, self)
-            self._calling, self._calling_since = self._calling + 1, self.run.world.now
-            self.process.after(0.001, self._call, token)
-
-    def be_called(self, key: tuple[int, int], rank: int, caller: Worker) -> None:
-        """Another rank has connected."""
-        self._calls.append((key, rank, caller))
-        if self.phase == "meeting":
-            self._answer()
-
-    def _answer(self) -> None:
-        """Answer the ranks after this one, once those before it were called."""
-        if self._calling < self.rank:
-            return
-        for key, rank, caller in self._calls:
-            if key == self.key:
-                self._called.add(rank)
-                self.run.network.send(self.process, caller.process, caller.be_answered, key, self.rank)
-            else:
-                self.run.network.send(self.process, caller.process, caller.be_hung_up_on, key, -1)
-        self._calls = []
-        self._check_met()
-
-    def be_answered(self, key: tuple[int, int], rank: int) -> None:
-        """A rank that this one has called has answered."""
-        if self.phase == "meeting" and key == self.key:
-            self._answered.add(rank)
-            self._check_met()
-
-    def be_hung_up_on(self, key: tuple[int, int], rank: int) -> None:
-        """A rank has hung up; -1 for one that took this one for a stranger."""
-        if self.phase == "ended" or key != self.key or self.phase == "asking":
-            return
-        if self.phase == "meeting":
-            if rank < self._calling or rank in self._called:  # they are connected
-                self._not_met(set())
-            return
-        self._gone.add(rank)
-        if self.phase == "summing" and rank in self._awaited():
-            self._broken()
-
-    def _check_met(self) -> None:
-        assert self.generation is not None
-        size = len(self.generation.members)
-        if self.phase != "meeting" or self._calling < self.rank:
-            return
-        if len(self._called) == size - 1 - self.rank and len(self._answered) == self.rank:
-            self.member.met()
-            self.run.checks.met(self)
-            self._quiet = {}
-            self._add("held", (self.step, self.state if self.step >= 0 else None), self._transfer)
+        self.run.comes_to("meeting", self)
+        self._meeting = Meeting(self, self._gone)
+        self._look_at_meeting(self._meetings)
 
     def _look_at_meeting(self, token: int) -> None:
-        if not self._is_meeting(token):
-            return
-        assert self.generation is not None
-        if self.member.is_over(self.member.number):
-            self._not_met(set())
-        elif self.run.world.now > self._met_by:
-            missing = set(range(len(self.generation.members))) - {self.rank} - self._called - self._answered
-            self._not_met(missing)
-        else:
+        if token == self._meetings and self.phase == "meeting":
             self.process.after(_TRY_SECONDS, self._look_at_meeting, token)
+            self._advance_meeting()
 
-    def _not_met(self, unreached: set[int]) -> None:
+    def be_called(self, call: Call) -> None:
+        """Another rank has connected."""
+        self._calls.append(call)
+        self._advance_meeting()
+
+    def be_answered(self, key: tuple[int, int], rank: int, purpose: int) -> None:
+        """A rank that this one has called has answered."""
+        if self.phase == "meeting" and key == self.key and self._meeting is not None:
+            self._meeting.answered(rank, purpose)
+            self._advance_meeting()
+
+    def be_hung_up_on(self, key: tuple[int, int], rank: int) -> None:
+        """A rank has hung up."""
+        if self.phase in ("asking", "ended") or key != self.key:
+            return
+        self._gone.add(rank)
+        self._advance_meeting()
+        if self.phase == "summing" and rank in self.awaited():
+            self._broken()
+
+    def _advance_meeting(self) -> None:
+        if self.phase != "meeting" or self._meeting is None:
+            return
+        try:
+            has_met = self._meeting.advance(self._calls)
+        except OSError as error:
+            self._not_met(getattr(error, "ranks", ()))
+        else:
+            if has_met:
+                self._lookout = Lookout(self, self._meeting.processes)
+                self._add("seats", None, self._met)
+                self.run.comes_to("connected", self)
+
+    def _met(self, seats: dict[int, Any]) -> None:
+        """All ranks have told each other where they compute, as `MultiWorkerGroup.meet_again` has them do."""
+        self.member.met()
+        self.run.checks.met(self)
+        self._add("held", (self.step, self.state if self.step >= 0 else None), self._transfer)
+
+    def _not_met(self, unreached: Collection[int], are_connected: bool = False) -> None:
         assert self.generation is not None
         self.run.world.tell(f"{self.member.name} has not met the others; unreached: {sorted(unreached)}")
         try:
-            self.member.not_met(self.generation, unreached)
+            self.member.not_met(self.generation, unreached, are_connected)
         except WorkerLostError as error:
             self._end(str(error))
         else:
@@ -351,14 +305,16 @@ class Worker:
         if self._tier is not None:
             self._tier.give_up()
         self._hang_up(self._peers(), self.process)
+        for call in self._calls:
+            self.run.network.send(self.process, call.caller.process, call.caller.be_hung_up_on, call.key, call.called)
         self.run.listeners.pop(self.address, None)
         self._ask()
 
     def _peers(self) -> list[Worker]:
         if self.generation is None or self.phase in ("asking", "ended"):
             return []
-        others = [self.run.listeners.get(address) for address in self.generation.addresses]
-        return [other for other in others if other is not None and other is not self and other.key == self.key]
+        others, key = map(self.run.listeners.get, self.generation.addresses), self.key
+        return [other for other in others if other is not None and other is not self and other.key == key]
 
     def _hang_up(self, peers: Sequence[Worker], sender: Process) -> None:
         if self.generation is None:
@@ -371,14 +327,16 @@ class Worker:
     def _add(self, what: Any, part: Any, then: Callable[[dict[int, Any]], None]) -> None:
         """Send a part to all members, and go on once those of all have come."""
         self.phase, self._sum, self._then = "summing", what, then
-        self._parts.setdefault(what, {})[self.rank] = part
+        send, key, rank = self.run.network.send, self.key, self.rank
+        self._parts.setdefault(what, {})[rank] = part
         for peer in self._peers():
-            self.run.network.send(self.process, peer.process, peer.be_sent, self.key, what, self.rank, part)
-        if self._gone & self._awaited():
+            send(self.process, peer.process, peer.be_sent, key, what, rank, part)
+        if self._gone and self._gone & self.awaited():
             self._broken()
             return
-        self._quiet = dict.fromkeys(self._awaited(), 0)
-        self.process.after(BEAT_SECONDS, self._look_at_sum, what, self.key)
+        assert self._lookout is not None
+        self._lookout.begin()
+        self.process.after(BEAT_SECONDS, self._look_at_sum, what, key)
         self._check_sum()
 
     def be_sent(self, key: tuple[int, int], what: Any, rank: int, part: Any) -> None:
@@ -389,7 +347,8 @@ class Worker:
         if self.phase == "summing" and what == self._sum:
             self._check_sum()
 
-    def _awaited(self) -> set[int]:
+    def awaited(self) -> set[int]:
+        """Return the ranks whose parts of the present sum have not come."""
         assert self.generation is not None
         return set(range(len(self.generation.members))) - self._parts.get(self._sum, {}).keys()
 
@@ -404,24 +363,25 @@ class Worker:
         """Whether processes that are waited for are lost."""
         if self.phase != "summing" or self._sum != what or key != self.key:
             return
-        assert self.generation is not None
-        for rank in self._awaited():
-            host = node_of(self.generation.members[rank])
-            peer = self.run.listeners.get(self.generation.addresses[rank])
-            is_heard = peer is not None and self.run.network.hears(self.process, peer.process)
-            self._quiet[rank] = 0 if is_heard else self._quiet.get(rank, 0) + 1
-            here = host == self.process.host
-            is_gone = peer is None or not peer.process.is_alive
-            looks = _PROCESS_SECONDS if here and is_gone else SILENT_SECONDS
-            if self._quiet[rank] * BEAT_SECONDS > looks or (here and self.member.is_broken(self.member.number)):
-                self._broken()
-                return
-        self.process.after(BEAT_SECONDS, self._look_at_sum, what, key)
+        assert self._lookout is not None
+        if self._lookout.look(self.awaited()) is not None:
+            self._broken()
+        else:
+            self.process.after(BEAT_SECONDS, self._look_at_sum, what, key)
+
+    @property
+    def overdue(self) -> list[str]:
+        """Processes of its host that it waits for although they ended long ago."""
+        is_waiting = self.phase == "summing" and self._lookout is not None
+        return self._lookout.overdue(self.awaited()) if is_waiting and self._lookout is not None else []
 
     def _broken(self) -> None:
         """A sum has failed."""
         assert self.generation is not None
         self.run.world.tell(f"{self.member.name} misses a part of {self._sum} after step {self.step}")
+        if self._sum == "seats":
+            self._not_met((), are_connected=True)
+            return
         if isinstance(self._sum, str):
             self.step = step_after_broken_transfer(self.step, self.generation.steps)
         self._leave()
@@ -531,6 +491,8 @@ class Run:
         #: Who listens at an address.
         self.listeners: dict[str, Worker] = {}
         self.workers: list[Worker] = []
+        #: What happens when the next worker begins to meet the others, and when the next one is connected with all.
+        self.at: dict[str, list[Callable[[Worker], None]]] = {"meeting": [], "connected": []}
         self.result: int | None = None
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
@@ -552,6 +514,11 @@ class Run:
         """A rank has come to the end of the run."""
         self.checks.finished(result)
         self.result = result
+
+    def comes_to(self, moment: str, worker: Worker) -> None:
+        """A worker has come to a moment for which faults wait."""
+        while self.at[moment]:
+            self.at[moment].pop()(worker)
 
     def restart_driver(self, seconds: float) -> None:
         """The driver's process dies, and the same command is given again after some seconds."""
@@ -584,7 +551,8 @@ class Run:
 
     def ended(self, worker: Worker) -> None:
         """A worker's process has ended."""
-        self.listeners.pop(worker.address, None)
+        if not worker.process.has_child:  # which also has the socket that listens
+            self.listeners.pop(worker.address, None)
         self.checks.ended(worker)
         self.world.after(self.world.random.uniform(1.0, 4.0), self._replace, worker.driver)
 

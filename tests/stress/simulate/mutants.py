@@ -11,7 +11,7 @@ from typing import NamedTuple
 _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member"
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
-_CONNECTIONS = "raytf.distributed.peer_connections"
+_MEETING_POINT, _WAITING = "raytf.distributed.meeting_point", "raytf.distributed.waiting"
 
 
 class Mutant(NamedTuple):
@@ -49,23 +49,23 @@ MUTANTS = {
         _MEMBERSHIP,
         "if not self._ready or len(self._ready) < len(self.generation.members) - len(self._lost):",
         "if not self._ready:",
-        1,
+        0,
     ),
-    "a member that is lost is waited for": Mutant(_MEMBERSHIP, "            self._lost.add(name)\n", "", 0),
+    "a member that is lost is waited for": Mutant(_MEMBERSHIP, "            self._lost.add(name)\n", "", 1),
     "a group that has lost all members goes on without them": Mutant(
-        _MEMBERSHIP, "if self._lost.issuperset(self.generation.members):", "if False:", 0
+        _MEMBERSHIP, "if self._lost.issuperset(self.generation.members):", "if False:", 6
     ),
     "members that meet are not told that one is lost": Mutant(
-        _MEMBERSHIP, '"lost": lambda: self._lost', '"lost": lambda: False', 29
+        _MEMBERSHIP, '"lost": lambda: self._lost', '"lost": lambda: False', 1
     ),
     "members that meet are not told that one has left": Mutant(
-        _MEMBERSHIP, '"left": lambda: self._ready', '"left": lambda: False', 46
+        _MEMBERSHIP, '"left": lambda: self._ready', '"left": lambda: False', 27
     ),
     "members are not told that somebody waits to join": Mutant(
-        _MEMBERSHIP, '"pause": lambda: self.is_pause_wanted', '"pause": lambda: False', 107
+        _MEMBERSHIP, '"pause": lambda: self.is_pause_wanted', '"pause": lambda: False', 826
     ),
     "all that have the state may be dismissed": Mutant(
-        _MEMBERSHIP, "return found if (having or set(living)) - found else set()", "return found", 115
+        _MEMBERSHIP, "return found if (having or set(living)) - found else set()", "return found", 210
     ),
     "members without a state count where others are dismissed": Mutant(
         _MEMBERSHIP,
@@ -74,14 +74,14 @@ MUTANTS = {
         491,
     ),
     "a worker leaves before those have come that take its place": Mutant(
-        _MEMBERSHIP, " and self._dismissed[name] <= here}", "}", 131
+        _MEMBERSHIP, " and self._dismissed[name] <= here}", "}", 489
     ),
     "two generations have one number": Mutant(_MEMBERSHIP, "self._number += 1", "self._number = 1", 0),
     "workers that cannot reach each other stay": Mutant(
         _MEMBERSHIP,
         "stay = reaching_each_other(list(places), self._apart(places), with_state)",
         "stay = list(places)",
-        3,
+        46,
     ),
     "a newcomer is blamed for a meeting that others explain": Mutant(
         _MEMBERSHIP,
@@ -90,33 +90,49 @@ MUTANTS = {
         3772,
     ),
     "a group has more members than there is room for": Mutant(
-        _MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 45
+        _MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 28
     ),
     "a worker does not hear that a member of its generation is lost": Mutant(
-        _MEMBER, "return self.is_lost or self._broken == number", "return self.is_lost", 29
+        _MEMBER, "return self.is_lost or self._broken == number", "return self.is_lost", 1
     ),
     "whom a worker did not reach is not reported": Mutant(
-        _MEMBER, "[generation.members[rank] for rank in unreached]", "[]", 67
+        _MEMBER, "[generation.members[rank] for rank in unreached]", "[]", 79
     ),
     "a state that was taken in part is given to others": Mutant(
         _MEMBER, "return -1 if step < max(steps) else step", "return step", 13123
     ),
-    "the state comes from who is behind": Mutant(_MEMBER, "furthest = max(steps)", "furthest = min(steps)", 1),
-    "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 27),
+    "the state comes from who is behind": Mutant(_MEMBER, "furthest = max(steps)", "furthest = min(steps)", 0),
+    "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 4),
     "a worker that hangs up is not lost": Mutant(
         _ARBITRATION,
         "        self._forget(name)\n        return self._told(self._membership.lose(name))\n",
         "        self._forget(name)\n        return []\n",
-        0,
+        2,
     ),
-    "a silent worker is not lost": Mutant(_SILENCE, "if quiet.missed > self._most or", "if quiet.missed > 1e9 or", 4),
+    "a silent worker is not lost": Mutant(_SILENCE, "if quiet.missed > self._most or", "if quiet.missed > 1e9 or", 1),
     "a link that is missing is taken for one that is there": Mutant(
         _REACHABILITY, "all(link & out for link in missing)", "any(link & out for link in missing)", 46
     ),
     "a checkpoint is committed before all shares are written": Mutant(
-        _COMMIT, "votes.written >= world_size", "votes.written >= 1", 0
+        _COMMIT, "votes.written >= world_size", "votes.written >= 1", 1
     ),
     "a host that is cut off is waited for as long as a busy one": Mutant(
-        _CONNECTIONS, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
+        _MEETING_POINT, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 46
+    ),
+    "those who meet do not look whether the generation is over": Mutant(
+        _MEETING_POINT, "        if is_over:\n", "        if False:\n", 1
+    ),
+    "a rank that does not listen yet counts as unreached": Mutant(
+        _MEETING_POINT, "or not isinstance(error, ConnectionRefusedError)", "or True", 139
+    ),
+    "a caller of another generation is answered": Mutant(
+        _MEETING_POINT, "is_of_group and called == self._rank", "called == self._rank", 38
+    ),
+    "a process that is gone is waited for while its socket is open": Mutant(
+        _WAITING, "            if sign is Sign.GONE:", "            if False:", 9
+    ),
+    "those who wait do not look whether a member is lost": Mutant(_WAITING, "if is_broken:", "if False:", 1),
+    "a silent rank of another host is waited for": Mutant(
+        _WAITING, "if self._quiet[number] >= self._looks:", "if False:", 1
     ),
 }

@@ -19,9 +19,12 @@ What decides is the code that decides in production:
 - in the driver `raytf.driver.arbitration`, `raytf.driver.silence`, `raytf.distributed.membership` and
   `raytf.distributed.reachability`: who belongs to the group, who is lost, who is left out;
 - in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
-  whom, and when a checkpoint is complete.
+  whom, and when a checkpoint is complete;
+- in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
+  a meeting has failed, and which of the ranks that a sum waits for are lost.
 
-What is made up is what they stand in: sockets, the sum over the ranks, storage, and Ray, which starts workers again.
+What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to
+all others), storage, and Ray, which starts workers again.
 The keeper of copies in memory, the lease, and the choice of the number of workers are not simulated. Simulated workers
 train whole numbers, so that the state after each step is known.
 

@@ -64,12 +64,13 @@ class Process:
     Attributes:
         has_child: whether a child that it has forked keeps its sockets open after its death.
         troubled: until when something was wrong with it, seconds; what follows from that is no fault of the code.
+        ended_at: when it ended.
     """
 
     def __init__(self, world: World, name: str, host: str):
         self._world, self.name, self.host = world, name, host
         self.is_alive, self.is_frozen, self.has_child = True, False, False
-        self.troubled = float("-inf")
+        self.troubled, self.ended_at = float("-inf"), float("inf")
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
@@ -98,6 +99,7 @@ class Process:
     def die(self) -> None:
         """End. What is left of it are its connections, if a child holds them."""
         self.is_alive = self.is_frozen = False
+        self.ended_at = min(self.ended_at, self._world.now)
         self._held = []
 
 

@@ -103,6 +103,15 @@ def test_a_meeting_that_fails_is_reported_and_tried_again_but_not_for_ever():
         member.not_met(found, ())
 
 
+def test_who_was_connected_with_all_is_not_to_blame_for_a_meeting_that_fails():
+    member = Member("n-1")
+    found = member.take(generation(2, 4, -1))
+    member.not_met(found, ())
+    assert not member.leaving("h", -1)["leave"]["met"]
+    member.not_met(found, (), are_connected=True)
+    assert member.leaving("h", -1)["leave"]["met"]
+
+
 @pytest.mark.parametrize(
     ("steps", "giver", "givers", "takers"),
     [
