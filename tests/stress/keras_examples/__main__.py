@@ -31,7 +31,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[3]
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "run"]
 #: Steps whose losses are compared, and by how much they may differ.
-STEPS, RELATIVE = 20, 1e-5
+STEPS, RELATIVE = 20, 3e-5
 _SECONDS = 300.0
 #: What raytf says of a loss that cannot be cut into shards.
 WHOLE_BATCH = "looks at the whole batch"
@@ -160,7 +160,7 @@ def of_losses(row: Row) -> str:
     if row.draws:
         return f"draws {row.draws}"
     found = [("one shard", row.difference), ("four", row.cut)]
-    return ", ".join(f"{shards} within {value:.0e}" for shards, value in found if value is not None)
+    return ", ".join(f"{shards} within {value:.1e}" for shards, value in found if value is not None)
 
 
 def table(rows: list[Row]) -> list[list[str]]:
