@@ -55,12 +55,14 @@ class Driver:
 
     Attributes:
         began: when its command was given.
+        is_concluding: whether its workers have come to the end of the run.
         attempts: names of the generations that have begun to train, by number.
     """
 
     def __init__(self, run: Run, number: int, host: str):
         self.run, self.number, self.began = run, number, run.world.now
         self.attempts: dict[int, str] = {}
+        self.is_concluding = False
         self.process = Process(run.world, f"driver{number}", host)
         self.lease = SimulatedLease(run, self)
         silence = Silence(SILENT_SECONDS / _LOOK_SECONDS, ALL_SILENT_SECONDS / _LOOK_SECONDS)
@@ -593,6 +595,7 @@ class Run:
     def finished(self, worker: Worker) -> None:
         """A rank has come to the end of the run; the driver writes the result."""
         self.checks.finished(worker.state)
+        worker.driver.is_concluding = True
         worker.driver.process.do(worker.driver.lease.conclude, partial(setattr, self, "result", worker.state))
 
     def give_command(self, host: str) -> Driver:
@@ -647,7 +650,7 @@ class Run:
 
     def _replace(self, driver: Driver) -> None:
         """Have as many workers as the run should have."""
-        if driver is not self.driver or not driver.process.is_alive or self.is_over:
+        if driver is not self.driver or not driver.process.is_alive or driver.is_concluding or self.is_over:
             return
         living = [worker for worker in self.living if worker.driver is driver and not worker.is_let_go]
         if not any(worker.has_state for worker in living):

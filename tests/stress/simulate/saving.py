@@ -160,6 +160,8 @@ class SimulatedTier:
 
         yield self._file(write)
         is_whole = yield Call(lambda: 0 in self._store.shares.get(save.name, {}))
+        if is_whole and save.name in self._given_up:
+            found = yield from self._fence()
         if save.name in self._given_up or not is_whole:
             yield self._deletion(found, save.name)
         self._check(save)
