@@ -119,8 +119,6 @@ class Lease:
                 return self._run.delete(LEASE_FILE)
             case lease_decisions.Wait(seconds):
                 return self._sleep(seconds) if stop is None else stop.wait(seconds)
-            case lease_decisions.Now():
-                return self._clock()
             case lease_decisions.ProcessStart(number):
                 return process_start(number)
             case lease_decisions.LatestTerm():

@@ -12,6 +12,7 @@ _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
 _CONNECTIONS = "raytf.distributed.peer_connections"
+_LEASE = "raytf.runs.lease_decisions"
 
 
 class Mutant(NamedTuple):
@@ -119,4 +120,13 @@ MUTANTS = {
     "a host that is cut off is waited for as long as a busy one": Mutant(
         _CONNECTIONS, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
     ),
+    "who has lost the run still writes": Mutant(_LEASE, "    if not is_owner(found, owner):\n", "    if False:\n", 33),
+    "a lease is taken over too early": Mutant(_LEASE, "STALE_SECONDS = 20.0", "STALE_SECONDS = 2.0", 69),
+    "an owner does not notice that it has lost the run": Mutant(
+        _LEASE, '            if not is_owner(found, owner["id"]):\n                return\n', "", 199
+    ),
+    "a renewal that fails is taken for one that succeeds": Mutant(
+        _LEASE, "problem = one_line(error, 300)", 'problem = ""', 200
+    ),
+    "a driver takes its predecessor's term": Mutant(_LEASE, "= 1 + max(owner", "= max(owner", 33),
 }

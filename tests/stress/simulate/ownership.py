@@ -105,8 +105,6 @@ class SimulatedLease:
                 yield Call(partial(checks.delete, driver), True)
             case lease_decisions.Wait(seconds):
                 yield seconds
-            case lease_decisions.Now():
-                return self._run.world.now
             case lease_decisions.ProcessStart(number):
                 other = self._run.drivers[number - 1].process
                 return str(number) if other.is_alive else None

@@ -60,8 +60,11 @@ class OwnershipChecks:
 
     def renew(self, driver: Driver, text: bytes, version: str) -> bool:
         """A driver's request to renew the lease has arrived; returns whether it was carried out."""
+        before = self.owner
         if not self._store.swap_lease(text, version):
             return False
+        if before is not driver:
+            raise Violation(f"{driver.process.name} renews another driver's lease")
         self._renewed[driver] = self._run.world.now
         return True
 
