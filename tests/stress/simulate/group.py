@@ -68,6 +68,9 @@ class Driver:
         silence = Silence(SILENT_SECONDS / _LOOK_SECONDS, ALL_SILENT_SECONDS / _LOOK_SECONDS)
         self.arbiter = Arbitration(silence, _LEAVE_LOOKS, SHARDS)
         self.workers: dict[str, Worker] = {}
+
+    def begin(self) -> None:
+        """Look after workers, now that the run is this driver's."""
         self.process.after(_LOOK_SECONDS, self._look)
 
     def accept(self, worker: Worker) -> None:
@@ -494,10 +497,10 @@ class Worker:
         self.run.checks.took(self)
         size, rank = len(self.generation.members), self.rank
         driver, checks, owner = self.driver, self.run.ownership, self.driver.lease.owner
-        self._serial, self._attempt = (
-            0,
-            driver.attempts.setdefault(self.member.number, new_attempt(number=(owner["term"], self.member.number))),
-        )
+        number = self.member.number
+        if number not in driver.attempts:
+            driver.attempts[number] = new_attempt(number=(owner["term"], number))
+        self._serial, self._attempt = 0, driver.attempts[number]
         place = self.run.world, self.process, self.run.store, rank, size
         saver = Saver(*place, self._attempt, owner["id"], self._is_over, checks.written, checks.deleting)
         self._tier = SimulatedTier(saver)
@@ -609,6 +612,7 @@ class Run:
     def owned(self, driver: Driver) -> None:
         """A driver has taken the run."""
         self.driver, self.checks.last_fault = driver, self.world.now
+        driver.begin()
         for order in range(self.target):
             self.start_worker(self.target, order)
         self.world.after(2.0, self._replace, driver)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from raytf.checkpoint import naming
-from raytf.runs.lease_decisions import STALE_SECONDS, Found, holder_of
+from raytf.runs.lease_decisions import STALE_SECONDS, Found
 from tests.stress.simulate.saving import Saver
 from tests.stress.simulate.world import Violation
 
 if TYPE_CHECKING:
     from tests.stress.simulate.group import Driver, Run
 
+_PROCESS_NUMBER = re.compile(rb'"pid": (\d+)')
 #: Seconds between two looks.
 _LOOK_SECONDS = 5.0
 #: Seconds in which a process notices what has become of its lease, and tells it, once nothing is wrong with it.
@@ -94,7 +96,7 @@ class OwnershipChecks:
     def written(self, saver: Saver, found: Found, name: str) -> None:
         """A rank has completed a checkpoint."""
         self._check_owner(saver, found, f"completes {name}")
-        if holder_of(self._store.lease) is None or not self._owns(saver, self._store.lease):
+        if not self._owns(saver, self._store.lease):
             self.late.add(name)
             return
         attempt = naming.attempt_of(name)
@@ -130,8 +132,7 @@ class OwnershipChecks:
         return driver is not None and driver.process.name == saver.owner
 
     def _driver_of(self, found: Found) -> Driver | None:
-        holder = holder_of(found)
-        return None if holder is None else self._run.drivers[holder["pid"] - 1]
+        return None if found is None else self._run.drivers[_number_of(found[0]) - 1]
 
     def _trouble(self, driver: Driver) -> float:
         """Return when something was wrong last with a driver or what it sees of storage."""
@@ -159,3 +160,10 @@ class OwnershipChecks:
             if driver.lease.is_held and silent > _NOTICE_SECONDS and driver not in self._in_trouble:
                 raise Violation(f"{name} does not tell that its lease is not renewed")
         self._run.world.after(_LOOK_SECONDS, self._look)
+
+
+def _number_of(text: bytes) -> int:
+    """Return the number of the driver whose lease this is."""
+    matched = _PROCESS_NUMBER.search(text)
+    assert matched is not None
+    return int(matched[1])
