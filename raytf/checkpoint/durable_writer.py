@@ -148,6 +148,8 @@ class DurableWriter:
         self.link = manifest.write(self._run, self.name, self.step, shares, document, before)
         # This process may have stood still between the last look and the manifest, while others deleted the folder.
         is_whole = self._run.exists(f"{folder}/{shares[0]['file']}")
+        if is_whole and self.given_up.is_set():
+            self._fence()  # who has taken the run over meanwhile may have begun from this checkpoint
         if self.given_up.is_set() or not is_whole:
             manifest.delete(self._run, self.name)
         self._check()

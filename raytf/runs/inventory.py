@@ -20,7 +20,8 @@ from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.objective import MetricObjective, flat
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log, search_files, standing
-from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse
+from raytf.runs.lease import LEASE_FILE, Lease
+from raytf.runs.lease_decisions import RENEW_SECONDS, parse
 from raytf.runs.ledger import Event
 from raytf.runs.standing import RunState
 from raytf.storage import untrusted_json

@@ -7,7 +7,9 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from tests.stress.simulate import storage_faults
 from tests.stress.simulate.group import HEAD, Run, Worker
+from tests.stress.simulate.storage_faults import later as _later
 
 
 class Fault(NamedTuple):
@@ -49,14 +51,6 @@ def begin(run: Run, fault: Fault) -> None:
     """Have a fault begin."""
     run.checks.last_fault = run.world.now
     KINDS[fault.kind][1](run, fault)
-
-
-def _later(run: Run, seconds: float, call: Callable[..., None], *args: object) -> None:
-    def end() -> None:
-        run.checks.last_fault = run.world.now
-        call(*args)
-
-    run.world.after(seconds, end)
 
 
 def _worker(run: Run, number: int) -> Worker | None:
@@ -147,8 +141,7 @@ def _freeze_driver(run: Run, fault: Fault) -> None:
 
 def _restart_driver(run: Run, fault: Fault) -> None:
     if run.driver.process.is_alive:
-        run.world.tell("the driver dies")
-        run.restart_driver(min(fault.seconds, 8.0))
+        run.command_ended(run.driver, "it dies", min(fault.seconds, 8.0))
 
 
 def _cut(run: Run, one: str, other: str, seconds: float | None, is_both: bool) -> None:
@@ -226,18 +219,6 @@ def _notice(run: Run, fault: Fault) -> None:
     run.driver.dismiss([worker.member.name], after if fault.other % 2 else [])
 
 
-def _storage_out(run: Run, fault: Fault) -> None:
-    run.world.tell(f"storage is out for {fault.seconds:g} s")
-    run.store.is_out = True
-    _later(run, fault.seconds, setattr, run.store, "is_out", False)
-
-
-def _storage_lossy(run: Run, fault: Fault) -> None:
-    run.world.tell(f"answers of storage are lost for {fault.seconds:g} s")
-    run.store.is_lossy = True
-    _later(run, fault.seconds, setattr, run.store, "is_lossy", False)
-
-
 def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> None:
     """A fault of another worker or its host begins when the next worker meets the others, or is connected with them."""
 
@@ -271,8 +252,13 @@ KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "slow worker": (1, _slow),
     "newcomer": (3, _come),
     "notice": (3, _notice),
-    "storage out": (1, _storage_out),
-    "lost answers of storage": (1, _storage_lossy),
+    "storage out": (1, storage_faults.out),
+    "lost answers of storage": (1, storage_faults.lossy),
+    "slow storage": (1, storage_faults.slow),
+    "late lists of storage": (0.5, storage_faults.late),
+    "host without storage": (1, storage_faults.cut_off),
+    "second command": (2, storage_faults.second_command),
+    "jump of a clock": (1, storage_faults.wrong_clock),
     "cut link in a meeting": (1, partial(_at_meeting, _cut_pair)),
     "cut in one direction in a meeting": (1, partial(_at_meeting, _cut_one_way)),
     "freeze in a meeting": (1, partial(_at_meeting, _freeze)),

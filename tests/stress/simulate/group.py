@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from raytf.checkpoint import naming
 from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.tier import Votes
 from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
@@ -20,12 +21,16 @@ from raytf.distributed.membership import Generation, node_of
 from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
-from raytf.errors import WorkerLostError
+from raytf.errors import CheckpointError, StorageError, WorkerLostError
+from raytf.runs.run_log import new_attempt
 from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
 from tests.stress.simulate.checks import Checks
 from tests.stress.simulate.lookout import Lookout
 from tests.stress.simulate.meeting import Call, Meeting
-from tests.stress.simulate.storage import Saved, SimulatedTier, Store
+from tests.stress.simulate.ownership import SimulatedLease
+from tests.stress.simulate.ownership_checks import OwnershipChecks
+from tests.stress.simulate.saving import Saved, Saver, SimulatedTier
+from tests.stress.simulate.storage import Request, Steps, Store, Task
 from tests.stress.simulate.world import Connection, Network, Process, World
 
 #: Seconds between two looks of the arbiter, and looks for which members may be late to leave.
@@ -46,15 +51,26 @@ class Driver:
     Args:
         run: that it drives.
         number: of drivers so far.
+        host: on which it runs.
+
+    Attributes:
+        began: when its command was given.
+        is_concluding: whether its workers have come to the end of the run.
+        attempts: names of the generations that have begun to train, by number.
     """
 
-    def __init__(self, run: Run, number: int):
-        self.run, self.number = run, number
-        self.process = Process(run.world, f"driver{number}", HEAD)
+    def __init__(self, run: Run, number: int, host: str):
+        self.run, self.number, self.began = run, number, run.world.now
+        self.attempts: dict[int, str] = {}
+        self.is_concluding = False
+        self.process = Process(run.world, f"driver{number}", host)
+        self.lease = SimulatedLease(run, self)
         silence = Silence(SILENT_SECONDS / _LOOK_SECONDS, ALL_SILENT_SECONDS / _LOOK_SECONDS)
         self.arbiter = Arbitration(silence, _LEAVE_LOOKS, SHARDS)
         self.workers: dict[str, Worker] = {}
-        run.store.owner = number
+
+    def begin(self) -> None:
+        """Look after workers, now that the run is this driver's."""
         self.process.after(_LOOK_SECONDS, self._look)
 
     def accept(self, worker: Worker) -> None:
@@ -130,6 +146,8 @@ class Worker:
         self.seconds = run.step_seconds
         self._meetings = 0
         self._tier: SimulatedTier | None = None
+        #: Name of the present generation's attempt, and its saves so far.
+        self._attempt, self._serial = "", 0
         self._meeting: Meeting | None = None
         #: Calls of others that wait to be answered.
         self._calls: list[Call] = []
@@ -393,8 +411,11 @@ class Worker:
         assert self.generation is not None
         steps = self.generation.steps
         if max(steps) < 0:
-            newest = self.run.store.newest() if self.rank == 0 else None
-            self._add("restored", newest, self._restore)
+            if self.rank == 0:
+                self.phase = "computing"
+                Task(self.run.store, self.process, self._find(self.key))
+            else:
+                self._add("restored", None, self._restore)
             return
         who = transfer(steps)
         step, state = held[who.giver]
@@ -408,14 +429,25 @@ class Worker:
         if key == self.key and self.phase == "computing":
             self._add("taken", (step, state), lambda parts: self._begin(step, state))
 
+    def _find(self, key: tuple[int, int]) -> Steps:
+        """Read the best checkpoint of which nothing is missing; while storage is out, try again."""
+        found, store = None, self.run.store
+        while found is None:
+            try:
+                for name in [*(yield Request(store.list_complete)), ""]:
+                    try:
+                        found = (yield Request(partial(store.load, name))) if name else (0, expected(0))
+                        break
+                    except CheckpointError:
+                        self.run.ownership.skipped(name)
+            except StorageError:
+                yield 1.0
+        if key == self.key and self.phase == "computing":
+            self.run.checks.restored(self, name)
+            self._add("restored", found, self._restore)
+
     def _restore(self, told: dict[int, Any]) -> None:
-        newest = told[0]
-        if newest is None:
-            self._begin(0, expected(0))
-            return
-        step, name = newest
-        self.run.checks.restored(self, name)
-        self._begin(step, next(iter(self.run.store.shares[name].values())))
+        self._begin(*told[0])
 
     def _begin(self, step: int, state: int) -> None:
         """Train from a step on."""
@@ -424,7 +456,14 @@ class Worker:
         self.is_taking = False
         self.run.checks.took(self)
         size, rank = len(self.generation.members), self.rank
-        self._tier = SimulatedTier(self.run.world, self.process, self.run.store, rank, size, self.driver.number)
+        driver, checks, owner = self.driver, self.run.ownership, self.driver.lease.owner
+        number = self.member.number
+        if number not in driver.attempts:
+            driver.attempts[number] = new_attempt(number=(owner["term"], number))
+        self._serial, self._attempt = 0, driver.attempts[number]
+        place = self.run.world, self.process, self.run.store, rank, size
+        saver = Saver(*place, self._attempt, owner["id"], self._is_over, checks.written, checks.deleting)
+        self._tier = SimulatedTier(saver)
         self._commit: Commit[Saved] = Commit(self._tier, size)
         self._saved = step
         self._go_on()
@@ -461,11 +500,17 @@ class Worker:
 
     def _new_save(self) -> Saved:
         self._saved = self.step
-        return Saved(self.step, self.state, f"{self.step:06d}-{self.driver.number}-{self.member.number}")
+        self._serial += 1
+        return Saved(self.step, self.state, naming.name_of(self.step, self._attempt, self._serial))
+
+    def _is_over(self) -> bool:
+        """Whether another generation trains, as far as the driver says so."""
+        is_answered = self.run.network.hears(self.process, self.driver.process)
+        return is_answered and max(self.driver.attempts) > self.member.number
 
     def _finish(self, results: dict[int, Any]) -> None:
         self._tell({"over": self.state})
-        self.run.finished(self.state)
+        self.run.finished(self)
         self._end("the run is over")
 
 
@@ -487,7 +532,8 @@ class Run:
         self.world, self.network, self.hosts, self.target = world, network, list(hosts), workers
         self.end_step, self.step_seconds = end_step, step_seconds
         self.checks = Checks(self)
-        self.store = Store(written=self.checks.written)
+        self.store = Store(world, world.storage)
+        self.ownership = OwnershipChecks(self)
         #: Who listens at an address.
         self.listeners: dict[str, Worker] = {}
         self.workers: list[Worker] = []
@@ -496,9 +542,10 @@ class Run:
         self.result: int | None = None
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
-        self._drivers = self._started = 0
-        self.driver = self._new_driver()
-        self._start_group()
+        self._started = 0
+        #: Of all commands so far. The last one that has taken the run is `driver`.
+        self.drivers: list[Driver] = []
+        self.driver = self.give_command(HEAD)
 
     @property
     def is_over(self) -> bool:
@@ -510,29 +557,46 @@ class Run:
         """Workers whose processes have not ended."""
         return [worker for worker in self.workers if worker.phase != "ended"]
 
-    def finished(self, result: int) -> None:
-        """A rank has come to the end of the run."""
-        self.checks.finished(result)
-        self.result = result
+    def finished(self, worker: Worker) -> None:
+        """A rank has come to the end of the run; the driver writes the result."""
+        self.checks.finished(worker.state)
+        worker.driver.is_concluding = True
+        worker.driver.process.do(worker.driver.lease.conclude, partial(setattr, self, "result", worker.state))
 
     def comes_to(self, moment: str, worker: Worker) -> None:
         """A worker has come to a moment for which faults wait."""
         while self.at[moment]:
             self.at[moment].pop()(worker)
 
-    def restart_driver(self, seconds: float) -> None:
-        """The driver's process dies, and the same command is given again after some seconds."""
-        driver = self.driver
+    def give_command(self, host: str) -> Driver:
+        """Start a driver on a host, which tries to take the run."""
+        driver = Driver(self, len(self.drivers) + 1, host)
+        self.drivers.append(driver)
+        self.world.tell(f"{driver.process.name} is started on {host}")
+        driver.lease.begin()
+        return driver
+
+    def owned(self, driver: Driver) -> None:
+        """A driver has taken the run."""
+        self.driver, self.checks.last_fault = driver, self.world.now
+        driver.begin()
+        for order in range(self.target):
+            self.start_worker(self.target, order)
+        self.world.after(2.0, self._replace, driver)
+
+    def command_ended(self, driver: Driver, why: str, seconds: float = 5.0) -> None:
+        """A driver's process ends or dies, and the same command is given again after some seconds."""
+        self.world.tell(f"{driver.process.name} ends: {why}")
         driver.process.die()
         for worker in driver.workers.values():
             worker.link.close(0)
-        self.world.after(seconds, self._begin_again)
+        self.world.after(seconds, self._give_again, driver.process.host)
 
     def start_worker(self, wanted: int | None = None, order: int = 0) -> None:
         """Ray starts a worker, which joins; not on a node that is excluded, if there is another one."""
-        reached = [host for host in self.hosts if not self.network.is_cut(HEAD, host)]
+        reached = [host for host in self.hosts if not self.network.is_cut(self.driver.process.host, host)]
         usable = [host for host in reached if host not in self.checks.refused] or reached
-        if not usable or not self.driver.process.is_alive or self.is_over:
+        if not usable or not self.driver.process.is_alive or not self.driver.lease.is_held or self.is_over:
             return
         self._started += 1
         name = f"{self.world.random.choice(usable)}-{self._started}"
@@ -544,7 +608,7 @@ class Run:
         self.world.after(_KILL_SECONDS, self._kill, worker)
 
     def _kill(self, worker: Worker) -> None:
-        if worker.phase != "ended" and not self.network.is_cut(HEAD, worker.process.host):
+        if worker.phase != "ended" and not self.network.is_cut(worker.driver.process.host, worker.process.host):
             worker.die()
         else:
             self._replace(worker.driver)
@@ -558,7 +622,7 @@ class Run:
 
     def _replace(self, driver: Driver) -> None:
         """Have as many workers as the run should have."""
-        if driver is not self.driver or not driver.process.is_alive or self.is_over:
+        if driver is not self.driver or not driver.process.is_alive or driver.is_concluding or self.is_over:
             return
         living = [worker for worker in self.living if worker.driver is driver and not worker.is_let_go]
         if not any(worker.has_state for worker in living):
@@ -569,17 +633,8 @@ class Run:
         if sum(worker.driver is driver for worker in self.living) < self.target:  # no host was there
             self.world.after(2.0, self._replace, driver)
 
-    def _new_driver(self) -> Driver:
-        self._drivers += 1
-        self.driver = Driver(self, self._drivers)
-        return self.driver
-
-    def _begin_again(self) -> None:
-        if not self.is_over and not self.driver.process.is_alive:
-            self._new_driver()
-            self._start_group()
-
-    def _start_group(self) -> None:
-        for order in range(self.target):
-            self.start_worker(self.target, order)
-        self.world.after(2.0, self._replace, self.driver)
+    def _give_again(self, host: str) -> None:
+        """Give the command again on a host, unless a driver drives the run or tries to on that host."""
+        is_there = any(driver.process.is_alive and driver.process.host == host for driver in self.drivers)
+        if not (self.is_over or is_there or self.driver.process.is_alive):
+            self.give_command(host)

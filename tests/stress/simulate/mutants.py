@@ -12,6 +12,7 @@ _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
 _MEETING_POINT, _WAITING = "raytf.distributed.meeting_point", "raytf.distributed.waiting"
+_LEASE = "raytf.runs.lease_decisions"
 
 
 class Mutant(NamedTuple):
@@ -71,7 +72,7 @@ MUTANTS = {
         _MEMBERSHIP,
         "return found if (having or set(living)) - found else set()",
         "return found if len(found) < len(living) else set()",
-        491,
+        596,
     ),
     "a worker leaves before those have come that take its place": Mutant(
         _MEMBERSHIP, " and self._dismissed[name] <= here}", "}", 489
@@ -87,7 +88,7 @@ MUTANTS = {
         _MEMBERSHIP,
         "if self._fled and not (self._lost or self._unreached):",
         "if self._fled and not self._lost:",
-        3772,
+        2054,
     ),
     "a group has more members than there is room for": Mutant(
         _MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 28
@@ -99,7 +100,7 @@ MUTANTS = {
         _MEMBER, "[generation.members[rank] for rank in unreached]", "[]", 79
     ),
     "a state that was taken in part is given to others": Mutant(
-        _MEMBER, "return -1 if step < max(steps) else step", "return step", 13123
+        _MEMBER, "return -1 if step < max(steps) else step", "return step", 1736
     ),
     "the state comes from who is behind": Mutant(_MEMBER, "furthest = max(steps)", "furthest = min(steps)", 0),
     "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 4),
@@ -111,7 +112,7 @@ MUTANTS = {
     ),
     "a silent worker is not lost": Mutant(_SILENCE, "if quiet.missed > self._most or", "if quiet.missed > 1e9 or", 1),
     "a link that is missing is taken for one that is there": Mutant(
-        _REACHABILITY, "all(link & out for link in missing)", "any(link & out for link in missing)", 46
+        _REACHABILITY, "all(link & out for link in missing)", "any(link & out for link in missing)", 79
     ),
     "a checkpoint is committed before all shares are written": Mutant(
         _COMMIT, "votes.written >= world_size", "votes.written >= 1", 1
@@ -135,4 +136,13 @@ MUTANTS = {
     "a silent rank of another host is waited for": Mutant(
         _WAITING, "if self._quiet[number] >= self._looks:", "if False:", 1
     ),
+    "who has lost the run still writes": Mutant(_LEASE, "    if not is_owner(found, owner):\n", "    if False:\n", 33),
+    "a lease is taken over too early": Mutant(_LEASE, "STALE_SECONDS = 20.0", "STALE_SECONDS = 2.0", 69),
+    "an owner does not notice that it has lost the run": Mutant(
+        _LEASE, '            if not is_owner(found, owner["id"]):\n                return\n', "", 288
+    ),
+    "a renewal that fails is taken for one that succeeds": Mutant(
+        _LEASE, "problem = one_line(error, 300)", 'problem = ""', 200
+    ),
+    "a driver takes its predecessor's term": Mutant(_LEASE, "= 1 + max(owner", "= max(owner", 33),
 }

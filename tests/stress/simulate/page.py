@@ -21,11 +21,13 @@ What decides is the code that decides in production:
 - in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
   whom, and when a checkpoint is complete;
 - in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
-  a meeting has failed, and which of the ranks that a sum waits for are lost.
+  a meeting has failed, and which of the ranks that a sum waits for are lost;
+- in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
+  its name. `raytf.checkpoint.retention` decides which checkpoints are deleted.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to
 all others), storage, and Ray, which starts workers again.
-The keeper of copies in memory, the lease, and the choice of the number of workers are not simulated. Simulated workers
+The keeper of copies in memory, and the choice of the number of workers are not simulated. Simulated workers
 train whole numbers, so that the state after each step is known.
 
 In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is checked that
@@ -35,7 +37,8 @@ In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is c
 - while the driver and somebody with the state are there, a new step comes within 30 s, and somebody who waits to join
   gets in within 30 s;
 - no worker ends that was well, and nobody leaves before those have come that take its place;
-- a checkpoint that is committed can be restored, and only the run's owner commits;
+- a checkpoint that is committed can be restored, and only the run's owner commits, and deletes what others restore;
+- a driver that is well keeps the run, whatever storage does; one that has lost it ends, and says so;
 - a checkpoint is restored only where nobody has the state.
 
 `python -m tests.stress.simulate --seed N` tells the story of a schedule, and of one that fails in as few faults as it

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.stress.simulate import faults
+from tests.stress.simulate import clocks, faults
 from tests.stress.simulate.faults import Fault
 from tests.stress.simulate.group import Run
 from tests.stress.simulate.world import Network, Violation, World
@@ -67,7 +67,8 @@ def simulate(seed: int, given: Sequence[Fault] | None = None, tells: bool = Fals
         world.after(fault.at, faults.begin, run, fault)
     violation = ""
     try:
-        world.run(_LONGEST, lambda: run.is_over)
+        with clocks.simulated(world):
+            world.run(_LONGEST, lambda: run.is_over)
         if not run.is_over:
             raise Violation("the run does not end")
     except Exception as error:  # also a mistake that the code itself finds

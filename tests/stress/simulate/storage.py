@@ -1,15 +1,41 @@
-"""Simulated storage, and a rank's part of a checkpoint on it: a tier for `raytf.checkpoint.commit.Commit`."""
+"""Simulated storage: a server that each process asks, and that can be out, slow, lose answers and list late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
 
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint import naming
+from raytf.errors import CheckpointError, StorageError
+from raytf.runs.lease_decisions import Found
 from tests.stress.simulate.world import Process, World
 
-#: Seconds after which a write counts as failed.
-_DEADLINE = 20.0
+#: Seconds that a request travels, and an answer, usually and while storage is slow.
+_TRAVEL, _SLOW_TRAVEL = (0.005, 0.05), (0.5, 8.0)
+#: Seconds until a client hears that storage refuses, or gives up.
+_REFUSAL_SECONDS = (0.05, 2.0, 10.0)
+#: Seconds after which a list has all, while storage lists late.
+LATE_SECONDS = 6.0
+
+
+class Request(NamedTuple):
+    """A request to storage.
+
+    Attributes:
+        work: what the server does, and its answer.
+        is_write: whether something changes; only the answers to such requests are lost.
+        seconds: that it takes longer than a small one.
+    """
+
+    work: Callable[[], Any]
+    is_write: bool = False
+    seconds: float = 0.0
+
+
+#: What a thread of a process does: it yields requests, whose answers it is sent, and seconds to wait.
+Steps = Generator[Request | float, Any, None]
 
 
 @dataclass
@@ -17,108 +43,158 @@ class Store:
     """What all processes see of storage.
 
     Attributes:
-        owner: incarnation of the driver that owns the run.
+        world: whose clock counts.
+        random: of all that is drawn here.
+        lease: the lease of the run.
         shares: name of a checkpoint -> rank -> state of which it is a share.
         manifests: name of a checkpoint -> (step, number of shares).
-        is_out: whether storage refuses.
+        terms: of the drivers that have owned the run -> when their ledger was begun.
+        is_out: for how many reasons storage refuses.
         is_lossy: whether it loses the answers to writes that were made.
-        written: called with the name of a checkpoint when it was committed.
+        is_slow, is_late: whether it takes long, and lists what was before.
+        cut_off: hosts that do not reach it.
+        troubled: when something was wrong with it last, by host; "" for all.
     """
 
-    owner: int = 0
+    world: World
+    random: Random
+    lease: Found = None
     shares: dict[str, dict[int, int]] = field(default_factory=dict)
     manifests: dict[str, tuple[int, int]] = field(default_factory=dict)
-    is_out: bool = False
-    is_lossy: bool = False
-    written: Callable[[str], None] = lambda name: None
+    terms: dict[int, float] = field(default_factory=dict)
+    is_out: int = 0
+    is_lossy: int = 0
+    is_slow: int = 0
+    is_late: int = 0
+    cut_off: set[str] = field(default_factory=set)
+    troubled: dict[str, float] = field(default_factory=dict)
+    #: When manifests were written and deleted.
+    _written: dict[str, float] = field(default_factory=dict)
+    _deleted: dict[str, float] = field(default_factory=dict)
+    _versions: int = 0
 
-    def newest(self) -> tuple[int, str] | None:
-        """Return step and name of the newest checkpoint."""
-        return max(((step, name) for name, (step, _) in self.manifests.items()), default=None)
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong with it for all."""
+        return not (self.is_out or self.is_lossy or self.is_slow or self.is_late)
+
+    def trouble_at(self, host: str) -> float:
+        """Return when something was wrong last, seconds, as seen from a host."""
+        if not self.is_well or host in self.cut_off:
+            return self.world.now
+        return max(self.troubled.get("", float("-inf")), self.troubled.get(host, float("-inf")))
+
+    def ask(self, process: Process, call: Request, then: Callable[[Any, Exception | None], None]) -> None:
+        """Have a process do something with the answer to a request, or with the error."""
+        self.world.after(self._travel() + call.seconds, self._serve, process, call, then)
+
+    def _serve(self, process: Process, call: Request, then: Callable[[Any, Exception | None], None]) -> None:
+        answer: Any = None
+        error: Exception | None = None
+        if self.is_out or process.host in self.cut_off:
+            error, seconds = StorageError("storage is out", "unreachable"), self.random.choice(_REFUSAL_SECONDS)
+        else:
+            try:
+                answer = call.work()
+            except CheckpointError as damage:
+                error = damage
+            if self.is_lossy and call.is_write:
+                answer, error = None, StorageError("the answer was lost", "unreachable")
+            seconds = self._travel()
+        self.world.after(seconds, process.do, then, answer, error)
+
+    def _travel(self) -> float:
+        return self.random.uniform(*(_SLOW_TRAVEL if self.is_slow else _TRAVEL))
+
+    # -- the lease -----------------------------------------------------------------------------------------------------
+
+    def read_lease(self) -> Found:
+        """Return the lease and its version."""
+        return self.lease
+
+    def swap_lease(self, text: bytes, version: str | None) -> bool:
+        """Write the lease if it still has a version, None for none; returns whether it was written."""
+        if (self.lease and self.lease[1]) != version:
+            return False
+        self._versions += 1
+        self.lease = text, str(self._versions)
+        return True
+
+    def delete_lease(self) -> None:
+        """Delete the lease, whoever holds it."""
+        self.lease = None
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def list_complete(self) -> list[str]:
+        """Return the names of complete checkpoints, best to restore first."""
+        return naming.restore_order(self._as_listed(self.manifests))
+
+    def list_folders(self) -> list[str]:
+        """Return the names of all checkpoints, also of those that are not complete."""
+        return self._as_listed({**self.shares, **self.manifests})
+
+    def _as_listed(self, names: Iterable[str]) -> list[str]:
+        if not self.is_late:
+            return list(names)
+        since = self.world.now - LATE_SECONDS
+        gone = [name for name, at in self._deleted.items() if at > since]
+        return [name for name in names if self._written.get(name, 0.0) <= since] + gone
+
+    def latest_term(self) -> int:
+        """Return the highest term in the names of files."""
+        since = self.world.now - LATE_SECONDS if self.is_late else self.world.now
+        names = map(naming.term_of, self.list_folders())
+        return max([*names, *(term for term, at in self.terms.items() if at <= since)], default=0)
+
+    def put_share(self, name: str, rank: int, state: int) -> None:
+        """Write a rank's share."""
+        self.shares.setdefault(name, {})[rank] = state
+
+    def put_manifest(self, name: str, step: int, count: int) -> None:
+        """Make a checkpoint complete."""
+        self.manifests[name] = step, count
+        self._written[name] = self.world.now
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint."""
+        if self.manifests.pop(name, None) is not None:
+            self._deleted[name] = self.world.now
+        self.shares.pop(name, None)
+
+    def load(self, name: str) -> tuple[int, int]:
+        """Return step and state of a checkpoint.
+
+        Raises:
+            CheckpointError: it is gone, or a share is missing.
+        """
+        step, count = self.manifests.get(name, (0, 0))
+        states = {self.shares.get(name, {}).get(rank) for rank in range(count)}
+        state = states.pop() if len(states) == 1 else None
+        if state is None:
+            raise CheckpointError(f"checkpoint {name} is damaged or gone")
+        return step, state
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A state to save.
-
-    Attributes:
-        step, state: of it.
-        name: of the checkpoint.
-    """
-
-    step: int
-    state: int
-    name: str
-
-
-class SimulatedTier:
-    """A rank's part of the checkpoints of its generation.
+class Task:
+    """A thread of a process, which waits for storage and for time.
 
     Args:
-        world, process: of the rank.
-        store: to which it writes.
-        rank, world_size: of this worker.
-        incarnation: of the driver whose run it is.
+        store: that it asks.
+        process: in which it runs.
+        steps: what it does.
     """
 
-    def __init__(self, world: World, process: Process, store: Store, rank: int, world_size: int, incarnation: int):
-        self._world, self._process, self._store = world, process, store
-        self._rank, self._world_size, self._incarnation = rank, world_size, incarnation
-        self._save: Saved | None = None
-        #: The write under way: None before the first, then whether it has succeeded, once that is known.
-        self._result: bool | None = None
-        self._began = 0.0
-        self.is_given_up = False
+    def __init__(self, store: Store, process: Process, steps: Steps):
+        self._store, self._process, self._steps = store, process, steps
+        self._go_on(None, None)
 
-    def begin(self, save: Saved) -> None:
-        self._save, self._result, self._began = save, None, self._world.now
-
-        def write() -> None:
-            self._store.shares.setdefault(save.name, {})[self._rank] = save.state
-
-        self._write(write, save)
-
-    def vote(self, phase: Phase) -> Votes:
-        if self._save is None or phase is Phase.IDLE:
-            return Votes()
-        if self._result is None:
-            return Votes(failed=float(self._world.now - self._began > _DEADLINE))
-        if not self._result:
-            return Votes(failed=1)
-        return Votes(written=1) if phase is Phase.WRITING else Votes(committed=float(self._rank == 0))
-
-    def commit(self) -> bool:
-        save = self._save
-        if self._rank == 0 and save is not None:
-            self._result = None
-
-            def write() -> None:
-                self._store.manifests[save.name] = (save.step, self._world_size)
-                self._store.written(save.name)
-
-            self._write(write, save)
-        return False
-
-    def done(self) -> None:
-        self._save = None
-
-    def abort(self) -> None:
-        save, self._save = self._save, None
-        if self._rank == 0 and save is not None and not self._store.is_out and self._store.owner == self._incarnation:
-            self._store.manifests.pop(save.name, None)
-            self._store.shares.pop(save.name, None)
-
-    def give_up(self) -> None:
-        """The generation is over."""
-        self._save, self.is_given_up = None, True
-
-    def _write(self, write: Callable[[], None], save: Saved) -> None:
-        seconds = self._world.random.choice((0.05, 0.3, 2.0))
-        self._process.after(seconds, self._write_now, write, save)
-
-    def _write_now(self, write: Callable[[], None], save: Saved) -> None:
-        is_fenced = self._store.owner != self._incarnation  # as `check_owner`
-        if not is_fenced and not self._store.is_out and not self.is_given_up and self._save is save:
-            write()
-        if self._save is save:
-            self._result = not (is_fenced or self._store.is_out or self._store.is_lossy)
+    def _go_on(self, answer: Any, error: Exception | None) -> None:
+        try:
+            wanted = self._steps.send(answer) if error is None else self._steps.throw(error)
+        except StopIteration:
+            return
+        if isinstance(wanted, Request):
+            self._store.ask(self._process, wanted, self._go_on)
+        else:
+            self._process.after(wanted, self._go_on, None, None)

@@ -27,10 +27,18 @@ class World:
         now: virtual seconds since the beginning.
         events: that have happened.
         story: lines of (seconds, what happened).
+        storage, names: draw what concerns storage, and random names.
+        running: host of the process that runs now.
+        clock_errors: host -> seconds by which its wall clock is wrong.
     """
+
+    running: str
+    clock_errors: dict[str, float]
 
     def __init__(self, seed: int, tells: bool = False):
         self.now, self.events, self.random = 0.0, 0, Random(seed)
+        self.storage, self.names = Random(f"storage {seed}"), Random(f"names {seed}")
+        self.running, self.clock_errors = "", {}
         self.story: list[tuple[float, str]] = []
         self._tells = tells
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -82,6 +90,7 @@ class Process:
         if self.is_frozen:
             self._held.append((call, args))
         elif self.is_alive:
+            self._world.running = self.host
             call(*args)
 
     def freeze(self) -> None:

@@ -416,6 +416,26 @@ def test_a_manifest_in_a_folder_that_was_emptied_makes_no_checkpoint(tmp_path):
     assert manifest.list_complete(Storage(str(tmp_path))) == []
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_save_that_was_given_up_too_late_is_deleted_by_the_owner_alone(tmp_path, is_taken):
+    """Rank 0 was frozen after it had written the manifest; another driver may have begun from the checkpoint."""
+
+    class Thawing(Storage):
+        def exists(self, name):
+            ranks.tiers[0].drop()
+            owners.append("another" if is_taken else "this")
+            return super().exists(name)
+
+    def fence():
+        if owners[-1] == "another":
+            raise RunInUseError("the run belongs to process 7 on far now.")
+
+    owners = ["this"]
+    ranks = Ranks(Thawing(str(tmp_path)), world_size=1, fence=fence)
+    assert ranks.save(7) is Event.FAILED
+    assert steps(Storage(str(tmp_path))) == ([7] if is_taken else [])
+
+
 def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
     run = SlowToDelete(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)

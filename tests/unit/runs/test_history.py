@@ -14,7 +14,7 @@ from rich.console import Console
 
 from raytf.commands import show
 from raytf.errors import ConfigError
-from raytf.runs import events, history, lease, ledger
+from raytf.runs import events, history, lease_decisions, ledger
 from raytf.runs.copy_age import CopyAges
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.storage.storage import Storage
@@ -162,14 +162,14 @@ def test_the_owner_on_another_machine_lives_as_long_as_it_renews_its_lease(tmp_p
     def renew() -> None:
         run.put(LEASE_FILE, json.dumps({"id": "x", "boot": "another", "pid": 7, "beat": next(beat)}).encode())
 
-    time = Time(lambda: renew() if time.now < 10 and time.now % lease.RENEW_SECONDS == 0 else None)
+    time = Time(lambda: renew() if time.now < 10 and time.now % lease_decisions.RENEW_SECONDS == 0 else None)
     renew()
     assert is_held(run, time.clock, time.sleep)
-    assert time.now == lease.RENEW_SECONDS
+    assert time.now == lease_decisions.RENEW_SECONDS
     # Who has seen a renewal a short time ago need not wait for the next one, nor is another one needed at once.
     time.sleep(4)
     assert is_held(run, time.clock, time.sleep)
-    time.sleep(lease.STALE_SECONDS - 1)
+    time.sleep(lease_decisions.STALE_SECONDS - 1)
     assert is_held(run, time.clock, time.sleep)
     assert time.now == 27
     time.sleep(1)
@@ -188,7 +188,7 @@ def test_the_time_of_a_dead_drivers_last_event_makes_it_not_alive(tmp_path, skew
     assert book.flush()
     run.put(LEASE_FILE, json.dumps({"id": "x", "boot": "another", "pid": 7, "beat": 1}).encode())
     assert history.load(run.uri, watch.clock, watch.sleep).state == "failed"
-    assert watch.now == 2 * lease.RENEW_SECONDS
+    assert watch.now == 2 * lease_decisions.RENEW_SECONDS
 
 
 @pytest.mark.parametrize("behind", [3, 3600])

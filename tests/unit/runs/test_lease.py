@@ -11,7 +11,8 @@ import pytest
 from raytf._process import process_start
 from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
-from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner
+from raytf.runs.lease import LEASE_FILE, Lease, check_owner
+from raytf.runs.lease_decisions import RENEW_SECONDS, STALE_SECONDS
 from raytf.storage.storage import Storage
 
 #: Stores that lack conditional writes; the first and the third as OpenStack Swift 2.38 and 2.30 do.
@@ -323,9 +324,32 @@ def test_a_renewal_that_fails_is_told_and_tried_again(s3, s3_endpoint, proxy):
         proxy.up()
         wait_for(lambda: len(said) > 1)
         assert "is renewed again" in said[1]
-        wait_for(lambda: json.loads(run.get(LEASE_FILE))["beat"] == lease._beat > 0)
+        wait_for(lambda: json.loads(run.get(LEASE_FILE))["beat"] > 0)
         assert not lease.lost.is_set()
     assert len(said) == 2
+
+
+def test_renewals_outlive_the_reader_of_the_output(run):
+    """As in `raytf run ... | head`, when storage is out and back."""
+
+    class Refusing(Storage):
+        is_out = True
+
+        def swap(self, *arguments):
+            if self.is_out:
+                raise OSError("no route")
+            return super().swap(*arguments)
+
+    def say(text):
+        said.append(text)
+        raise BrokenPipeError
+
+    said, store = [], Refusing(run.uri)
+    with Lease(store, say) as lease:
+        wait_for(lambda: said)
+        store.is_out = False
+        wait_for(lambda: json.loads(run.get(LEASE_FILE))["beat"] > 0)
+        assert not lease.lost.is_set()
 
 
 OWNER = """
