@@ -70,8 +70,18 @@ class LostWorkers(Protocol):
 class Replacements(Protocol):
     """What a scaling policy knows of places for new workers."""
 
-    def can_replace(self, node: str) -> bool:
-        """Whether a worker can start on a node."""
+    def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
+        """Return the lost ranks that new workers on the same nodes take.
+
+        Args:
+            nodes: Ray's ids of the workers' nodes, by rank.
+            lost: ranks of workers that are gone.
+            wanted: how many workers the group should have.
+        """
+        ...
+
+    def planned_change(self, nodes: Sequence[str], wanted: int) -> tuple[list[int], int]:
+        """Return the ranks that leave, and how many workers are added before that; see `ranks_to_replace`."""
         ...
 
     def take_rank(self) -> Callable[[Any], None]:
@@ -299,8 +309,7 @@ class TrainController(ray_train.TrainController):
     def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
         """Replace lost workers where that can be done, and go on without the others."""
         workers = group.get_workers()
-        room = wanted - (len(workers) - len(lost))
-        new = [rank for rank in sorted(lost) if places.can_replace(workers[rank].metadata.node_id)][: max(0, room)]
+        new = places.ranks_to_replace([worker.metadata.node_id for worker in workers], lost, wanted)
         group.end(lost)
         for rank in new:
             group.replace_replica_group(rank)
@@ -318,19 +327,16 @@ class TrainController(ray_train.TrainController):
             group.drop(gone)
             places.replaced(range(len(workers)), _nodes(group))
             return
-        going = [worker for worker in workers if not places.can_replace(worker.metadata.node_id)]
-        more = wanted - (len(workers) - len(going))
-        # With fewer workers and no node that goes, the last ones leave.
-        going += [worker for worker in reversed(workers) if worker not in going][: max(0, -more)]
-        new = group.add(more, places.selector()) if more > 0 else []
-        if more > 0 and not new:
+        going, more = places.planned_change([worker.metadata.node_id for worker in workers], wanted)
+        new = group.add(more, places.selector()) if more else []
+        if more and not new:
             places.is_full()
             return
         if new:
             places.replaced(new, _nodes(group))
         if going:
             joined = group.get_workers()[len(workers) :]
-            places.dismiss([place_of(each) for each in going], [place_of(each) for each in joined])
+            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(each) for each in joined])
 
 
 def _is_there(group: Any) -> bool:
