@@ -18,7 +18,7 @@ from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCal
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
 from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
-from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup, WorkerGroupPollStatus
 from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -32,6 +32,7 @@ SEEN = {
     f"{_EXECUTION}.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
     f"{_EXECUTION}.controller.TrainController": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._execute_resize_decision": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainController._poll_workers": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._step": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._run_controller_hook": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainControllerLoopIterationResult": "2.60.0",
@@ -47,6 +48,7 @@ SEEN = {
     f"{_GROUP}._init_train_context": "2.60.0",
     f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
     f"{_EXECUTION}.worker_group.Worker": "2.60.0",
+    f"{_EXECUTION}.worker_group.WorkerGroupPollStatus": "2.60.0",
     "ray.train.v2._internal.util.bundle_to_remote_args": "2.60.0",
 }
 
@@ -61,10 +63,12 @@ class LostWorkers(Protocol):
     Attributes:
         lost: their ranks; None where all have to start again.
         size: how many workers there are; it is told.
+        left: ranks of workers that have left as planned; it is told.
     """
 
     lost: set[int] | None
     size: int
+    left: set[int]
 
 
 class Replacements(Protocol):
@@ -277,6 +281,17 @@ class TrainController(ray_train.TrainController):
             told = (one.return_value for one in status.worker_statuses.values())
             self._return_value = next((value for value in told if value is not None), None)
         return result
+
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        status = await super()._poll_workers()
+        policy: Any = self._failure_policy
+        # Those that have come to the end of the run have its result.
+        policy.left = {
+            rank
+            for rank, one in status.worker_statuses.items()
+            if not one.running and one.error is None and one.return_value is None
+        }
+        return status
 
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
         group: Any = self._worker_group

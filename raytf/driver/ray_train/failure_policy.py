@@ -38,6 +38,7 @@ class FailurePolicy(DefaultFailurePolicy):
     Attributes:
         lost: ranks that are gone while the others go on; None where all have to start again.
         size: how many workers there are, as the controller tells.
+        left: ranks of workers that have left as planned, as the controller tells.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FailurePolicy(DefaultFailurePolicy):
         super().__init__(failure_config)
         self._is_partial = is_partial
         self.lost: set[int] | None = set()
-        self.size = 0
+        self.size, self.left = 0, set[int]()
         self._run_monitor, self._run_uri, self._supervisor = monitor, run_uri, supervisor
         self._reached = 0
 
@@ -72,7 +73,7 @@ class FailurePolicy(DefaultFailurePolicy):
         decision = self._supervisor.decide(failure, scene, has_budget)
         if isinstance(error, WorkerGroupError):
             goes_on = self._is_partial and decision.retry
-            self.lost = lost_ranks(failure, worker_errors(error)) if goes_on else None
+            self.lost = lost_ranks(failure, worker_errors(error), self.left) if goes_on else None
         survivors = max(0, self.size - len(self.lost)) if self.lost else 0
         self._supervisor.survivors = survivors
         fault = dataclasses.replace(decision.fault, survived=survivors > 0)

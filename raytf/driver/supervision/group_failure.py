@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from raytf.distributed.member import LeftBehindError, UnreachableError
@@ -51,17 +51,22 @@ def failure_of(
     return replace(found, dead=frozenset(dead), is_peer_missed=missed)
 
 
-def lost_ranks(failure: Failure, errors: Errors) -> set[int] | None:
+def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[int] | None:
     """Return the ranks that are gone while the others continue; None where all have to start again.
 
     Workers without a failure continue where others have died, hang, or were left behind by them.
+
+    Args:
+        failure: of the group.
+        errors: of its ranks.
+        left: ranks of workers that have left as planned, and do not continue either.
     """
     if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
         return None
     # Who misses a peer cannot continue, unless it is the one that was missed.
     if any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values()):
         return None
-    return set(errors)
+    return {*errors, *left}
 
 
 def lost_to(error: BaseException) -> str:

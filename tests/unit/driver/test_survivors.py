@@ -92,6 +92,16 @@ def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
     assert pickle.loads(pickle.dumps(apart)).node == "node-2"
 
 
+@pytest.mark.parametrize(("left", "survived"), [({2}, True), ({0, 2}, False)])
+def test_who_has_left_as_planned_does_not_survive(left, survived):
+    monitor = Told()
+    policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), monitor, None, Supervisor(), is_partial=True)
+    policy.size, policy.left = 3, left
+    policy.make_decision(WorkerGroupError("failed", {1: died()}))
+    assert policy.lost == {1, *left}
+    assert monitor.booked[0].survived is survived
+
+
 def test_where_nobody_goes_on_all_start_again():
     policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), Told(), None, Supervisor())
     policy.size = 3
