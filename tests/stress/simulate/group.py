@@ -1,12 +1,12 @@
 """A simulated run: a driver with its arbiter, and workers that train. All decisions are the code's own.
 
 `Arbitration`, `Membership`, `Silence` and `reaching_each_other` decide in the driver, `Member`, `transfer` and `Commit`
-in the workers. What is made up here is what they stand in: sockets, the sum, storage, and Ray's start of processes.
+in the workers. What is made up here is what they stand in: sockets, the sum, and storage. `ray_train` starts workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,19 +23,17 @@ from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 from raytf.errors import WorkerLostError
 from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
 from tests.stress.simulate.checks import Checks
+from tests.stress.simulate.ray_train import HEAD, RayTrain
 from tests.stress.simulate.storage import Saved, SimulatedTier, Store
+from tests.stress.simulate.supervision import SupervisionChecks
 from tests.stress.simulate.world import Connection, Network, Process, World
 
 #: Seconds between two looks of the arbiter, and looks for which members may be late to leave.
 _LOOK_SECONDS, _LEAVE_LOOKS = 0.5, 600
-#: Host of the driver.
-HEAD = "head"
 #: Seconds between two tries to connect, and between two looks of a rank that meets.
 _TRY_SECONDS = 0.25
 #: Seconds between two looks at a process of the same host.
 _PROCESS_SECONDS = 1.0
-#: Seconds after which Ray kills a worker that was let go.
-_KILL_SECONDS = 3.0
 #: Steps between two checkpoints.
 _SAVE_EVERY = 4
 
@@ -71,7 +69,7 @@ class Driver:
             self._carry_out(self.arbiter.hear(worker.member.name, of_worker(line)))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
-        """Have workers leave for good once others have come, as `raytf.driver.ray_train.departures` does."""
+        """Have workers leave for good once others have come, as `raytf.driver.ray_train.dismissal` does."""
         self.run.notices |= {name: list(after) for name in names}
         self.arbiter.come("departures")
         self._carry_out(self.arbiter.hear("departures", Dismiss(tuple(names), tuple(after))))
@@ -80,7 +78,6 @@ class Driver:
     def lose(self, worker: Worker) -> None:
         """The connection with a worker has ended."""
         if self.workers.pop(worker.member.name, None) is not None:
-            self.run.let_go(worker)
             self._carry_out(self.arbiter.lose(worker.member.name))
 
     def _look(self) -> None:
@@ -97,7 +94,6 @@ class Driver:
                 if worker is not None:
                     self.run.world.tell(f"the arbiter lets {command.name} go")
                     worker.link.close(0)
-                    self.run.let_go(worker)
                 continue
             if "generation" in command.message:
                 self.run.checks.began(command.message["generation"], self)
@@ -125,7 +121,7 @@ class Worker:
         self.step, self.state, self.has_state_since, self.is_taking = -1, 0, 0.0, False
         #: What it is about: "asking", "meeting", "summing", "computing", "ended".
         self.phase = "asking"
-        self.is_let_go, self.why = False, ""
+        self.why, self.hangs_alone = "", True
         self.generation: Generation | None = None
         self.seconds = run.step_seconds
         self._meetings = 0
@@ -516,17 +512,29 @@ class Run:
         world: in which it is.
         network: that carries messages.
         hosts: names of those that workers may be started on.
-        workers: of a group.
+        workers: that are wanted.
+        slots: of each host, for a worker each.
         end_step: after which the run is over.
         step_seconds: of computing a step.
+
+    Attributes:
+        noticed: hosts that are about to go.
     """
 
     def __init__(
-        self, world: World, network: Network, hosts: Sequence[str], workers: int, end_step: int, step_seconds: float
+        self,
+        world: World,
+        network: Network,
+        hosts: Sequence[str],
+        workers: int,
+        slots: int,
+        end_step: int,
+        step_seconds: float,
     ):
         self.world, self.network, self.hosts, self.target = world, network, list(hosts), workers
+        self.slots, self.noticed, self._hosts = slots, set[str](), len(hosts)
         self.end_step, self.step_seconds = end_step, step_seconds
-        self.checks = Checks(self)
+        self.checks, self.supervision = Checks(self), SupervisionChecks(self)
         self.store = Store(written=self.checks.written)
         #: Who listens at an address.
         self.listeners: dict[str, Worker] = {}
@@ -535,13 +543,13 @@ class Run:
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
         self._drivers = self._started = 0
+        self.has_given_up = False
         self.driver = self._new_driver()
-        self._start_group()
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has its result."""
-        return self.result is not None
+        """Whether the run has its result, or has given up."""
+        return self.result is not None or self.has_given_up
 
     @property
     def living(self) -> list[Worker]:
@@ -561,57 +569,43 @@ class Run:
             worker.link.close(0)
         self.world.after(seconds, self._begin_again)
 
-    def start_worker(self, wanted: int | None = None, order: int = 0) -> None:
-        """Ray starts a worker, which joins; not on a node that is excluded, if there is another one."""
-        reached = [host for host in self.hosts if not self.network.is_cut(HEAD, host)]
-        usable = [host for host in reached if host not in self.checks.refused] or reached
-        if not usable or not self.driver.process.is_alive or self.is_over:
-            return
+    def start_worker(self, host: str, wanted: int, order: int) -> Worker:
+        """Ray starts a worker on a host, which joins."""
+        self.supervision.started(host)
         self._started += 1
-        name = f"{self.world.random.choice(usable)}-{self._started}"
-        self.workers.append(Worker(self, self.driver, name, self.target if wanted is None else wanted, order))
-
-    def let_go(self, worker: Worker) -> None:
-        """The arbiter has let a worker go, which Ray then kills, if it reaches its host."""
-        worker.is_let_go = True
-        self.world.after(_KILL_SECONDS, self._kill, worker)
-
-    def _kill(self, worker: Worker) -> None:
-        if worker.phase != "ended" and not self.network.is_cut(HEAD, worker.process.host):
-            worker.die()
-        else:
-            self._replace(worker.driver)
+        self.workers.append(Worker(self, self.driver, f"{host}-{self._started}", wanted, order))
+        return self.workers[-1]
 
     def ended(self, worker: Worker) -> None:
         """A worker's process has ended."""
         self.listeners.pop(worker.address, None)
         self.checks.ended(worker)
-        self.world.after(self.world.random.uniform(1.0, 4.0), self._replace, worker.driver)
+        self.train.ended(worker)
 
-    def _replace(self, driver: Driver) -> None:
-        """Have as many workers as the run should have."""
-        if driver is not self.driver or not driver.process.is_alive or self.is_over:
-            return
-        living = [worker for worker in self.living if worker.driver is driver and not worker.is_let_go]
-        if not any(worker.has_state for worker in living):
-            for worker in living:  # Ray Train tells those that are there how many they are
-                worker.process.do(worker.want, self.target)
-        for _ in range(self.target - len(living)):
-            self.start_worker()
-        if sum(worker.driver is driver for worker in self.living) < self.target:  # no host was there
-            self.world.after(2.0, self._replace, driver)
+    def give_up(self) -> None:
+        """The supervisor makes no further attempt."""
+        self.world.tell("the run gives up")
+        self.has_given_up = True
+
+    def room(self, hosts: Collection[str]) -> int:
+        """How many of the wanted workers some hosts can run."""
+        return min(self.target, self.slots * len(hosts))
+
+    def new_host(self) -> str:
+        """Return the name of another host, which is there now."""
+        self._hosts += 1
+        self.hosts.append(f"h{self._hosts - 1}")
+        return self.hosts[-1]
 
     def _new_driver(self) -> Driver:
         self._drivers += 1
         self.driver = Driver(self, self._drivers)
+        self.train = RayTrain(self, self.driver)
         return self.driver
 
     def _begin_again(self) -> None:
         if not self.is_over and not self.driver.process.is_alive:
+            for worker in self.living:  # Ray ends what belongs to a driver that is gone
+                self.train.kill(worker)
+            self.supervision.new_driver()
             self._new_driver()
-            self._start_group()
-
-    def _start_group(self) -> None:
-        for order in range(self.target):
-            self.start_worker(self.target, order)
-        self.world.after(2.0, self._replace, self.driver)

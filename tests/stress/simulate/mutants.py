@@ -12,6 +12,9 @@ _MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member
 _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
 _CONNECTIONS = "raytf.distributed.peer_connections"
+_FAILURE, _SUPERVISOR = "raytf.driver.supervision.group_failure", "raytf.driver.supervision.supervisor"
+_HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
+_RESIZING = "raytf.driver.ray_train.resizing"
 
 
 class Mutant(NamedTuple):
@@ -118,5 +121,26 @@ MUTANTS = {
     ),
     "a host that is cut off is waited for as long as a busy one": Mutant(
         _CONNECTIONS, "REACH_SECONDS = 10.0", "REACH_SECONDS = 60.0", 3
+    ),
+    "who has left as planned counts as a survivor": Mutant(
+        _FAILURE, "return {*errors, *left}", "return set(errors)", 2638
+    ),
+    "who waits to join hides a hang in a step": Mutant(
+        _HANGS, "if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS", "if True", 3
+    ),
+    "who waits for data for ever is not blamed": Mutant(
+        _HANGS, "working = [b for b in late if b.activity not in _WAITING]", "working = []", 3
+    ),
+    "a node that others cannot reach is not excluded": Mutant(
+        _SUPERVISOR, "self.exclusion.is_unreachable(nodes, now)", "pass", 3
+    ),
+    "a run gives up after one failure without a new step": Mutant(
+        _RETRY, "FRUITLESS_FAILURES = 5", "FRUITLESS_FAILURES = 1", 3
+    ),
+    "a run does not follow a cluster that has grown": Mutant(
+        _RESIZING,
+        "if self._is_partial and wanted and (lasting or view.leaving):",
+        "if self._is_partial and wanted and view.leaving:",
+        3,
     ),
 }
