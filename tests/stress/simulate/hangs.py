@@ -124,6 +124,7 @@ class Hangs:
     def _check_finding(self, group: Sequence[Worker], finding: HangFinding) -> None:
         blamed = [group[beat.rank] for beat in finding.beats]
         self._run.world.tell(f"{', '.join(worker.member.name for worker in blamed)}: {finding.text}")
-        well = [worker for worker in blamed if worker.process.is_alive and not self._run.checks.is_troubled(worker)]
-        if well and not any(map(is_hung, group)):
+        well = [w for w in blamed if w.process.is_alive and not is_hung(w) and not self._run.checks.is_troubled(w)]
+        # Where one hangs in a step, nobody knows who it is.
+        if well and not any(is_hung(worker) and not worker.hangs_alone for worker in group):
             raise Violation(f"{well[0].member.name} makes progress and is blamed for a hang: {finding.text}")

@@ -126,21 +126,21 @@ MUTANTS = {
         _FAILURE, "return {*errors, *left}", "return set(errors)", 2638
     ),
     "who waits to join hides a hang in a step": Mutant(
-        _HANGS, "if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS", "if True", 3
+        _HANGS, "if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS", "if True", 34
     ),
     "who waits for data for ever is not blamed": Mutant(
-        _HANGS, "working = [b for b in late if b.activity not in _WAITING]", "working = []", 3
+        _HANGS, "working = [b for b in late if b.activity not in _WAITING]", "working = []", 46
     ),
     "a node that others cannot reach is not excluded": Mutant(
-        _SUPERVISOR, "self.exclusion.is_unreachable(nodes, now)", "pass", 3
+        _SUPERVISOR, "self.exclusion.is_unreachable(nodes, now)", "pass", 39
     ),
     "a run gives up after one failure without a new step": Mutant(
-        _RETRY, "FRUITLESS_FAILURES = 5", "FRUITLESS_FAILURES = 1", 3
+        _RETRY, "FRUITLESS_FAILURES = 5", "FRUITLESS_FAILURES = 1", 18
     ),
     "a run does not follow a cluster that has grown": Mutant(
         _RESIZING,
         "if self._is_partial and wanted and (lasting or view.leaving):",
         "if self._is_partial and wanted and view.leaving:",
-        3,
+        6,
     ),
 }
