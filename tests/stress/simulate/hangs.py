@@ -122,6 +122,7 @@ class Hangs:
         return HangEvidence.STOPPED if process.is_frozen else HangEvidence.IDLE
 
     def _check_finding(self, group: Sequence[Worker], finding: HangFinding) -> None:
+        self._run.supervision.found_hang()
         blamed = [group[beat.rank] for beat in finding.beats]
         self._run.world.tell(f"{', '.join(worker.member.name for worker in blamed)}: {finding.text}")
         well = [w for w in blamed if w.process.is_alive and not is_hung(w) and not self._run.checks.is_troubled(w)]

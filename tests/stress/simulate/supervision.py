@@ -36,7 +36,7 @@ class SupervisionChecks:
         self._faults: Counter[str] = Counter()
         self._unreachable: set[str] = set()
         self._dismissed: set[str] = set()
-        #: How often a group has hung: a step that hangs again gets twice the time.
+        #: Hangs that were found: a step that hangs again gets twice the time.
         self._hangs = 0
         #: Worker that hangs -> since when the detector could know that.
         self._hanging: dict[Worker, float] = {}
@@ -54,7 +54,6 @@ class SupervisionChecks:
             self._reached, self._failures = reached, 0
         elif failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST) and not failure.is_wait:
             self._failures += not decision.fault.preemption
-        self._hangs += failure.cause is Cause.HANG
         if not decision.retry:
             if self._failures < _FRUITLESS:
                 raise Violation(f"the run gives up after {self._failures} failures without a new step: {failure.text}")
@@ -63,6 +62,10 @@ class SupervisionChecks:
             self._faults.update(decision.fault.nodes)
             if failure.is_unreachable:
                 self._unreachable.update(decision.fault.nodes)
+
+    def found_hang(self) -> None:
+        """The hang detector has found a hang, which ends unless another failure comes first."""
+        self._hangs += 1
 
     def started(self, host: str) -> None:
         """Ray starts a worker."""
