@@ -65,7 +65,7 @@ MUTANTS = {
         _MEMBERSHIP, '"left": lambda: self._ready', '"left": lambda: False', 5
     ),
     "members are not told that somebody waits to join": Mutant(
-        _MEMBERSHIP, '"pause": lambda: self.is_pause_wanted', '"pause": lambda: False', 6
+        _MEMBERSHIP, '"pause": lambda: self.is_pause_wanted', '"pause": lambda: False', 57
     ),
     "all that have the state may be dismissed": Mutant(
         _MEMBERSHIP, "return found if (having or set(living)) - found else set()", "return found", 27
@@ -90,7 +90,7 @@ MUTANTS = {
         _MEMBERSHIP,
         "if self._fled and not (self._lost or self._unreached):",
         "if self._fled and not self._lost:",
-        3772,
+        2534,
     ),
     "a group has more members than there is room for": Mutant(_MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 0),
     "a worker does not hear that a member of its generation is lost": Mutant(
@@ -103,7 +103,7 @@ MUTANTS = {
         _MEMBER, "return -1 if step < max(steps) else step", "return step", 13123
     ),
     "the state comes from who is behind": Mutant(_MEMBER, "furthest = max(steps)", "furthest = min(steps)", 1),
-    "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 6),
+    "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 9),
     "a worker that hangs up is not lost": Mutant(
         _ARBITRATION,
         "        self._forget(name)\n        return self._told(self._membership.lose(name))\n",
@@ -139,6 +139,6 @@ MUTANTS = {
         _RESIZING,
         "if self._is_partial and wanted and (lasting or view.leaving):",
         "if self._is_partial and wanted and view.leaving:",
-        6,
+        134,
     ),
 }

@@ -17,7 +17,7 @@ _LONGEST = 900.0
 #: Seconds that an undisturbed run trains.
 _TRAINING_SECONDS = 24.0
 #: Share of runs that train longer, so that the number of workers has time to follow the cluster, and their seconds.
-_LONG, _LONG_SECONDS = 0.06, 120.0
+_LONG, _LONG_SECONDS = 0.03, 120.0
 #: Seconds in which faults begin.
 _FAULTY_SECONDS = 24.0
 #: A schedule has at least so many events.
