@@ -18,7 +18,7 @@ from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCal
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
 from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
-from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup, WorkerGroupPollStatus
 from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -32,6 +32,7 @@ SEEN = {
     f"{_EXECUTION}.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
     f"{_EXECUTION}.controller.TrainController": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._execute_resize_decision": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainController._poll_workers": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._step": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainController._run_controller_hook": "2.60.0",
     f"{_EXECUTION}.controller.controller.TrainControllerLoopIterationResult": "2.60.0",
@@ -47,6 +48,7 @@ SEEN = {
     f"{_GROUP}._init_train_context": "2.60.0",
     f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
     f"{_EXECUTION}.worker_group.Worker": "2.60.0",
+    f"{_EXECUTION}.worker_group.WorkerGroupPollStatus": "2.60.0",
     "ray.train.v2._internal.util.bundle_to_remote_args": "2.60.0",
 }
 
@@ -61,17 +63,29 @@ class LostWorkers(Protocol):
     Attributes:
         lost: their ranks; None where all have to start again.
         size: how many workers there are; it is told.
+        left: ranks of workers that have left as planned; it is told.
     """
 
     lost: set[int] | None
     size: int
+    left: set[int]
 
 
 class Replacements(Protocol):
     """What a scaling policy knows of places for new workers."""
 
-    def can_replace(self, node: str) -> bool:
-        """Whether a worker can start on a node."""
+    def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
+        """Return the lost ranks that new workers on the same nodes take.
+
+        Args:
+            nodes: Ray's ids of the workers' nodes, by rank.
+            lost: ranks of workers that are gone.
+            wanted: how many workers the group should have.
+        """
+        ...
+
+    def planned_change(self, nodes: Sequence[str], wanted: int) -> tuple[list[int], int]:
+        """Return the ranks that leave, and how many workers are added before that; see `ranks_to_replace`."""
         ...
 
     def take_rank(self) -> Callable[[Any], None]:
@@ -268,6 +282,17 @@ class TrainController(ray_train.TrainController):
             self._return_value = next((value for value in told if value is not None), None)
         return result
 
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        status = await super()._poll_workers()
+        policy: Any = self._failure_policy
+        # Those that have come to the end of the run have its result.
+        policy.left = {
+            rank
+            for rank, one in status.worker_statuses.items()
+            if not one.running and one.error is None and one.return_value is None
+        }
+        return status
+
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
         group: Any = self._worker_group
         policy: Any = self._failure_policy
@@ -299,8 +324,7 @@ class TrainController(ray_train.TrainController):
     def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
         """Replace lost workers where that can be done, and go on without the others."""
         workers = group.get_workers()
-        room = wanted - (len(workers) - len(lost))
-        new = [rank for rank in sorted(lost) if places.can_replace(workers[rank].metadata.node_id)][: max(0, room)]
+        new = places.ranks_to_replace([worker.metadata.node_id for worker in workers], lost, wanted)
         group.end(lost)
         for rank in new:
             group.replace_replica_group(rank)
@@ -318,19 +342,16 @@ class TrainController(ray_train.TrainController):
             group.drop(gone)
             places.replaced(range(len(workers)), _nodes(group))
             return
-        going = [worker for worker in workers if not places.can_replace(worker.metadata.node_id)]
-        more = wanted - (len(workers) - len(going))
-        # With fewer workers and no node that goes, the last ones leave.
-        going += [worker for worker in reversed(workers) if worker not in going][: max(0, -more)]
-        new = group.add(more, places.selector()) if more > 0 else []
-        if more > 0 and not new:
+        going, more = places.planned_change([worker.metadata.node_id for worker in workers], wanted)
+        new = group.add(more, places.selector()) if more else []
+        if more and not new:
             places.is_full()
             return
         if new:
             places.replaced(new, _nodes(group))
         if going:
             joined = group.get_workers()[len(workers) :]
-            places.dismiss([place_of(each) for each in going], [place_of(each) for each in joined])
+            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(each) for each in joined])
 
 
 def _is_there(group: Any) -> bool:

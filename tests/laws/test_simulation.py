@@ -18,6 +18,7 @@ FOUND = {
     3772: "a healthy newcomer was left out, since it was the first to leave a meeting that others explain",
     5003542: "a newcomer that had met the members was left out when it was the first to leave a sum that broke",
     491: "a notice took away the only worker with the state, since members without it counted",
+    2638: "who had left as planned counted as survivors, and nobody was left to train",
 }
 #: Schedules of the gate. Of others about one in 30,000 has fewer events than it should have.
 SCHEDULES = range(4000)

@@ -13,7 +13,7 @@ from ray.train import WorkerGroupError
 from raytf._ray.train import DefaultFailurePolicy, FailureDecision
 from raytf.distributed.member import LeftBehindError
 from raytf.driver.supervision.diagnosis import diagnose, worker_errors
-from raytf.driver.supervision.failures import Cause, Failure
+from raytf.driver.supervision.group_failure import lost_ranks
 from raytf.driver.supervision.supervisor import Scene, Supervisor
 from raytf.driver.supervision.watchdog import explain_loss
 from raytf.errors import WorkerLostError
@@ -38,6 +38,7 @@ class FailurePolicy(DefaultFailurePolicy):
     Attributes:
         lost: ranks that are gone while the others go on; None where all have to start again.
         size: how many workers there are, as the controller tells.
+        left: ranks of workers that have left as planned, as the controller tells.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FailurePolicy(DefaultFailurePolicy):
         super().__init__(failure_config)
         self._is_partial = is_partial
         self.lost: set[int] | None = set()
-        self.size = 0
+        self.size, self.left = 0, set[int]()
         self._run_monitor, self._run_uri, self._supervisor = monitor, run_uri, supervisor
         self._reached = 0
 
@@ -71,8 +72,8 @@ class FailurePolicy(DefaultFailurePolicy):
         failure = diagnose(error)
         decision = self._supervisor.decide(failure, scene, has_budget)
         if isinstance(error, WorkerGroupError):
-            goes_on = self._is_partial and decision.retry and _outlived(failure, error)
-            self.lost = set(error.worker_failures) if goes_on else None
+            goes_on = self._is_partial and decision.retry
+            self.lost = lost_ranks(failure, worker_errors(error), self.left) if goes_on else None
         survivors = max(0, self.size - len(self.lost)) if self.lost else 0
         self._supervisor.survivors = survivors
         fault = dataclasses.replace(decision.fault, survived=survivors > 0)
@@ -92,15 +93,6 @@ class FailurePolicy(DefaultFailurePolicy):
         with contextlib.suppress(ray.exceptions.RayError):
             return explain_loss(self._run_monitor, self._run_uri, list(errors))
         return None
-
-
-def _outlived(failure: Failure, error: WorkerGroupError) -> bool:
-    """Whether workers without a failure go on: others have died, hang, or were left behind by them."""
-    if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
-        return False
-    errors = worker_errors(error).values()
-    # Who misses a peer cannot go on, unless it is the one that was missed.
-    return not any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors)
 
 
 def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:

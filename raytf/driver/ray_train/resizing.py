@@ -1,8 +1,9 @@
-"""When a run changes its number of workers: a decision from time and counts alone. No Ray and no TensorFlow here."""
+"""When a run changes its number of workers, and which ones: decided from time and counts alone. No Ray here."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
@@ -117,3 +118,44 @@ class Resizer:
             return True
         last = None if view.deadline is None else view.deadline - LAST_SAVE_SECONDS
         return last is not None and self._saved_at < last <= view.now
+
+
+def next_size(possible: int | None, survivors: int, fewest: int) -> int | None:
+    """Return how many workers the next group has; None while there are too few.
+
+    Args:
+        possible: workers that the cluster can run; None if that is not known.
+        survivors: workers that train already, with however few they are; 0 where all start again.
+        fewest: workers that a run needs at least.
+    """
+    if survivors:
+        return max(survivors, possible or 0)
+    return None if possible is None or possible < fewest else possible
+
+
+def ranks_to_replace(nodes: Sequence[str], lost: Collection[int], wanted: int, usable: Collection[str]) -> list[int]:
+    """Return the lost ranks that new workers on the same nodes take; the group continues without the other lost ones.
+
+    Args:
+        nodes: of the workers, by rank.
+        lost: ranks of workers that are gone.
+        wanted: how many workers the group should have.
+        usable: nodes on which a worker can start.
+    """
+    room = wanted - (len(nodes) - len(lost))
+    return [rank for rank in sorted(lost) if nodes[rank] in usable][: max(0, room)]
+
+
+def planned_change(nodes: Sequence[str], wanted: int, usable: Collection[str]) -> tuple[list[int], int]:
+    """Return the ranks that leave, and how many workers are added before that.
+
+    Args:
+        nodes: of the workers, by rank.
+        wanted: how many workers the group should have.
+        usable: nodes on which a worker can start; the workers on other nodes leave.
+    """
+    going = [rank for rank, node in enumerate(nodes) if node not in usable]
+    more = wanted - (len(nodes) - len(going))
+    if more < 0:  # with fewer workers and no node that goes, the last ones leave
+        going += [rank for rank in reversed(range(len(nodes))) if rank not in going][:-more]
+    return going, max(0, more)

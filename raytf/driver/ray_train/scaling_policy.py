@@ -14,13 +14,14 @@ import ray.train
 from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
-from raytf._ray.partial_group import WorkerPlace
+from raytf._ray.partial_group import WorkerPlace, place_of
 from raytf._ray.placement import NODE_LABEL
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
 from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.distributed.gpu import kinds
+from raytf.driver.ray_train import dismissal, resizing
 from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.notice_ends import NoticeEnds
 from raytf.driver.ray_train.resizing import ClusterView, ResizeDecision, Resizer
@@ -93,7 +94,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._run, self._run_monitor, flags = run, run.monitor, run.flags
         self._is_partial = run.arbiter is not None
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds, self._is_partial)
-        self._departures = Departures(run.arbiter)
+        self._departures = Departures()
         #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
         self._excluded = frozenset[str]()
@@ -145,21 +146,18 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         if time.monotonic() < self._run.supervisor.resumes_at:
             time.sleep(_WAIT_SECONDS)
             return train.NoopDecision()
-        possible, survivors = self._look(knock=True), self._run.supervisor.survivors
-        if survivors:  # they train already, with however few they are
-            return self._resize(max(survivors, possible or 0))
-        if possible is None or possible < self.scaling_config.min_workers:
-            if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
-                self._told_at = time.monotonic()
-                wanted = self.scaling_config.min_workers
-                self._run_monitor.book(events.Waiting(possible, wanted))
-                self._run_monitor.say(
-                    f"waiting: the cluster can run {possible} workers now, and at least "
-                    f"{self.scaling_config.min_workers} are wanted"
-                )
-            time.sleep(_WAIT_SECONDS)  # otherwise Ray's controller asks again at once, for ever
-            return train.NoopDecision()
-        return self._resize(possible)
+        possible, fewest = self._look(knock=True), self.scaling_config.min_workers
+        workers = resizing.next_size(possible, self._run.supervisor.survivors, fewest)
+        if workers is not None:
+            return self._resize(workers)
+        if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
+            self._told_at = time.monotonic()
+            self._run_monitor.book(events.Waiting(possible, fewest))
+            self._run_monitor.say(
+                f"waiting: the cluster can run {possible} workers now, and at least {fewest} are wanted"
+            )
+        time.sleep(_WAIT_SECONDS)  # otherwise Ray's controller asks again at once, for ever
+        return train.NoopDecision()
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -176,7 +174,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         workers = worker_group_state.num_workers
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
         mine, end = set(nodes.values()), self._follow_notices(nodes)
-        left = self._departures.left(worker_group_state.workers, worker_group_status.worker_statuses)
+        ended = {rank for rank, status in worker_group_status.worker_statuses.items() if not status.running}
+        left = self._departures.left([place_of(worker) for worker in worker_group_state.workers], ended)
         if left:
             return self._get_resize_decision(workers - len(left))
         if self._departures.are_awaited:
@@ -199,9 +198,13 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                 return self._resize(possible)
         return train.NoopDecision()
 
-    def can_replace(self, node: str) -> bool:
-        """Whether a worker can start on a node in the place of one that is gone."""
-        return node in self._nodes
+    def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
+        """Return the lost ranks that new workers on the same nodes take."""
+        return resizing.ranks_to_replace(nodes, lost, wanted, self._nodes)
+
+    def planned_change(self, nodes: Sequence[str], wanted: int) -> tuple[list[int], int]:
+        """Return the ranks that leave, and how many workers are added before that."""
+        return resizing.planned_change(nodes, wanted, self._nodes)
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
         """Other workers have these ranks now.
@@ -236,7 +239,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
         """Have workers leave, once others have come."""
-        self._departures.dismiss(workers, after)
+        assert self._run.arbiter is not None
+        dismissal.dismiss(self._run.arbiter, workers, after)
+        self._departures.dismiss(workers)
 
     def take_gone(self) -> set[int]:
         """Ranks of workers that have left as they were told to; asked for once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import ray
@@ -11,20 +11,18 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.distributed.member import UnreachableError
 from raytf.driver.supervision.failures import Cause, Failure
+from raytf.driver.supervision.group_failure import Errors, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
     GpuError,
     HangError,
     JobError,
     RaytfError,
-    ReplicaError,
     StorageError,
     WorkerLostError,
     one_line,
 )
-from raytf.runs.events import short
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
@@ -53,20 +51,12 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
         return _of_process(_unwrapped(error))
     errors = worker_errors(error)
     dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
-    found = (
-        _final(errors, dead)
-        or _hang(errors)
-        or _replicas(errors, dead)
-        or _death([errors[rank] for rank in dead], died_with_node)
-        or _gpu(error, errors)
-        or _unreachable(errors)
-        or _peer_lost(errors)
-        or (_any_other(errors) if errors else _at_start(error, died_with_node))
-    )
-    missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - set(dead))
-    if found.cause in (Cause.WORKER_DIED, Cause.NODE_LOST):
-        found = replace(found, ranks=tuple(dead))
-    return replace(found, dead=frozenset(dead), is_peer_missed=missed, error=_last_word(error, errors))
+
+    def with_node() -> bool:
+        return _died_with_node([errors[rank] for rank in dead], died_with_node)
+
+    found = failure_of(errors, dead, _gpu_errors(error, errors), with_node) or _at_start(error, died_with_node)
+    return replace(found, error=_last_word(error, errors))
 
 
 def worker_errors(error: BaseException) -> dict[int, BaseException]:
@@ -78,78 +68,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
     return found
 
 
-# -- what failed in a group of Ray Train: each function looks for one thing, and the first that finds it decides -------
-
-_Errors = Mapping[int, BaseException]
-
-
-def _final(errors: _Errors, dead: list[int]) -> Failure | None:
-    for rank, error in errors.items():
-        if isinstance(error, RaytfError) and not error.retryable and not (dead and isinstance(error, JobError)):
-            return replace(_of_job(error), ranks=(rank,))
-        # A JobError does not count if a peer has died: a dying peer can make TensorFlow raise anything.
-    return None
-
-
-def _hang(errors: _Errors) -> Failure | None:
-    ranks = tuple(rank for rank, error in errors.items() if isinstance(error, HangError))
-    if not ranks:
-        return None
-    return Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, ranks))})", ranks=ranks)
-
-
-def _replicas(errors: _Errors, dead: list[int]) -> Failure | None:
-    apart = {rank: error for rank, error in errors.items() if isinstance(error, ReplicaError)}
-    if not apart or dead:
-        return None
-    # Ray's ranks, which are not those of a group that has met again.
-    wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
-    first = next(iter(apart.values()))
-    nodes = frozenset(node for error in apart.values() for node in error.nodes)
-    text, is_proven = one_line(first, 400), first.computes_wrongly
-    return Failure(Cause.REPLICAS, text, ranks=wrong, computes_wrongly=is_proven, nodes=nodes)
-
-
-def _death(dead: list[BaseException], died_with_node: DiedWithNode) -> Failure | None:
-    if not dead:
-        return None
-    text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
-    return Failure(_cause_of_death(dead, died_with_node), text)
-
-
-def _gpu(error: BaseException, errors: _Errors) -> Failure | None:
-    told = _gpu_errors(error, errors)
-    if not told:
-        return None
-    return Failure(
-        Cause.GPU,
-        one_line(told[0]).rstrip("."),
-        is_launch=all(e.is_launch for e in told),
-        ranks=tuple(rank for rank, e in errors.items() if e in told),
-        nodes=frozenset(e.node for e in told if e.node),
-    )
-
-
-def _unreachable(errors: _Errors) -> Failure | None:
-    apart = {rank: error for rank, error in errors.items() if isinstance(error, UnreachableError)}
-    if not apart:
-        return None
-    nodes = frozenset(error.node for error in apart.values())
-    listed = ", ".join(map(short, sorted(nodes)))
-    text = f"workers were left out (the others and they cannot reach each other; node {listed})"
-    return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), is_unreachable=True, nodes=nodes)
-
-
-def _peer_lost(errors: _Errors) -> Failure | None:
-    if errors and all(isinstance(error, WorkerLostError) for error in errors.values()):
-        return Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
-    return None
-
-
-def _any_other(errors: _Errors) -> Failure:
-    first = next(iter(errors.values()))
-    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER
-    return Failure(cause, _lost(first), ranks=tuple(errors))
+# -- what failed where a group did not train, and what Ray says of it --------------------------------------------------
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
@@ -159,26 +78,22 @@ def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
     if isinstance(died, ray.exceptions.RayActorError) and not died.actor_init_failed:
         text = "workers were lost (a worker process died while its group started)"
-        return Failure(_cause_of_death([died], died_with_node), text)
+        is_with_node = _died_with_node([died], died_with_node)
+        return Failure(Cause.NODE_LOST if is_with_node else Cause.WORKER_DIED, text)
     if isinstance(inner, WorkerGroupStartupTimeoutError):
         return Failure(Cause.START, "Ray found no place for the workers in time", is_wait=True)
-    return Failure(Cause.STORAGE if isinstance(inner, StorageError) else Cause.START, _lost(inner))
+    return Failure(Cause.STORAGE if isinstance(inner, StorageError) else Cause.START, lost_to(inner))
 
 
-def _cause_of_death(dead: list[BaseException], died_with_node: DiedWithNode) -> Cause:
-    with_node = any(isinstance(e, ray.exceptions.RayActorError) and died_with_node(e) for e in dead)
-    return Cause.NODE_LOST if with_node else Cause.WORKER_DIED
+def _died_with_node(dead: list[BaseException], died_with_node: DiedWithNode) -> bool:
+    return any(isinstance(e, ray.exceptions.RayActorError) and died_with_node(e) for e in dead)
 
 
-def _gpu_errors(error: BaseException, errors: _Errors) -> list[GpuError]:
+def _gpu_errors(error: BaseException, errors: Errors) -> list[GpuError]:
     """Errors about GPUs, from the ranks of a group or from a process that could not become a rank; the surest ones."""
     failure = error.controller_failure if isinstance(error, ControllerError) else None
     told = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
     return [e for e in told if not e.is_doubtful] or told
-
-
-def _lost(error: BaseException) -> str:
-    return f"workers were lost ({type(error).__name__}: {one_line(error, 120)})"
 
 
 # -- what one process raised -------------------------------------------------------------------------------------------
@@ -199,7 +114,7 @@ def _of_process(error: BaseException) -> Failure:
             failed = ClusterError(f"training failed: {text}", passes=True)
             return Failure(Cause.WORKER_DIED, text, error=failed)
         case RaytfError(retryable=False):
-            return replace(_of_job(error), error=error)
+            return replace(of_job(error), error=error)
         case HangError():
             return Failure(Cause.HANG, text, error=own)
         case GpuError():
@@ -210,13 +125,6 @@ def _of_process(error: BaseException) -> Failure:
             return Failure(Cause.STORAGE, text, error=own)
     text = f"the group was lost ({type(error).__name__}: {one_line(error, 160)})"
     return Failure(Cause.OTHER, text, error=own or ClusterError(f"training failed: {text}", passes=True))
-
-
-def _of_job(error: RaytfError) -> Failure:
-    text, name = one_line(error, 200).rstrip("."), type(error).__name__
-    step = getattr(error, "step", None)
-    is_final = not isinstance(error, JobError) or error.is_bug
-    return Failure(Cause.ERROR, text, f"{name}: {error}", step, is_final)
 
 
 def _unwrapped(error: BaseException) -> BaseException:
@@ -238,7 +146,7 @@ def _missing_module(error: BaseException) -> ClusterError | None:
     )
 
 
-def _last_word(error: BaseException, errors: _Errors) -> RaytfError:
+def _last_word(error: BaseException, errors: Errors) -> RaytfError:
     """The error that the user sees when a run of Ray Train ends."""
     # If one rank finds something wrong, the others lose it and report that, which is not the cause.
     for inner in sorted(errors.values(), key=lambda e: getattr(e, "retryable", False)):

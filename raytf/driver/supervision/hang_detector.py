@@ -2,7 +2,8 @@
 
 Every rank sends a heartbeat once a second that says what it does. A rank whose heartbeats stop is examined from outside
 before it is blamed. Among ranks with heartbeats, one whose own work takes too long is to blame; ranks that only wait
-for others never are, unless all of them wait.
+for others never are, unless all of them wait. Ranks that wait to meet the others, since they join or have lost one, are
+no reason for the others to wait.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ _ALL_SILENT = 10.0
 
 #: In these activities ranks wait for others.
 _WAITING = frozenset({Activity.STEP, Activity.COLLECTIVE, Activity.TRANSFER, Activity.REPORT})
+
+
+#: In these activities ranks wait to meet the others, and then they report progress again and again.
+_MEETING = frozenset({Activity.START, Activity.TRANSFER})
+
+
+#: The most seconds between two such reports, and seconds after which it is certain that a rank waits to meet.
+_REPORT_SECONDS, _MEETING_SECONDS = 5.0, 10.0
 
 
 #: Factors of the limit for activities without a usual length, and for callbacks.
@@ -143,6 +152,8 @@ class HangDetector:
         self._looked_at: float | None = None
         self._forgiven_at = float("-inf")
         self._were_all_silent = False
+        #: Rank and process id -> since when the rank seems to wait to meet the others.
+        self._meeting_since: dict[tuple[int, int], float] = {}
 
     @property
     def limit(self) -> float:
@@ -170,6 +181,7 @@ class HangDetector:
             return HangReport()
         self._step = max((s.beat.step for s in sightings), default=0)
         there = [s for s in sightings if s.beat.activity is not Activity.DONE]
+        members = self._members([s.beat for s in there], now)
         are_all_silent = min((s.age for s in there), default=0.0) > _HELD_UP_SECONDS
         if self._were_all_silent and not are_all_silent:
             self._forgiven_at = now
@@ -184,7 +196,13 @@ class HangDetector:
         if silent:
             frozen = self._frozen(silent, ages, evidence, len(silent) == len(there))
             return HangReport(frozen, frozenset() if frozen else frozenset(s.beat.rank for s in silent))
-        return HangReport(self._stuck([s.beat for s in there]))
+        return HangReport(self._stuck(members))
+
+    def _members(self, beats: list[HeartbeatState], now: float) -> list[HeartbeatState]:
+        """Return the heartbeats of the ranks that do not wait to meet the others."""
+        meeting = [b for b in beats if b.activity in _MEETING and b.seconds < _REPORT_SECONDS]
+        self._meeting_since = {(b.rank, b.pid): self._meeting_since.get((b.rank, b.pid), now) for b in meeting}
+        return [b for b in beats if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS]
 
     def _frozen(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from raytf.distributed.membership import node_of
 from tests.stress.simulate.arithmetic import SHARDS, expected
 from tests.stress.simulate.world import Violation
 
@@ -24,14 +23,12 @@ class Checks:
     """Of one run.
 
     Attributes:
-        refused: hosts of workers that were left out because others could not reach them.
         last_fault: when the last fault began or ended.
         cut_at: host -> when a link of its was cut or healed.
     """
 
     def __init__(self, run: Run):
         self._run = run
-        self.refused: set[str] = set()
         self.last_fault = 0.0
         self.cut_at: dict[str, float] = {}
         self._last_step = 0.0
@@ -47,13 +44,13 @@ class Checks:
         if key in self._begins:
             raise Violation(f"two generations have number {key}")
         self._begins[key] = max(generation["steps"])
-        self.refused |= set(map(node_of, generation["unreachable"]))
         if len(generation["members"]) > SHARDS:
             raise Violation(f"generation {key} has more members than there are shards")
         leaving = [worker for worker in driver.workers.values() if worker.member.name in generation["dismissed"]]
         if any(worker.step >= 0 for worker in leaving) and max(generation["steps"]) < 0:
             raise Violation(f"all that have the state are dismissed before generation {key}")
         for name in generation["dismissed"]:
+            self._run.supervision.dismissed(f"{driver.number} {name}")
             missing = set(self._run.notices[name]).difference(driver.workers)
             if missing:
                 raise Violation(f"{name} leaves before {sorted(missing)} have come")
@@ -90,12 +87,12 @@ class Checks:
         self._run.ownership.restored(name)
         for worker in self._run.living:
             is_other = worker.driver is by.driver and worker.key != by.key
-            if is_other and worker.has_state and not self._is_troubled(worker):
+            if is_other and worker.has_state and not self.is_troubled(worker):
                 raise Violation(f"a checkpoint is restored although {worker.member.name} has step {worker.step}")
 
     def ended(self, worker: Worker) -> None:
         """A worker has ended."""
-        if worker.why in _PLANNED or not worker.driver.process.is_alive or self._is_troubled(worker):
+        if worker.why in _PLANNED or not worker.driver.process.is_alive or self.is_troubled(worker):
             return
         if self._run.world.now - self.cut_at.get(worker.process.host, float("-inf")) < NEW_STEP_SECONDS:
             return
@@ -126,12 +123,14 @@ class Checks:
         if driver.process.is_alive and not driver.process.is_frozen and not run.is_over:
             since = now - NEW_STEP_SECONDS
             living = [w for w in run.living if w.driver is driver and w.has_state and w.has_state_since < since]
-            having = [w for w in living if not self._is_troubled(w)]
+            having = [w for w in living if not self.is_troubled(w)]
             if having and quiet > NEW_STEP_SECONDS:
                 raise Violation(
                     f"no step for {quiet:.0f} s although {having[0].member.name} has the state and the driver lives"
                 )
-            if quiet > RESTART_SECONDS and not run.network.cuts and run.store.is_well and not run.store.cut_off:
+            # Workers of an earlier driver take the room until it sees that it has lost the run.
+            is_well = run.store.is_well and not run.store.cut_off and all(w.driver is driver for w in run.living)
+            if quiet > RESTART_SECONDS and not self.cuts() and is_well:
                 raise Violation(f"no step for {quiet:.0f} s although nothing is wrong any more")
             if quiet > NEW_STEP_SECONDS or now - self.last_fault > NEW_STEP_SECONDS:
                 self._check_newcomers()
@@ -143,14 +142,14 @@ class Checks:
     def _check_newcomers(self) -> None:
         """Who could join must not wait for long."""
         run, since = self._run, self._run.world.now - NEW_STEP_SECONDS
-        members = sum(worker.has_state for worker in run.living)
+        members = sum(worker.has_state and not self.is_troubled(worker) for worker in run.living)
         for worker in run.living:
             is_waiting = worker.phase == "asking" and not worker.member.number and worker.started_at < since
-            is_well = worker.driver is run.driver and not self._is_troubled(worker) and not run.network.cuts
+            is_well = worker.driver is run.driver and not self.is_troubled(worker) and not self.cuts()
             if is_waiting and is_well and self.last_fault < since and 0 < members < SHARDS:
                 raise Violation(f"{worker.member.name} waits since {worker.started_at:.0f} s to join")
 
-    def _is_troubled(self, worker: Worker) -> bool:
+    def is_troubled(self, worker: Worker) -> bool:
         """Whether something is wrong with a worker, its driver, or the link between them, or was a while ago."""
         since = self._run.world.now - NEW_STEP_SECONDS
         processes = worker.process, worker.driver.process
@@ -160,3 +159,8 @@ class Checks:
 
     def _cut_hosts(self) -> set[str]:
         return {host for pair in self._run.network.cuts for host in pair}
+
+    def cuts(self) -> list[tuple[str, str]]:
+        """Pairs of hosts that are there and between which nothing gets through."""
+        here = {*self._run.hosts, "head"}
+        return [pair for pair in self._run.network.cuts if here.issuperset(pair)]

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from tests.stress.simulate import storage_faults
+from tests.stress.simulate import cluster_faults, storage_faults
 from tests.stress.simulate.group import HEAD, Run, Worker
 from tests.stress.simulate.storage_faults import later as _later
 
@@ -101,17 +101,8 @@ def _kill_all(run: Run, fault: Fault) -> None:
 
 
 def _lose_host(run: Run, fault: Fault) -> None:
-    if len(run.hosts) < 3:
-        return
-    host = _host(run, fault.who)
-    run.world.tell(f"host {host} disappears")
-    run.hosts.remove(host)
-    for other in [*run.hosts, HEAD]:
-        _cut(run, host, other, None, True)
-    for worker in run.living:
-        if worker.process.host == host:
-            worker.process.has_child = True  # nobody is told
-            worker.die()
+    if len([host for host in run.hosts if host not in run.noticed]) > 2:
+        cluster_faults.lose_host(run, _host(run, fault.who))
 
 
 def _freeze(run: Run, fault: Fault) -> None:
@@ -196,27 +187,15 @@ def _cut_in_halves(run: Run, fault: Fault) -> None:
 
 def _slow(run: Run, fault: Fault) -> None:
     worker = _worker(run, fault.who)
-    if worker is not None:
+    if worker is not None and worker.seconds == run.step_seconds:
         run.world.tell(f"{worker.member.name} is slow for {fault.seconds:g} s")
         worker.seconds = 3 * run.step_seconds
-        _later(run, fault.seconds, setattr, worker, "seconds", run.step_seconds)
+        _later(run, fault.seconds, _hasten, run, worker)
 
 
-def _come(run: Run, fault: Fault) -> None:
-    run.world.tell("one more worker is wanted")
-    run.target = min(run.target + 1, 7)
-    run.start_worker(1)
-
-
-def _notice(run: Run, fault: Fault) -> None:
-    worker = _worker(run, fault.who)
-    if worker is None or not run.driver.process.is_alive or run.driver.process.is_frozen:
-        return
-    before = len(run.workers)
-    run.start_worker(1)
-    after = [new.member.name for new in run.workers[before:]]
-    run.world.tell(f"{worker.member.name} has notice; {after} take its place")
-    run.driver.dismiss([worker.member.name], after if fault.other % 2 else [])
+def _hasten(run: Run, worker: Worker) -> None:
+    if not cluster_faults.hangs(worker):
+        worker.seconds = run.step_seconds
 
 
 def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> None:
@@ -250,8 +229,8 @@ KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "cut from the driver": (2, _cut_from_head),
     "network in halves": (1, _cut_in_halves),
     "slow worker": (1, _slow),
-    "newcomer": (3, _come),
-    "notice": (3, _notice),
+    "newcomer": (3, cluster_faults.one_more),
+    "notice": (3, cluster_faults.notice),
     "storage out": (1, storage_faults.out),
     "lost answers of storage": (1, storage_faults.lossy),
     "slow storage": (1, storage_faults.slow),
@@ -263,4 +242,8 @@ KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
     "cut in one direction in a meeting": (1, partial(_at_meeting, _cut_one_way)),
     "freeze in a meeting": (1, partial(_at_meeting, _freeze)),
     "death in a meeting, with a forked child": (1, partial(_at_meeting, _kill_with_child)),
+    "resize": (2, cluster_faults.resize),
+    "hosts that come and go": (2, cluster_faults.come_and_go),
+    "hang": (2, cluster_faults.hang),
+    "two notices at once": (1, cluster_faults.two_notices),
 }

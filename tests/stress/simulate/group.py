@@ -1,8 +1,8 @@
 """A simulated run: a driver with its arbiter, and workers that train. All decisions are the code's own.
 
 `Arbitration`, `Membership`, `Silence` and `reaching_each_other` decide in the driver, `Member`, `MeetingPoint`,
-`Waiting`, `transfer` and `Commit` in the workers. What is made up here is what they stand in: sockets, the sum,
-storage, and Ray's start of processes.
+`Waiting`, `transfer` and `Commit` in the workers. What is made up here is what they stand in: sockets, the sum, and
+storage. `ray_train` starts workers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from raytf.errors import CheckpointError, StorageError, WorkerLostError
 from raytf.runs.run_log import new_attempt
 from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
 from tests.stress.simulate.checks import Checks
+from tests.stress.simulate.hangs import HEAD
 from tests.stress.simulate.lookout import Lookout
 from tests.stress.simulate.meeting import Call, Meeting
 from tests.stress.simulate.ownership import SimulatedLease
 from tests.stress.simulate.ownership_checks import OwnershipChecks
+from tests.stress.simulate.ray_train import RayTrain
 from tests.stress.simulate.saving import Saved, Saver, SimulatedTier
 from tests.stress.simulate.storage import Request, Steps, Store, Task
+from tests.stress.simulate.supervision import SupervisionChecks
 from tests.stress.simulate.world import Connection, Network, Process, World
 
 #: Seconds between two looks of the arbiter, and looks for which members may be late to leave.
 _LOOK_SECONDS, _LEAVE_LOOKS = 0.5, 600
-#: Host of the driver.
-HEAD = "head"
 #: Seconds between two tries to connect, and between two looks of a rank that meets.
 _TRY_SECONDS = 0.25
-#: Seconds after which Ray kills a worker that was let go.
-_KILL_SECONDS = 3.0
 #: Steps between two checkpoints.
 _SAVE_EVERY = 4
 
@@ -87,7 +86,7 @@ class Driver:
             self._carry_out(self.arbiter.hear(worker.member.name, of_worker(line)))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
-        """Have workers leave for good once others have come, as `raytf.driver.ray_train.departures` does."""
+        """Have workers leave for good once others have come, as `raytf.driver.ray_train.dismissal` does."""
         self.run.notices |= {name: list(after) for name in names}
         self.arbiter.come("departures")
         self._carry_out(self.arbiter.hear("departures", Dismiss(tuple(names), tuple(after))))
@@ -96,7 +95,6 @@ class Driver:
     def lose(self, worker: Worker) -> None:
         """The connection with a worker has ended."""
         if self.workers.pop(worker.member.name, None) is not None:
-            self.run.let_go(worker)
             self._carry_out(self.arbiter.lose(worker.member.name))
 
     def _look(self) -> None:
@@ -113,7 +111,6 @@ class Driver:
                 if worker is not None:
                     self.run.world.tell(f"the arbiter lets {command.name} go")
                     worker.link.close(0)
-                    self.run.let_go(worker)
                 continue
             if "generation" in command.message:
                 self.run.checks.began(command.message["generation"], self)
@@ -139,9 +136,9 @@ class Worker:
         self.process = Process(run.world, name, node_of(name))
         self.wanted, self._order, self.started_at = wanted, order, run.world.now
         self.step, self.state, self.has_state_since, self.is_taking = -1, 0, 0.0, False
-        #: What it is about: "asking", "meeting", "summing", "computing", "ended".
+        #: What it is about: "asking", "meeting", "summing", "restoring", "computing", "ended".
         self.phase = "asking"
-        self.is_let_go, self.why = False, ""
+        self.why, self.hangs_alone = "", True
         self.generation: Generation | None = None
         self.seconds = run.step_seconds
         self._meetings = 0
@@ -412,7 +409,7 @@ class Worker:
         steps = self.generation.steps
         if max(steps) < 0:
             if self.rank == 0:
-                self.phase = "computing"
+                self.phase = "restoring"
                 Task(self.run.store, self.process, self._find(self.key))
             else:
                 self._add("restored", None, self._restore)
@@ -442,7 +439,7 @@ class Worker:
                         self.run.ownership.skipped(name)
             except StorageError:
                 yield 1.0
-        if key == self.key and self.phase == "computing":
+        if key == self.key and self.phase == "restoring":
             self.run.checks.restored(self, name)
             self._add("restored", found, self._restore)
 
@@ -521,17 +518,29 @@ class Run:
         world: in which it is.
         network: that carries messages.
         hosts: names of those that workers may be started on.
-        workers: of a group.
+        workers: that are wanted.
+        slots: of each host, for a worker each.
         end_step: after which the run is over.
         step_seconds: of computing a step.
+
+    Attributes:
+        noticed: hosts that are about to go.
     """
 
     def __init__(
-        self, world: World, network: Network, hosts: Sequence[str], workers: int, end_step: int, step_seconds: float
+        self,
+        world: World,
+        network: Network,
+        hosts: Sequence[str],
+        workers: int,
+        slots: int,
+        end_step: int,
+        step_seconds: float,
     ):
         self.world, self.network, self.hosts, self.target = world, network, list(hosts), workers
+        self.slots, self.noticed, self._hosts = slots, set[str](), len(hosts)
         self.end_step, self.step_seconds = end_step, step_seconds
-        self.checks = Checks(self)
+        self.checks, self.supervision = Checks(self), SupervisionChecks(self)
         self.store = Store(world, world.storage)
         self.ownership = OwnershipChecks(self)
         #: Who listens at an address.
@@ -543,14 +552,16 @@ class Run:
         #: Who has notice -> who comes before it leaves.
         self.notices: dict[str, list[str]] = {}
         self._started = 0
+        self.has_given_up = False
         #: Of all commands so far. The last one that has taken the run is `driver`.
         self.drivers: list[Driver] = []
         self.driver = self.give_command(HEAD)
+        self.train = RayTrain(self, self.driver)
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has its result."""
-        return self.result is not None
+        """Whether the run has its result, or has given up."""
+        return self.result is not None or self.has_given_up
 
     @property
     def living(self) -> list[Worker]:
@@ -579,10 +590,13 @@ class Run:
     def owned(self, driver: Driver) -> None:
         """A driver has taken the run."""
         self.driver, self.checks.last_fault = driver, self.world.now
+        self.train = RayTrain(self, driver)
+        for worker in self.living:
+            if not worker.driver.process.is_alive:  # Ray ends what belongs to a driver that is gone
+                self.train.kill(worker)
+        self.supervision.new_driver()
         driver.begin()
-        for order in range(self.target):
-            self.start_worker(self.target, order)
-        self.world.after(2.0, self._replace, driver)
+        self.train.begin()
 
     def command_ended(self, driver: Driver, why: str, seconds: float = 5.0) -> None:
         """A driver's process ends or dies, and the same command is given again after some seconds."""
@@ -592,46 +606,34 @@ class Run:
             worker.link.close(0)
         self.world.after(seconds, self._give_again, driver.process.host)
 
-    def start_worker(self, wanted: int | None = None, order: int = 0) -> None:
-        """Ray starts a worker, which joins; not on a node that is excluded, if there is another one."""
-        reached = [host for host in self.hosts if not self.network.is_cut(self.driver.process.host, host)]
-        usable = [host for host in reached if host not in self.checks.refused] or reached
-        if not usable or not self.driver.process.is_alive or not self.driver.lease.is_held or self.is_over:
-            return
+    def start_worker(self, host: str, wanted: int, order: int) -> Worker:
+        """Ray starts a worker on a host, which joins."""
+        self.supervision.started(host)
         self._started += 1
-        name = f"{self.world.random.choice(usable)}-{self._started}"
-        self.workers.append(Worker(self, self.driver, name, self.target if wanted is None else wanted, order))
-
-    def let_go(self, worker: Worker) -> None:
-        """The arbiter has let a worker go, which Ray then kills, if it reaches its host."""
-        worker.is_let_go = True
-        self.world.after(_KILL_SECONDS, self._kill, worker)
-
-    def _kill(self, worker: Worker) -> None:
-        if worker.phase != "ended" and not self.network.is_cut(worker.driver.process.host, worker.process.host):
-            worker.die()
-        else:
-            self._replace(worker.driver)
+        self.workers.append(Worker(self, self.driver, f"{host}-{self._started}", wanted, order))
+        return self.workers[-1]
 
     def ended(self, worker: Worker) -> None:
         """A worker's process has ended."""
         if not worker.process.has_child:  # which also has the socket that listens
             self.listeners.pop(worker.address, None)
         self.checks.ended(worker)
-        self.world.after(self.world.random.uniform(1.0, 4.0), self._replace, worker.driver)
+        self.train.ended(worker)
 
-    def _replace(self, driver: Driver) -> None:
-        """Have as many workers as the run should have."""
-        if driver is not self.driver or not driver.process.is_alive or driver.is_concluding or self.is_over:
-            return
-        living = [worker for worker in self.living if worker.driver is driver and not worker.is_let_go]
-        if not any(worker.has_state for worker in living):
-            for worker in living:  # Ray Train tells those that are there how many they are
-                worker.process.do(worker.want, self.target)
-        for _ in range(self.target - len(living)):
-            self.start_worker()
-        if sum(worker.driver is driver for worker in self.living) < self.target:  # no host was there
-            self.world.after(2.0, self._replace, driver)
+    def give_up(self) -> None:
+        """The supervisor makes no further attempt."""
+        self.world.tell("the run gives up")
+        self.has_given_up = True
+
+    def room(self, hosts: Collection[str]) -> int:
+        """How many of the wanted workers some hosts can run."""
+        return min(self.target, self.slots * len(hosts))
+
+    def new_host(self) -> str:
+        """Return the name of another host, which is there now."""
+        self._hosts += 1
+        self.hosts.append(f"h{self._hosts - 1}")
+        return self.hosts[-1]
 
     def _give_again(self, host: str) -> None:
         """Give the command again on a host, unless a driver drives the run or tries to on that host."""

@@ -13,6 +13,9 @@ _ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
 _REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
 _MEETING_POINT, _WAITING = "raytf.distributed.meeting_point", "raytf.distributed.waiting"
 _LEASE = "raytf.runs.lease_decisions"
+_FAILURE, _SUPERVISOR = "raytf.driver.supervision.group_failure", "raytf.driver.supervision.supervisor"
+_HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
+_RESIZING = "raytf.driver.ray_train.resizing"
 
 
 class Mutant(NamedTuple):
@@ -90,9 +93,7 @@ MUTANTS = {
         "if self._fled and not self._lost:",
         2054,
     ),
-    "a group has more members than there is room for": Mutant(
-        _MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 28
-    ),
+    "a group has more members than there is room for": Mutant(_MEMBERSHIP, "[: max(0, self.most - staying)]", "[:]", 0),
     "a worker does not hear that a member of its generation is lost": Mutant(
         _MEMBER, "return self.is_lost or self._broken == number", "return self.is_lost", 1
     ),
@@ -145,4 +146,25 @@ MUTANTS = {
         _LEASE, "problem = one_line(error, 300)", 'problem = ""', 200
     ),
     "a driver takes its predecessor's term": Mutant(_LEASE, "= 1 + max(owner", "= max(owner", 33),
+    "who has left as planned counts as a survivor": Mutant(
+        _FAILURE, "return {*errors, *left}", "return set(errors)", 2638
+    ),
+    "who waits to join hides a hang in a step": Mutant(
+        _HANGS, "if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS", "if True", 34
+    ),
+    "who waits for data for ever is not blamed": Mutant(
+        _HANGS, "working = [b for b in late if b.activity not in _WAITING]", "working = []", 46
+    ),
+    "a node that others cannot reach is not excluded": Mutant(
+        _SUPERVISOR, "self.exclusion.is_unreachable(nodes, now)", "pass", 39
+    ),
+    "a run gives up after one failure without a new step": Mutant(
+        _RETRY, "FRUITLESS_FAILURES = 5", "FRUITLESS_FAILURES = 1", 18
+    ),
+    "a run does not follow a cluster that has grown": Mutant(
+        _RESIZING,
+        "if self._is_partial and wanted and (lasting or view.leaving):",
+        "if self._is_partial and wanted and view.leaving:",
+        134,
+    ),
 }

@@ -18,6 +18,9 @@ What decides is the code that decides in production:
 
 - in the driver `raytf.driver.arbitration`, `raytf.driver.silence`, `raytf.distributed.membership` and
   `raytf.distributed.reachability`: who belongs to the group, who is lost, who is left out;
+- in the driver's controller of Ray Train `raytf.driver.supervision.supervisor` with `retry`, `node_exclusion`,
+  `group_failure` and `hang_detector`, and `raytf.driver.ray_train.resizing` and `departures`: whether to start again,
+  on which hosts, how many workers there are, who leaves, and who hangs;
 - in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
   whom, and when a checkpoint is complete;
 - in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
@@ -26,8 +29,8 @@ What decides is the code that decides in production:
   its name. `raytf.checkpoint.retention` decides which checkpoints are deleted.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to
-all others), storage, and Ray, which starts workers again.
-The keeper of copies in memory, and the choice of the number of workers are not simulated. Simulated workers
+all others), storage, and Ray: its processes, and what it knows of them and of the cluster.
+The keeper of copies in memory is not simulated. Simulated workers
 train whole numbers, so that the state after each step is known.
 
 In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is checked that
@@ -36,7 +39,11 @@ In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is c
 - of two groups only one trains;
 - while the driver and somebody with the state are there, a new step comes within 30 s, and somebody who waits to join
   gets in within 30 s;
-- no worker ends that was well, and nobody leaves before those have come that take its place;
+- no worker ends that was well, and nobody leaves before those have come that take its place, or twice;
+- after 60 s of quiet there are as many workers as are wanted and possible;
+- a host that others cannot reach gets no worker while another one has room;
+- a run gives up only after five failures in a row without a new step, deaths aside;
+- a worker that hangs is ended in the time of the hang detector, and no worker is blamed that makes progress;
 - a checkpoint that is committed can be restored, and only the run's owner commits, and deletes what others restore;
 - a driver that is well keeps the run, whatever storage does; one that has lost it ends, and says so;
 - a checkpoint is restored only where nobody has the state.

@@ -16,6 +16,8 @@ from tests.stress.simulate.world import Network, Violation, World
 _LONGEST = 900.0
 #: Seconds that an undisturbed run trains.
 _TRAINING_SECONDS = 24.0
+#: Share of runs that train longer, so that the number of workers has time to follow the cluster, and their seconds.
+_LONG, _LONG_SECONDS = 0.03, 120.0
 #: Seconds in which faults begin.
 _FAULTY_SECONDS = 24.0
 #: A schedule has at least so many events.
@@ -62,7 +64,9 @@ def simulate(seed: int, given: Sequence[Fault] | None = None, tells: bool = Fals
     network = Network(world)
     hosts = [f"h{number}" for number in range(draw.randint(2, 6))]
     workers, steps = draw.randint(3, 5), draw.choice((16, 20, 24))
-    run = Run(world, network, hosts, workers, steps, _TRAINING_SECONDS / steps)
+    slots = draw.randint(-(-workers // len(hosts)), 4)
+    seconds = _TRAINING_SECONDS if draw.random() > _LONG else _LONG_SECONDS
+    run = Run(world, network, hosts, workers, slots, steps, seconds / steps)
     for fault in chosen:
         world.after(fault.at, faults.begin, run, fault)
     violation = ""

@@ -123,6 +123,32 @@ def test_a_rank_that_waits_is_never_blamed_while_another_works():
         assert world.now <= 20 * SECONDS
 
 
+@pytest.mark.parametrize("activity", [Activity.START, Activity.TRANSFER])
+def test_who_waits_to_meet_the_others_is_no_reason_for_a_step_to_last(activity):
+    world = World()
+    world.beats[2] = beat(2, activity=activity)  # it reports progress again and again
+    world._since[2] = world._heard[2] = 0.0
+    world.does(0, Activity.STEP)
+    world.does(1, Activity.COLLECTIVE)
+    found = world.until_found()
+    assert (ranks(found), found.where) == ([0, 1], "collective")
+    assert 25 <= world.now <= SECONDS
+    world = World()  # one has lost another rank and waits for this one, which does not leave its step
+    world.beats[1] = beat(1, activity=activity)
+    world.does(0, Activity.STEP)
+    found = world.until_found()
+    assert (ranks(found), found.where) == ([0], "step")
+    assert world.now <= SECONDS
+
+
+def test_who_has_begun_a_transfer_is_waited_for():
+    world = World()
+    world.does(0, Activity.STEP)
+    world.finds_nothing(20)
+    world.does(1, Activity.TRANSFER)
+    world.finds_nothing(200)
+
+
 def test_who_has_left_is_not_waited_for():
     world = World()
     world.does(1, Activity.DONE)

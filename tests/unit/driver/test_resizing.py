@@ -16,6 +16,9 @@ from raytf.driver.ray_train.resizing import (
     ClusterView,
     ResizeDecision,
     Resizer,
+    next_size,
+    planned_change,
+    ranks_to_replace,
 )
 
 EVERY = 60.0
@@ -214,6 +217,38 @@ def test_workers_that_come_while_others_train_are_added_at_once_and_nobody_saves
     stuck = play(Resizer(2, EVERY, is_partial=True), 2, lambda now: 1 if now >= 10 else 2, 30, lambda now: now >= 10)
     assert next((now, move) for now, move, _ in stuck) == (10, ResizeDecision.PARK)
     assert resizes(stuck) == []
+
+
+@pytest.mark.parametrize(
+    ("possible", "survivors", "size"),
+    [(3, 0, 3), (1, 0, None), (None, 0, None), (None, 1, 1), (0, 1, 1), (3, 1, 3)],
+)
+def test_a_group_starts_with_what_there_is_and_survivors_do_not_wait_for_the_fewest(possible, survivors, size):
+    assert next_size(possible, survivors, 2) == size
+
+
+@pytest.mark.parametrize(
+    ("lost", "wanted", "usable", "replaced"),
+    [({2, 0}, 3, "ab", [0, 2]), ({2, 0}, 2, "ab", [0]), ({2, 0}, 3, "b", []), ({1}, 2, "ab", []), ({1}, 3, "ab", [1])],
+)
+def test_lost_workers_are_replaced_on_their_nodes_as_far_as_they_are_wanted(lost, wanted, usable, replaced):
+    assert ranks_to_replace(["a", "b", "a"], lost, wanted, usable) == replaced
+
+
+@pytest.mark.parametrize(
+    ("wanted", "usable", "going", "more"),
+    [
+        (3, "ab", [], 0),
+        (4, "ab", [], 1),
+        (2, "ab", [2], 0),
+        (3, "a", [1], 1),
+        (2, "a", [1], 0),
+        (1, "a", [1, 2], 0),
+        (2, "c", [0, 1, 2], 2),
+    ],
+)
+def test_who_leaves_and_how_many_come_before(wanted, usable, going, more):
+    assert planned_change(["a", "b", "a"], wanted, usable) == (going, more)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from raytf._ray.train import FailureDecision
 from raytf.distributed.arbiter_link import ArbiterLink, worker_name
 from raytf.distributed.member import LeftBehindError, UnreachableError
 from raytf.driver.arbiter import ArbiterServer
+from raytf.driver.ray_train import dismissal
 from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.supervision.supervisor import Supervisor
@@ -91,6 +92,16 @@ def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
     assert pickle.loads(pickle.dumps(apart)).node == "node-2"
 
 
+@pytest.mark.parametrize(("left", "survived"), [({2}, True), ({0, 2}, False)])
+def test_who_has_left_as_planned_does_not_survive(left, survived):
+    monitor = Told()
+    policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), monitor, None, Supervisor(), is_partial=True)
+    policy.size, policy.left = 3, left
+    policy.make_decision(WorkerGroupError("failed", {1: died()}))
+    assert policy.lost == {1, *left}
+    assert monitor.booked[0].survived is survived
+
+
 def test_where_nobody_goes_on_all_start_again():
     policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), Told(), None, Supervisor())
     policy.size = 3
@@ -98,32 +109,31 @@ def test_where_nobody_goes_on_all_start_again():
     assert policy.lost is None
 
 
-def worker(node: str, pid: int) -> SimpleNamespace:
-    return SimpleNamespace(metadata=SimpleNamespace(node_id=node, pid=pid))
-
-
 def test_who_is_dismissed_is_waited_for_and_dropped_once_it_has_left():
-    clock, server = SimpleNamespace(now=0.0), ArbiterServer("127.0.0.1")
+    clock = SimpleNamespace(now=0.0)
+    departures = Departures(lambda: clock.now)
+    places = [("n", 1), ("n", 2)]
+    departures.dismiss([("n", 2)])
+    assert departures.are_awaited
+    assert departures.left(places, []) == set()
+    assert departures.left(places, [1]) == {1}
+    assert departures.take() == {1}
+    assert departures.take() == set()
+    # One that ends without having been told to, as all do in the end, has not left.
+    assert departures.left(places[:1], [0]) == set()
+    # What does not come is not waited for without end.
+    departures.dismiss([("n", 1)])
+    clock.now += 1000
+    assert not departures.are_awaited
+
+
+def test_the_arbiter_is_told_who_is_to_leave():
+    server = ArbiterServer("127.0.0.1")
     try:
         stays, leaves = (ArbiterLink.connect(server.address, worker_name("n", pid)) for pid in (1, 2))
-        departures = Departures(server.address, lambda: clock.now)
-        workers = [worker("n", 1), worker("n", 2)]
-        departures.dismiss([("n", 2)], [])
-        assert departures.are_awaited
-        statuses = {0: SimpleNamespace(running=True), 1: SimpleNamespace(running=True)}
-        assert departures.left(workers, statuses) == set()
-        statuses[1].running = False
-        assert departures.left(workers, statuses) == {1}
-        assert departures.take() == {1}
-        assert departures.take() == set()
-        # One that ends without having been told to, as all do in the end, has not left.
-        statuses[0].running = False
-        assert departures.left(workers[:1], {0: statuses[0]}) == set()
-        # What does not come is not waited for without end.
-        departures.dismiss([("n", 1)], [])
-        clock.now += 1000
-        assert not departures.are_awaited
+        dismissal.dismiss(server.address, [("n", 2)], [])
         stays.close()
         leaves.close()
     finally:
         server.close()
+    dismissal.dismiss(server.address, [("n", 2)], [])  # it has ended with the driver
