@@ -63,7 +63,7 @@ def simulate(seed: int, given: Sequence[Fault] | None = None, tells: bool = Fals
     draw = world.random
     network = Network(world)
     hosts = [f"h{number}" for number in range(draw.randint(2, 6))]
-    workers, steps = draw.randint(3, 5), draw.choice((16, 20, 24))
+    workers, steps = draw.randint(3, 5), draw.choice((20, 22, 24))
     slots = draw.randint(-(-workers // len(hosts)), 4)
     seconds = _TRAINING_SECONDS if draw.random() > _LONG else _LONG_SECONDS
     run = Run(world, network, hosts, workers, slots, steps, seconds / steps)
