@@ -202,7 +202,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.training import model as models
-    from raytf.training import remarks
+    from raytf.training import model_guard, remarks
 
     if asked["settings"] is not None:
         asked["settings"].apply()
@@ -223,6 +223,8 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["records"],
         )
         if asked["trains"]:
+            for line in model_guard.foreseen(code.callbacks):
+                remarks.add(model, line)
             _train(model, pipeline)
     finally:
         pipeline.close()

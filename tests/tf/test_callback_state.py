@@ -22,6 +22,7 @@ from raytf.training import callbacks as training_callbacks
 from raytf.training import later_files
 from raytf.training.callbacks import Callbacks
 from raytf.training.job import UserCode
+from raytf.training.model_guard import foreseen
 from raytf.training.parcel import Parcel
 from tests.tf.ranks import Alone
 from tests.unit.driver import test_epochs as epochs
@@ -346,6 +347,29 @@ callbacks = [Changes()]
     with pytest.raises(ModelError, match=r"Compile before `fit`, and call `fit` twice") as caught:
         theirs.run("on_epoch_begin", 0)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("self.model.compile('adam', 'mae')", "compiles the model again"),
+        ("model = self.model; model.compile('adam')", "compiles the model again"),
+        ("self.model.optimizer = None", "replaces the model's optimizer"),
+        ("self.model.optimizer.learning_rate = 0.1", ""),
+        ("re.compile('x')", ""),
+    ],
+)
+def test_what_will_be_refused_is_foreseen_from_a_hook_s_code(code: str, named: str):
+    names: dict[str, Any] = {"Base": keras.callbacks.Callback}
+    exec(f"class Changes(Base):\n    def on_epoch_end(self, epoch, logs=None):\n        {code}", names)
+    exec(f"def hook(epoch, logs, self=None):\n    {code}", names)
+    plain = keras.callbacks.EarlyStopping()
+    for callback in names["Changes"](), keras.callbacks.LambdaCallback(on_epoch_end=names["hook"]):
+        lines = foreseen([plain, callback])
+        assert len(lines) == bool(named)
+        assert all(f"{type(callback).__name__}.on_epoch_end {named}" in line for line in lines)
+    assert not foreseen(None)
+    assert not foreseen(lambda files: [plain])
 
 
 def test_layers_that_a_callback_freezes_come_back_frozen_and_the_step_does_not_change(tmp_path: Path):
