@@ -176,7 +176,7 @@ def case(arguments: Arguments, name: str, disturb: Callable[[Job, Cluster], floa
             with trained(arguments, cluster, folder, name) as job:
                 stood = disturb(job, cluster)
                 (folder / "pause").unlink()
-                job.wait(PATIENCE_SECONDS * 2)
+                job.wait(PATIENCE_SECONDS * 4)
             result = json.loads((folder / name / "result.json").read_text())
         finally:
             cluster.stop()
