@@ -86,7 +86,8 @@ class SupervisionChecks:
         if not run.is_over and driver.process.is_alive and driver.lease.is_held and not driver.is_concluding:
             self._check_hangs()
             quiet = run.world.now - max(run.checks.last_fault, run.driver.process.troubled)
-            if quiet > NUMBER_SECONDS and not run.checks.cuts():
+            reaches_storage = run.store.is_well and not run.store.cut_off  # a group that restores waits for it
+            if quiet > NUMBER_SECONDS and reaches_storage and not run.checks.cuts():
                 self._check_number(quiet)
         run.world.after(_LOOK_SECONDS, self._look)
 
