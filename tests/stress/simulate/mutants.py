@@ -100,9 +100,6 @@ MUTANTS = {
     "whom a worker did not reach is not reported": Mutant(
         _MEMBER, "[generation.members[rank] for rank in unreached]", "[]", 20
     ),
-    "a state that was taken in part is given to others": Mutant(
-        _MEMBER, "return -1 if step < max(steps) else step", "return step", 7998
-    ),
     "the state comes from who is behind": Mutant(_MEMBER, "furthest = max(steps)", "furthest = min(steps)", 1),
     "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 1),
     "a worker that hangs up is not lost": Mutant(
