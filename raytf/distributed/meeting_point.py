@@ -15,8 +15,8 @@ from typing import NoReturn
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
-#: Seconds for another host to take a connection. Its kernel does that also while its processes are busy or stopped, so
-#: a host that does not is cut off.
+#: Seconds for another host to take a connection. A kernel takes connections also while its processes are busy or
+#: stopped, so a host that takes none is cut off.
 REACH_SECONDS = 10.0
 
 #: A connection with another rank: the rank, and what the connection is for.

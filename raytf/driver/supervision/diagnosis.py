@@ -68,7 +68,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
     return found
 
 
-# -- what failed where a group did not train, and what Ray says of it --------------------------------------------------
+# -- groups whose ranks do not say what failed, and what Ray says of it ------------------------------------------------
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
