@@ -40,9 +40,9 @@ from raytf.testing.processes import WORKER, titled
 from tests.stress.law.schedules import redone
 
 JOB = Path(__file__).with_name("law") / "job.py"
-#: Seconds of sleep in each step until a case is over; longer where a run would else end too soon.
-PAUSE = 0.02
-PAUSES = {"one-way-400": 0.2, "both-ways-400": 0.2}
+#: Seconds of sleep in each step until a case is over; the longer ones where a run would else end too soon.
+PAUSE, LONG_PAUSE = 0.02, 0.2
+PAUSES = {"one-way-400": LONG_PAUSE, "both-ways-400": LONG_PAUSE}
 #: Seconds for what waits for processes to start.
 PATIENCE_SECONDS = 240.0
 #: Seconds after which who is silent is left out, and those in which the steps after it are seen here.
@@ -243,7 +243,7 @@ def lossy(seconds: float, is_both: bool) -> Callable[[Job, Cluster], float]:
         for pair in pairs:
             lose_packets(*pair)
         if seconds > SILENT_SECONDS:
-            stood = _left_out(job, max(PAUSES.values()))
+            stood = _left_out(job, LONG_PAUSE if seconds > 60 else PAUSE)
             _until_ended(left)
             time.sleep(max(0.0, seconds - (time.monotonic() - began)))
         else:
