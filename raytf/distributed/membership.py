@@ -9,6 +9,7 @@ or processes; `raytf.driver.arbiter` does.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -65,10 +66,12 @@ class Membership:
 
     Attributes:
         most: members of a generation; whoever joins waits until there is room.
+        refuse_looks: looks of the arbiter during which newcomers from a node that did not answer members are refused.
         generation: the present one; None before the first one, and when nobody is left who has its state.
     """
 
     most: int = sys.maxsize
+    refuse_looks: float = math.inf
     generation: Generation | None = None
     _number: int = 0
     #: How many workers a generation begins with that goes on from no other one.
@@ -84,8 +87,8 @@ class Membership:
     _unreached: dict[str, set[str]] = field(default_factory=dict)
     #: A newcomer that was the first to leave the present generation, without having met it; empty for none.
     _fled: str = ""
-    #: Nodes with a worker that did not answer members when they met.
-    _cut_off: set[str] = field(default_factory=set)
+    #: Node with a worker that did not answer members when they met -> looks until newcomers from it are tried again.
+    _cut_off: dict[str, float] = field(default_factory=dict)
     #: What the members of the present generation know of it; see `news`.
     _told: set[str] = field(default_factory=set)
 
@@ -178,9 +181,13 @@ class Membership:
         return self._next()
 
     def is_cut_off(self, name: str) -> bool:
-        """Return whether a worker of the same node did not answer members before, and no member is on that node."""
+        """Return whether a worker of the same node did not answer members lately, and no member is on that node."""
         node = node_of(name)
         return node in self._cut_off and node not in map(node_of, self.living)
+
+    def look(self) -> None:
+        """Some time has passed."""
+        self._cut_off = {node: looks - 1 for node, looks in self._cut_off.items() if looks > 1}
 
     def lose(self, name: str) -> Generation | None:
         """A worker is gone; returns the next generation, if it can begin."""
@@ -217,7 +224,7 @@ class Membership:
             return None
         self._number += 1
         places, nodes = list(members.values()), set(map(node_of, members))
-        refused = [name for name in self._joining if node_of(name) in self._cut_off - nodes]
+        refused = [name for name in self._joining if node_of(name) in self._cut_off.keys() - nodes]
         self.generation = Generation(
             self._number,
             tuple(members),
@@ -240,7 +247,7 @@ class Membership:
             self._unreached.setdefault(self._fled, set(with_state))
         stay = reaching_each_other(list(places), self._apart(places), with_state)
         awaited = {other for one in stay for other in self._unreached.get(one, ())}
-        self._cut_off |= {node_of(name) for name in awaited.difference(stay)}
+        self._cut_off |= dict.fromkeys(map(node_of, awaited.difference(stay)), self.refuse_looks)
         return stay
 
     def _apart(self, names: Collection[str]) -> set[frozenset[str]]:

@@ -30,6 +30,9 @@ from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 
 #: Seconds between two looks at who is silent.
 _LOOK_SECONDS = 0.5
+#: How long newcomers from a node that members did not reach are refused: each one that is tried in vain costs the
+#: members about ten seconds.
+_REFUSE_SECONDS = 60.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.
 _LEAVE_SECONDS = 300.0
 #: Bytes of a worker's line; the longest is a run's result.
@@ -64,7 +67,7 @@ class ArbiterServer:
         self.address = ArbiterAddress(meeting.joined(host, server.getsockname()[1]), secrets.token_bytes(32))
         self._silent_seconds = silent_seconds
         silence = Silence(silent_seconds / _LOOK_SECONDS, all_silent_seconds / _LOOK_SECONDS)
-        self._arbitration = Arbitration(silence, leave_seconds / _LOOK_SECONDS, most)
+        self._arbitration = Arbitration(silence, leave_seconds / _LOOK_SECONDS, most, _REFUSE_SECONDS / _LOOK_SECONDS)
         self._workers: dict[str, Connection] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,7 +15,8 @@ from raytf.distributed.arbiter_messages import Dismiss, Join, Leave, Over, Want
 from raytf.distributed.membership import Generation, Membership, StaleError
 from raytf.driver.silence import Silence
 
-_CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
+#: Why a worker must end that members did not reach.
+CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
 
 
 class Tell(NamedTuple):
@@ -45,11 +47,12 @@ class Arbitration:
         silence: of the workers, in looks.
         leave_looks: looks during which members may leave a generation after the first one has.
         most: members of a generation.
+        refuse_looks: looks during which newcomers from a node that members did not reach are refused.
     """
 
-    def __init__(self, silence: Silence, leave_looks: float, most: int = sys.maxsize):
+    def __init__(self, silence: Silence, leave_looks: float, most: int = sys.maxsize, refuse_looks: float = math.inf):
         self._silence, self._leave_looks = silence, leave_looks
-        self._membership = Membership(most)
+        self._membership = Membership(most, refuse_looks)
         #: Workers that have come and are not lost.
         self._present: set[str] = set()
         #: What the run has come to, once it is over.
@@ -81,7 +84,7 @@ class Arbitration:
             case Join() if self._result is not None:
                 return [Tell((name,), {"over": self._result})]
             case Join() if self._membership.is_cut_off(name):
-                return [Tell((name,), {"end": _CUT_OFF, "unreachable": True})]
+                return [Tell((name,), {"end": CUT_OFF, "unreachable": True})]
             case Join(place, wanted):
                 return self._told(self._membership.join(name, place, wanted))
             case Leave(number, place, unreached, has_met):
@@ -108,6 +111,7 @@ class Arbitration:
     def look(self) -> Commands:
         """Some time has passed: let go who is silent, or does not leave its generation."""
         commands: Commands = []
+        self._membership.look()
         for name in self._silence.look(self._membership.living):
             commands += self._let_go(name)
         missing, generation = self._membership.missing(), self._membership.generation
@@ -125,7 +129,7 @@ class Arbitration:
         if generation is not None:
             commands += self._tell(generation.members, {"generation": asdict(generation)})
             commands += self._tell(generation.dismissed, {"dismissed": generation.number})
-            commands += self._tell(generation.unreachable, {"end": _CUT_OFF, "unreachable": True})
+            commands += self._tell(generation.unreachable, {"end": CUT_OFF, "unreachable": True})
             for name in generation.unreachable:
                 commands += self._let_go(name)
         present = self._membership.generation

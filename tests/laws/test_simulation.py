@@ -20,6 +20,7 @@ FOUND = {
     5003542: "a newcomer that had met the members was left out when it was the first to leave a sum that broke",
     491: "a notice took away the only worker with the state, since members without it counted",
     1796036345086: "a check of the simulator's: a host that does not reach storage kept a group from its number",
+    7998: "a node that had been cut off once was refused for as long as its group lived",
     2638: "who had left as planned counted as survivors, and nobody was left to train",
 }
 #: Schedules of the gate: the same ones each time, until what new ones find is settled.

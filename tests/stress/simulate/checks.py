@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from raytf.driver.arbitration import CUT_OFF
 from tests.stress.simulate.arithmetic import SHARDS, expected
 from tests.stress.simulate.world import Violation
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 NEW_STEP_SECONDS, RESTART_SECONDS = 30.0, 60.0
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0
+#: How long the arbiter refuses newcomers from a host that members did not reach, and how long they try.
+REFUSE_SECONDS, MEET_SECONDS = 60.0, 10.0
 #: Ends that follow from what happened to the worker, or are planned.
 _PLANNED = ("killed", "the run is over", "the others go on without this worker, as planned")
 
@@ -94,7 +97,8 @@ class Checks:
         """A worker has ended."""
         if worker.why in _PLANNED or not worker.driver.process.is_alive or self.is_troubled(worker):
             return
-        if self._run.world.now - self.cut_at.get(worker.process.host, float("-inf")) < NEW_STEP_SECONDS:
+        excused = REFUSE_SECONDS + MEET_SECONDS if worker.why == CUT_OFF else NEW_STEP_SECONDS
+        if self._run.world.now - self.cut_at.get(worker.process.host, float("-inf")) < excused:
             return
         if worker.process.host in self._cut_hosts():
             return

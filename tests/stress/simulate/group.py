@@ -24,7 +24,7 @@ from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 from raytf.errors import CheckpointError, StorageError, WorkerLostError
 from raytf.runs.run_log import new_attempt
 from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
-from tests.stress.simulate.checks import Checks
+from tests.stress.simulate.checks import REFUSE_SECONDS, Checks
 from tests.stress.simulate.hangs import HEAD
 from tests.stress.simulate.lookout import Lookout
 from tests.stress.simulate.meeting import Call, Meeting
@@ -65,7 +65,7 @@ class Driver:
         self.process = Process(run.world, f"driver{number}", host)
         self.lease = SimulatedLease(run, self)
         silence = Silence(SILENT_SECONDS / _LOOK_SECONDS, ALL_SILENT_SECONDS / _LOOK_SECONDS)
-        self.arbiter = Arbitration(silence, _LEAVE_LOOKS, SHARDS)
+        self.arbiter = Arbitration(silence, _LEAVE_LOOKS, SHARDS, REFUSE_SECONDS / _LOOK_SECONDS)
         self.workers: dict[str, Worker] = {}
 
     def begin(self) -> None:

@@ -152,6 +152,9 @@ MUTANTS = {
     "who waits for data for ever is not blamed": Mutant(
         _HANGS, "working = [b for b in late if b.activity not in _WAITING]", "working = []", 37
     ),
+    "a node that was cut off once is refused for good": Mutant(
+        _MEMBERSHIP, "looks - 1 for node", "looks for node", 7998
+    ),
     "a node that others cannot reach is not excluded": Mutant(
         _SUPERVISOR, "self.exclusion.is_unreachable(nodes, now)", "pass", 68
     ),

@@ -357,6 +357,19 @@ def test_nodes_that_were_cut_off_may_begin_again_when_nobody_is_left():
     assert not membership.is_cut_off("n2-3")
 
 
+def test_a_node_that_was_cut_off_is_tried_again_after_a_while():
+    membership = training("n1-1", "n2-2")
+    membership.refuse_looks = 3
+    membership.leave("n1-1", 2, place("n1-1", 5), ["n2-2"])
+    membership.leave("n2-2", 2, place("n2-2"))
+    refused = []
+    for _ in range(3):
+        refused.append(membership.is_cut_off("n2-3"))
+        membership.look()
+    assert refused == [True, True, True]
+    assert not membership.is_cut_off("n2-3")
+
+
 def test_who_was_never_given_the_state_does_not_count_where_others_are_dismissed():
     membership = training("a", "b", "c")
     membership.dismiss(["a"])

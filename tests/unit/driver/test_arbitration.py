@@ -10,11 +10,11 @@ from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.silence import Silence
 
 #: Looks.
-SILENT, ALL_SILENT, LEAVE = 4, 10, 6
+SILENT, ALL_SILENT, LEAVE, REFUSE = 4, 10, 6, 3
 
 
 def arbitration() -> Arbitration:
-    return Arbitration(Silence(SILENT, ALL_SILENT), LEAVE)
+    return Arbitration(Silence(SILENT, ALL_SILENT), LEAVE, refuse_looks=REFUSE)
 
 
 def join(name: str, wanted: int) -> Join:
@@ -83,3 +83,18 @@ def test_who_comes_when_the_run_is_over_is_told_its_result():
     arbiter.come("d")
     assert arbiter.greeting()["over"] == {"steps": 3}
     assert arbiter.hear("d", join("d", 1)) == [Tell(("d",), {"over": {"steps": 3}})]
+
+
+def test_newcomers_from_a_node_that_was_not_reached_are_refused_for_a_while_only():
+    arbiter = begun("n1-1", "n2-2")
+    arbiter.hear("n1-1", Leave(1, Place("n1-1:1", 3), ("n2-2",)))
+    arbiter.hear("n2-2", Leave(1, Place("n2-2:1", 3), ("n1-1",)))
+    arbiter.come("n2-3")
+    (told,) = arbiter.hear("n2-3", join("n2-3", 1))
+    assert isinstance(told, Tell)
+    assert told.message["unreachable"]
+    for _ in range(REFUSE):
+        arbiter.hear_beat("n1-1")
+        arbiter.hear_beat("n2-3")
+        arbiter.look()
+    assert arbiter.hear("n2-3", join("n2-3", 1)) == [Tell(("n1-1",), {"pause": 2})]
