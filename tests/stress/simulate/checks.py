@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 NEW_STEP_SECONDS, RESTART_SECONDS = 30.0, 60.0
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0
-#: How long the arbiter refuses newcomers from a host that members did not reach, and how long they try.
-REFUSE_SECONDS, MEET_SECONDS = 60.0, 10.0
+#: How long the arbiter refuses newcomers from a host that members did not reach.
+REFUSE_SECONDS = 60.0
 #: Ends that follow from what happened to the worker, or are planned.
 _PLANNED = ("killed", "the run is over", "the others go on without this worker, as planned")
 
@@ -34,6 +34,8 @@ class Checks:
         self._run = run
         self.last_fault = 0.0
         self.cut_at: dict[str, float] = {}
+        #: Host -> when a member there had to end since its links were cut.
+        self._failed_at: dict[str, float] = {}
         self._last_step = 0.0
         #: Step at which each generation of a driver began.
         self._begins: dict[tuple[int, int], int] = {}
@@ -97,10 +99,12 @@ class Checks:
         """A worker has ended."""
         if worker.why in _PLANNED or not worker.driver.process.is_alive or self.is_troubled(worker):
             return
-        excused = REFUSE_SECONDS + MEET_SECONDS if worker.why == CUT_OFF else NEW_STEP_SECONDS
-        if self._run.world.now - self.cut_at.get(worker.process.host, float("-inf")) < excused:
+        now, host = self._run.world.now, worker.process.host
+        if now - self.cut_at.get(host, float("-inf")) < NEW_STEP_SECONDS or host in self._cut_hosts():
+            if worker.member.number:
+                self._failed_at[host] = now
             return
-        if worker.process.host in self._cut_hosts():
+        if worker.why == CUT_OFF and now - self._failed_at.get(host, float("-inf")) <= REFUSE_SECONDS:
             return
         raise Violation(f"{worker.member.name} was well and has to end: {worker.why}")
 

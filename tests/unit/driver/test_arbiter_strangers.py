@@ -69,6 +69,9 @@ from raytf.driver.arbiter import ArbiterServer
 server, files = ArbiterServer("127.0.0.1"), []
 with socket.create_connection(parsed(server.address.address)) as first:
     first.recv(100)  # it answers, and has the files that it needs itself
+    first.shutdown(socket.SHUT_WR)
+    while first.recv(100):  # until it has closed its side, too
+        pass
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
     while True:
