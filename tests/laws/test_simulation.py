@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stress.simulate import exhaustive
 from tests.stress.simulate.large import LargeGroup
 from tests.stress.simulate.mutants import MUTANTS
 from tests.stress.simulate.schedule import LEAST_EVENTS, Outcome, faults_of, minimized, simulate
@@ -62,6 +63,13 @@ def test_a_seed_is_a_schedule():
     assert one.story
     assert simulate(8).events != one.events
     assert len(faults_of(7)) >= 3
+
+
+@pytest.mark.gate  # 20 s
+def test_every_order_of_events_with_one_fault():
+    states, ends = exhaustive.search(steps=2, faults=1, most=100_000)
+    assert 5_000 < states < 100_000
+    assert ends > 100
 
 
 def test_a_death_among_a_thousand_workers_costs_the_driver_little():

@@ -64,7 +64,7 @@ def main(arguments: Arguments) -> int:
     for seed in totals.violations[:3]:
         _tell(seed)
     if arguments.page is not None:
-        arguments.page.write_text(page.page(totals, found, _large(1000)))
+        arguments.page.write_text(page.page(totals, found, _large(1000), _orders()))
     return len(totals.violations) + missed
 
 
@@ -93,6 +93,12 @@ def _large(count: int) -> str:
     from tests.stress.simulate import large  # mutants must be loaded before what it imports
 
     return large.tell(count)
+
+
+def _orders() -> str:
+    from tests.stress.simulate import exhaustive
+
+    return exhaustive.tell(exhaustive.Arguments())
 
 
 def _mutants(count: int) -> dict[str, int | None]:

@@ -101,13 +101,14 @@ class Totals:
         ]
 
 
-def page(totals: Totals, mutants: Mapping[str, int | None], large: str) -> str:
+def page(totals: Totals, mutants: Mapping[str, int | None], large: str, orders: str) -> str:
     """Return the page.
 
     Args:
         totals: of the schedules.
         mutants: the seed that finds each mistake, by its name.
         large: what a death in a large group costs.
+        orders: what following every order of events has come to.
     """
     faults = "\n".join(f"| {kind} | {count:,} |" for kind, count in sorted(totals.faults.items()))
     made = "\n".join(
@@ -126,6 +127,12 @@ def page(totals: Totals, mutants: Mapping[str, int | None], large: str) -> str:
 ## A large group
 
 `python -m tests.stress.simulate --large 1000` measures the arbiter's own code, up to its sockets. {large}.
+
+## Every order of events
+
+`python -m tests.stress.simulate.exhaustive` follows every order of events of a group of three workers, one of which
+joins late, that trains four steps with up to two faults: a death, or a worker that does not reach another one when
+they meet. Found were {orders}.
 
 ## Mistakes made on purpose
 
