@@ -44,8 +44,8 @@ FAILED = Ending(
     AfterEnding.FAILED,
 )
 REFUSED = Ending(
-    "you have to change something first: a flag, the data, the model, storage that is full or denies access, or a cluster "
-    "that is too small",
+    "you have to change something first: a flag, the data, the model, storage that is full or denies access, or a "
+    "cluster that is too small",
     2,
     AfterEnding.REFUSED,
 )
@@ -70,12 +70,8 @@ TERMINATED = Ending(
     128 + signal.SIGTERM,
     AfterEnding.AGAIN,
 )
-KILLED = Ending(
-    "SIGKILL, for example because the machine ran out of memory", 128 + signal.SIGKILL, AfterEnding.AGAIN
-)
-CRASHED = Ending(
-    "any other signal, for example after a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN
-)
+KILLED = Ending("SIGKILL, for example because the machine ran out of memory", 128 + signal.SIGKILL, AfterEnding.AGAIN)
+CRASHED = Ending("any other signal, for example after a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN)
 
 #: All of them, as in docs/guides/endings.md.
 ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMINATED, KILLED, CRASHED)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.stress import as_typed
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -118,3 +120,8 @@ def test_tables_of_the_first_pages_have_headings():
 )
 def test_the_check_finds_rows_outside_of_tables(text: str, rows: list[str]):
     assert stray_rows(text) == rows
+
+
+def test_a_command_that_goes_on_after_a_backslash_is_typed_as_one():
+    page = "```sh\npython -m pip install x\none \\\n    two\nthree\n```\n\n```text\nfour\n```\n"
+    assert as_typed.commands(page, installs=False) == ["one \\\n    two", "three"]
