@@ -110,9 +110,9 @@ def _readme(page: str, cluster: str | None) -> str:
         lines += [
             "## On a cluster",
             "",
-            "The first lines of `cluster.yaml` say what to fill in, and what to make once for an account. Then:",
+            "The first lines of `cluster.yaml` say what to fill in, and describe the one-time account set-up. Then:",
             "",
-            "    raytf check cluster.yaml      # what is wrong with it, before it costs money",
+            "    raytf check cluster.yaml      # finds mistakes in it before you pay",
             "    ray up -y cluster.yaml",
             "    ray dashboard cluster.yaml    # in another shell: a tunnel to port 8265",
             "    ray job submit --address http://127.0.0.1:8265 --working-dir . -- python job.py --storage s3://BUCKET/runs",

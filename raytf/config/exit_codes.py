@@ -15,11 +15,11 @@ from raytf.errors import GpuError, HangError, JobError, NonFiniteLossError, Rayt
 class AfterEnding(enum.Enum):
     """What `raytf submit` does after an ending."""
 
-    DONE = "ends with 0"
-    FAILED = "ends with 1"
-    REFUSED = "ends with 2; up to three more tries where the command had been taken before"
-    STOPPED = "ends with 1: somebody wanted it"
-    AGAIN = "submits it again"
+    DONE = "exits with 0"
+    FAILED = "exits with 1"
+    REFUSED = "exits with 2; resubmits the command up to three times if it had been accepted earlier"
+    STOPPED = "exits with 1: stopped on purpose"
+    AGAIN = "resubmits the command"
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,41 @@ class Ending:
     then: AfterEnding
 
 
-FINISHED = Ending("the run has finished, now or before", 0, AfterEnding.DONE)
+FINISHED = Ending("the run has finished, now or earlier", 0, AfterEnding.DONE)
 FAILED = Ending(
-    "the job failed: its own code raised, workers die or hang again and again, the loss is not finite",
+    "the job failed: its code raised an exception, workers died or hung repeatedly, or the loss is not finite",
     1,
     AfterEnding.FAILED,
 )
 REFUSED = Ending(
-    "something has to be changed first: a flag, the data, the model, storage that denies or is full, a cluster that is "
-    "too small",
+    "you have to change something first: a flag, the data, the model, storage that is full or denies access, or a "
+    "cluster that is too small",
     2,
     AfterEnding.REFUSED,
 )
 AGAIN = Ending(
-    "the same command may do it later: Ray failed, storage cannot be reached, another process owns the run",
+    "the same command can succeed later: Ray failed, storage cannot be reached, or another process owns the run",
     75,
     AfterEnding.AGAIN,
 )
-HUNG_UP = Ending("SIGHUP, as of a terminal that is closed; the run saves first", 128 + signal.SIGHUP, AfterEnding.AGAIN)
+HUNG_UP = Ending(
+    "SIGHUP, for example because the terminal was closed; the run saves first", 128 + signal.SIGHUP, AfterEnding.AGAIN
+)
 INTERRUPTED = Ending(
-    "SIGINT, as of Ctrl-C; the run saves first, and a second one does not wait for that",
+    "SIGINT, for example Ctrl-C; the run saves first, unless the signal is repeated",
     128 + signal.SIGINT,
     AfterEnding.STOPPED,
 )
-UNREAD = Ending("nobody reads what the job itself prints (as after `head`)", 128 + signal.SIGPIPE, AfterEnding.AGAIN)
+UNREAD = Ending(
+    "nobody reads the job's own output any more, for example after `head`", 128 + signal.SIGPIPE, AfterEnding.AGAIN
+)
 TERMINATED = Ending(
-    "SIGTERM, as of `ray job stop` or a pod's end; the run saves first, and a second one does not wait for that",
+    "SIGTERM, for example from `ray job stop` or at a pod's end; the run saves first, unless the signal is repeated",
     128 + signal.SIGTERM,
     AfterEnding.AGAIN,
 )
-KILLED = Ending("SIGKILL, as of a machine whose memory is used up", 128 + signal.SIGKILL, AfterEnding.AGAIN)
-CRASHED = Ending("any other signal, as of a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN)
+KILLED = Ending("SIGKILL, for example because the machine ran out of memory", 128 + signal.SIGKILL, AfterEnding.AGAIN)
+CRASHED = Ending("any other signal, for example after a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN)
 
 #: All of them, as in docs/guides/endings.md.
 ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMINATED, KILLED, CRASHED)

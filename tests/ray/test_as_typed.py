@@ -25,6 +25,9 @@ def test_the_tutorial(tmp_path: Path):
     one, three, stopped = (result_of(tmp_path / "raytf-runs" / name / "1") for name in ("one", "three", "stopped"))
     assert one["weights_sha256"] == three["weights_sha256"]
     assert stopped["steps"] == 11280
-    [killed] = [output for text, output in said.items() if text.startswith("timeout")]
+    last = "raytf run --workers 2 --epochs 40 --run stopped train.py"
+    killed = "".join(said[text] for text in said if text.startswith((f"{last} &", "until ", "kill ")))
+    assert killed
     assert "finished:" not in killed
+    assert "restored step" in said[last]
     assert "cluster.yaml: nothing found" in done[-1].output

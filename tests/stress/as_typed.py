@@ -49,7 +49,8 @@ class Typed:
 
 
 def commands(page: str, installs: bool = True) -> list[str]:
-    """What a page tells one to type, as texts for a shell: each line is a command, and so is each file.
+    """What a page tells one to type, as texts for a shell: each line is a command, with the lines that continue it
+    after a backslash, and so is each file.
 
     Args:
         page: its text.
@@ -58,7 +59,8 @@ def commands(page: str, installs: bool = True) -> list[str]:
     found = []
     for kind, title, text in _BLOCK.findall(page):
         if kind == "sh":
-            found += [line for line in text.splitlines() if installs or not line.startswith(_INSTALLS)]
+            lines = re.split(r"(?<!\\)\n", text.rstrip("\n"))
+            found += [line for line in lines if installs or not line.startswith(_INSTALLS)]
         elif title:
             found.append(f"cat > {title} <<'END_OF_FILE'\n{text}END_OF_FILE")
     return found
