@@ -72,7 +72,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
         return _meet(attempt, program, executor, None)
     attempt = attempts.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
-    tiers.restorer.begin(attempt.known_step)
+    tiers.restorer.begin(attempt.known_step, attempt.is_saving)
     attempt.reporter.stage("building the model")
     program = programs.build(attempt, executor)
     phases.mark("build")
@@ -133,7 +133,7 @@ def _enter(
     tiers = tiers_of_run.open_tiers(attempt)
     if is_late:
         return _handed_over(attempt, program, executor, tiers, generation, before, room)
-    tiers.restorer.begin(attempt.known_step)
+    tiers.restorer.begin(attempt.known_step, attempt.is_saving)
     return _restored(attempt, program, executor, tiers)
 
 
