@@ -13,6 +13,7 @@ from raytf._process import in_thread
 from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.naming import split_name
 from raytf.checkpoint.restore_plan import Candidate, RestorePlan
 from raytf.checkpoint.tier import Tier
 from raytf.checkpoint.void import VoidStates
@@ -37,6 +38,7 @@ class Restorer:
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
+        known_step: of the newest checkpoint on storage, as the driver or storage has told; None if nobody has.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Restorer:
         #: The first candidate, as it is being read.
         self._ahead: Future[Checkpoint] | None = None
         self.damaged: list[str] = []
+        self.known_step: int | None = None
 
     def begin(self, known_step: int | None, is_saving: bool = False) -> None:
         """See what there is, and read the newest state in the background.
@@ -66,6 +69,7 @@ class Restorer:
             known_step: of the newest checkpoint on storage, where the driver knows it.
             is_saving: whether a later one may be on storage by now.
         """
+        self.known_step = known_step
         self._plan = RestorePlan.of(self._shared(self._copies), known_step, is_saving)
         if self._plan.asks_storage:
             self._ask_storage()
@@ -94,6 +98,8 @@ class Restorer:
                 f"none of the {len(self._names)} checkpoints in {self._durable.locate()} can be "
                 "restored; the reasons are above. Fix them, or choose another --run name to begin again."
             )
+        good = [split_name(name)[0] for name in self._names or () if name not in self.damaged]
+        self.known_step = max(good, default=self.known_step)
         self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
 

@@ -149,7 +149,8 @@ def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, lis
 
     Returns:
         Its name, the names of the attempts before it, the step of the newest checkpoint on storage, None if the
-        driver does not know that step; whether a later one may be on storage; states that are void, and standings of nodes.
+        driver does not know that step; whether a later one may be on storage; states that are void, and standings of
+        nodes.
     """
     begun = b""
     if group.rank == 0:

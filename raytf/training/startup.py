@@ -228,7 +228,7 @@ def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tie
 
 def _begun(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers, chosen: Checkpoint | None) -> Context:
     """Begin with a checkpoint, or a new run."""
-    state = TrainingState.of(chosen, attempt.known_step)
+    state = TrainingState.of(chosen, tiers.restorer.known_step)
     if chosen is not None:
         attempt.reporter.resume(chosen.step, chosen.files)
     callbacks = _make_callbacks(attempt, program, None if chosen is None else chosen.step)

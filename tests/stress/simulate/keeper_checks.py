@@ -1,0 +1,94 @@
+"""What must be so of copies in memory, checked at each request to a keeper, at each commit and at each restore."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from raytf.checkpoint.generations import generations
+from raytf.checkpoint.slot_ledger import SLOTS, SlotAnswer, SlotRequest
+from tests.stress.simulate.world import Violation
+
+if TYPE_CHECKING:
+    from tests.stress.simulate.keepers import Keeper, Memory
+
+
+class KeeperChecks:
+    """Of the keepers of one run.
+
+    Args:
+        memory: their memory.
+    """
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+        #: Keeper and number of a slot -> whose it is: attempt and share.
+        self._owners: dict[tuple[Keeper, int], tuple[str, int]] = {}
+        self._newest: tuple[str, int] | None = None
+        #: (Attempt, step) of copies that are complete on all ranks -> keepers that hold all of them.
+        self._committed: dict[tuple[str, int], set[Keeper]] = {}
+
+    def begin(self, keeper: Keeper) -> None:
+        """A keeper begins to carry out a request."""
+        self._newest = _newest(keeper)
+
+    def freed(self, keeper: Keeper, number: int, attempt: str) -> None:
+        """A keeper frees a slot since an attempt has asked for something."""
+        owner, share = self._owners.pop((keeper, number))
+        if owner > attempt:
+            raise Violation(
+                f"slot {number} of {keeper.process.name} is taken from share {share} of {owner} by {attempt}"
+            )
+
+    def reserved(self, keeper: Keeper, request: SlotRequest, answer: SlotAnswer) -> None:
+        """A keeper has answered a request."""
+        mine = request.attempt, request.share
+        for number in answer.slots:
+            if self._owners.setdefault((keeper, number), mine) != mine:
+                raise Violation(f"slot {number} of {keeper.process.name} is given to {mine}, and is another rank's")
+        for number in answer.slots:
+            if number not in keeper.slots:
+                raise Violation(f"{keeper.process.name} gives slot {number}, which it does not have")
+        present = [number for number in keeper.slots if self._owners[keeper, number][0] == keeper.ledger.attempt]
+        left = len(keeper.slots) - len(present)
+        if len(present) > 2 * SLOTS * self._memory.run.slots or left > self._memory.run.slots:
+            raise Violation(f"{keeper.process.name} has {len(present)} slots of the present workers, and {left} others")
+        self._check(keeper)
+
+    def tidied(self, keeper: Keeper) -> None:
+        """A keeper has dropped what earlier attempts left."""
+        self._check(keeper)
+
+    def replaces(self, attempt: str, step: int) -> None:
+        """A copy is about to be replaced by another one of the same step."""
+        self._committed.pop((attempt, step), None)
+
+    def committed(self, keeper: Keeper, attempt: str, step: int | None) -> None:
+        """A rank knows that a copy is complete on all ranks."""
+        assert step is not None
+        if keeper.is_alive and any(g.step == step for g in generations({"": keeper.held.values()}, [attempt])):
+            self._committed.setdefault((attempt, step), set()).add(keeper)
+
+    def restoring(self, asked: Collection[Keeper], attempts: Collection[str]) -> int:
+        """Return the step that a group has to restore at least.
+
+        Args:
+            asked: keepers that have told what they hold.
+            attempts: of the run, before the group.
+        """
+        for (attempt, step), keepers in sorted(self._committed.items(), key=lambda entry: entry[0], reverse=True):
+            if attempt in attempts and any(keeper in keepers for keeper in asked):
+                return step
+        return 0
+
+    def _check(self, keeper: Keeper) -> None:
+        """No request takes the newest copy from those that continue the run."""
+        before, self._newest = self._newest, None
+        now = _newest(keeper)
+        if before is not None and (now is None or now < before):
+            raise Violation(f"{keeper.process.name} drops the copy of step {before[1]} of {before[0]}, its newest")
+
+
+def _newest(keeper: Keeper) -> tuple[str, int] | None:
+    whole = generations({"": keeper.held.values()}, None)
+    return max(((g.attempt, g.step) for g in whole), default=None)
