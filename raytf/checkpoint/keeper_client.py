@@ -38,9 +38,7 @@ class KeeperClient:
 
     Args:
         run_uri: the run's folder.
-        attempt: name of this start of the worker group.
-        share: index of the rank among those of its node.
-        state_bytes: about how large a copy is.
+        request: the rank's first request.
         monitor: the driver's Monitor actor.
         clock: seconds, of one that only goes forward.
     """
@@ -48,14 +46,12 @@ class KeeperClient:
     def __init__(
         self,
         run_uri: str,
-        attempt: str,
-        share: int,
-        state_bytes: int,
+        request: SlotRequest,
         monitor: ActorHandle,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._run_uri, self._monitor, self._clock = run_uri, monitor, clock
-        self._request = SlotRequest(attempt, share, 1, state_bytes)
+        self._request = request
         self._turn = threading.Lock()
         self._keeper: Any = None
         #: Path of a slot and what it is; another process with the keeper's number has another file there, or none.

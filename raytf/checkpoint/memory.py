@@ -19,6 +19,7 @@ from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.slot_ledger import SlotRequest
 from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
@@ -141,8 +142,8 @@ class MemoryTier:
         if self._every == 0:
             return
         self._source = make(shares(sizes, self._shares)[self._share])
-        attempt, size = self._attempt.name, self._source.nbytes
-        self._keeping = KeeperClient(self._run_uri, attempt, self._share, size, self._monitor)
+        request = SlotRequest(self._attempt.name, self._share, 1, self._source.nbytes, self._attempt.driver)
+        self._keeping = KeeperClient(self._run_uri, request, self._monitor)
         self._keeping.begin()
 
     def close(self) -> None:

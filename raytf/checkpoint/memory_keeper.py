@@ -77,7 +77,7 @@ class Keeper:
         """
         with self._lock:
             ledger = self._ledger
-            if ledger.is_current(request.attempt):
+            if ledger.may_reserve(request):
                 self._monitor, self._seen_at = monitor, time.monotonic()
             answer = ledger.known(request)
             if answer is None:

@@ -26,12 +26,14 @@ class SlotRequest:
         share: index of the rank among those of its node.
         serial: number of the request among those of this rank; the same if it is made again because no answer came.
         bytes: about how large a copy is.
+        driver: id of the rank's driver.
     """
 
     attempt: str
     share: int
     serial: int
     bytes: int
+    driver: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,22 @@ class SlotLedger:
         self._slots: dict[int, int] = {}
         #: Share -> the serial of its latest request, and its slots; of the latest attempt.
         self._grants: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self._is_deserted = False
+        #: Driver of that attempt, and whether it is dead.
+        self._driver, self._is_deserted = "", False
         self._next = 0
 
     def is_current(self, attempt: str) -> bool:
-        """Whether an attempt may use this memory: no later one has asked for it."""
-        return attempt >= self.attempt or self._is_deserted
+        """Whether no later attempt than this one has asked for memory."""
+        return attempt >= self.attempt
+
+    def may_reserve(self, request: SlotRequest) -> bool:
+        """Whether a request is not too late. A run that was deleted and made again begins with the first attempt: where
+        the driver of the latest attempt is dead, another driver's workers may have any name."""
+        return self.is_current(request.attempt) or (self._is_deserted and request.driver != self._driver)
 
     def known(self, request: SlotRequest) -> SlotAnswer | None:
         """Return the answer to a request that is made again or comes too late; None for a new one."""
-        if not self.is_current(request.attempt):
+        if not self.may_reserve(request):
             return SlotAnswer(reason="other workers continue the run", is_final=True)
         serial, slots = self._grants.get(request.share, (0, ()))
         if request.attempt != self.attempt or request.serial > serial:
@@ -88,7 +96,7 @@ class SlotLedger:
             held: what is in each slot that is full.
         """
         if request.attempt != self.attempt:
-            self.attempt, self._grants, self._is_deserted = request.attempt, {}, False
+            self.attempt, self._driver, self._is_deserted, self._grants = request.attempt, request.driver, False, {}
         self._grants[request.share] = request.serial, ()
         return self._free(self._newest(held))
 
@@ -122,7 +130,7 @@ class SlotLedger:
         return attempt != self.attempt or self._slots.keys() <= self._granted()
 
     def desert(self) -> None:
-        """The driver of the latest attempt is dead. Who asks next may be of a new run, whose names begin anew."""
+        """The driver of the latest attempt is dead."""
         self._is_deserted = True
 
     def _granted(self) -> set[int]:

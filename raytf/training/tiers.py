@@ -44,7 +44,7 @@ class Tiers:
 def open_tiers(attempt: Attempt) -> Tiers:
     """Open this rank's tiers; nothing is read yet."""
     job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
-    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier)
+    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier, job.lease)
     memory = MemoryTier(
         job.run_uri,
         attempt.group,

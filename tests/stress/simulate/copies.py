@@ -57,7 +57,7 @@ class Copies:
         self._process, self._place = worker.process, place
         self.turns, self._health = CopyTurns(), KeeperHealth(self._now)
         self._commit: Commit[Copied] = Commit(self, size)
-        self._request = SlotRequest(attempt, place[0], 1, SIZE)
+        self._request = SlotRequest(attempt, place[0], 1, SIZE, worker.driver.process.name)
         self._keeper: Keeper | None = None
         self._numbers: tuple[int, ...] = ()
         self._slots: list[Slot] = []
@@ -204,14 +204,12 @@ class Copies:
         keeper = self._keeper
         if keeper is None or self._health.is_lost:
             return
-        if not keeper.is_alive or any(
-            keeper.slots.get(n) is not s for n, s in zip(self._numbers, self._slots, strict=True)
-        ):
+        if not keeper.is_alive or keeper.slots.get(self._numbers[0]) is not self._slots[0]:
             self._health.lose()
             return
         if self._answer_at is not None and self._now >= self._answer_at and not keeper.process.is_frozen:
             self._answer_at = None
-            self._health.hear(keeper.newest(self._attempt), self._now)
+            self._health.hear(None, self._now)
         order = self._health.look(self._now, self._answer_at is not None)
         if order is Order.ASK:
             self._answer_at = self._now + self._memory.travel(self._process.host)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from raytf.checkpoint.generations import generations
+from raytf.checkpoint.generations import HeldShare, generations
 from raytf.checkpoint.slot_ledger import SLOTS, SlotAnswer, SlotRequest
 from tests.stress.simulate.world import Violation
 
@@ -24,21 +24,25 @@ class KeeperChecks:
         self._memory = memory
         #: Keeper and number of a slot -> whose it is: attempt and share.
         self._owners: dict[tuple[Keeper, int], tuple[str, int]] = {}
-        self._newest: tuple[str, int] | None = None
         #: (Attempt, step) of copies that are complete on all ranks -> keepers that hold all of them.
         self._committed: dict[tuple[str, int], set[Keeper]] = {}
 
-    def begin(self, keeper: Keeper) -> None:
-        """A keeper begins to carry out a request."""
-        self._newest = _newest(keeper)
-
-    def freed(self, keeper: Keeper, number: int, attempt: str) -> None:
-        """A keeper frees a slot since an attempt has asked for something."""
-        owner, share = self._owners.pop((keeper, number))
-        if owner > attempt:
-            raise Violation(
-                f"slot {number} of {keeper.process.name} is taken from share {share} of {owner} by {attempt}"
-            )
+    def frees(self, keeper: Keeper, numbers: Collection[int], attempt: str) -> None:
+        """A keeper frees slots since an attempt has asked for something: not those, nor the newest copy, of others that
+        continue the run."""
+        before = _newest(keeper.held.values())
+        after = _newest([share for number, share in keeper.held.items() if number not in numbers])
+        if before != after:
+            raise Violation(f"{keeper.process.name} drops the copy {before}, its newest, for {attempt}")
+        for number in numbers:
+            held = keeper.slots[number].share
+            if held is not None:  # a later attempt has a copy, even if the driver that restores does not know that one
+                self._forget(keeper, (held.attempt, held.step))
+            owner, share = self._owners.pop((keeper, number))
+            if owner > attempt:
+                raise Violation(
+                    f"slot {number} of {keeper.process.name} is taken from share {share} of {owner} by {attempt}"
+                )
 
     def reserved(self, keeper: Keeper, request: SlotRequest, answer: SlotAnswer) -> None:
         """A keeper has answered a request."""
@@ -53,11 +57,6 @@ class KeeperChecks:
         left = len(keeper.slots) - len(present)
         if len(present) > 2 * SLOTS * self._memory.run.slots or left > self._memory.run.slots:
             raise Violation(f"{keeper.process.name} has {len(present)} slots of the present workers, and {left} others")
-        self._check(keeper)
-
-    def tidied(self, keeper: Keeper) -> None:
-        """A keeper has dropped what earlier attempts left."""
-        self._check(keeper)
 
     def replaces(self, attempt: str, step: int) -> None:
         """A copy is about to be replaced by another one of the same step."""
@@ -66,8 +65,13 @@ class KeeperChecks:
     def committed(self, keeper: Keeper, attempt: str, step: int | None) -> None:
         """A rank knows that a copy is complete on all ranks."""
         assert step is not None
-        if keeper.is_alive and any(g.step == step for g in generations({"": keeper.held.values()}, [attempt])):
-            self._committed.setdefault((attempt, step), set()).add(keeper)
+        keepers = self._committed.setdefault((attempt, step), set())
+        if (
+            keeper not in keepers
+            and keeper.is_alive
+            and any(g.step == step for g in generations({"": keeper.held.values()}, [attempt]))
+        ):
+            keepers.add(keeper)
 
     def restoring(self, asked: Collection[Keeper], attempts: Collection[str]) -> int:
         """Return the step that a group has to restore at least.
@@ -81,14 +85,12 @@ class KeeperChecks:
                 return step
         return 0
 
-    def _check(self, keeper: Keeper) -> None:
-        """No request takes the newest copy from those that continue the run."""
-        before, self._newest = self._newest, None
-        now = _newest(keeper)
-        if before is not None and (now is None or now < before):
-            raise Violation(f"{keeper.process.name} drops the copy of step {before[1]} of {before[0]}, its newest")
+    def _forget(self, keeper: Keeper, last: tuple[str, int]) -> None:
+        for key, keepers in self._committed.items():
+            if key <= last:
+                keepers.discard(keeper)
 
 
-def _newest(keeper: Keeper) -> tuple[str, int] | None:
-    whole = generations({"": keeper.held.values()}, None)
+def _newest(held: Iterable[HeldShare]) -> tuple[str, int] | None:
+    whole = generations({"": list(held)}, None)
     return max(((g.attempt, g.step) for g in whole), default=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from raytf.checkpoint.generations import HeldShare, generations
+from raytf.checkpoint.generations import HeldShare
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotLedger, SlotRequest
 from tests.stress.simulate.keeper_checks import KeeperChecks
 from tests.stress.simulate.world import Process
@@ -69,18 +69,12 @@ class Keeper:
         """What is in each slot that is full."""
         return {number: slot.share for number, slot in self.slots.items() if slot.share is not None}
 
-    def newest(self, attempt: str) -> int | None:
-        """The newest step of which it holds an attempt's whole state."""
-        found = generations({"": self.held.values()}, [attempt])
-        return found[0].step if found else None
-
     def reserve(self, request: SlotRequest, driver: Driver) -> SlotAnswer:
         """Carry out a request, as `memory_keeper.Keeper.reserve` does."""
         ledger, checks = self.ledger, self._memory.checks
         if self._orphaned_seconds > _LOOK_SECONDS:
             ledger.desert()
-        checks.begin(self)
-        if ledger.is_current(request.attempt):
+        if ledger.may_reserve(request):
             self._driver = driver
         answer = ledger.known(request)
         if answer is None:
@@ -94,9 +88,7 @@ class Keeper:
 
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left."""
-        self._memory.checks.begin(self)
         self._free(self.ledger.tidy(attempt, self.held), attempt)
-        self._memory.checks.tidied(self)
         return self.ledger.is_tidy(attempt)
 
     @property
@@ -104,8 +96,9 @@ class Keeper:
         return 0.0 if self._driver is None else self._memory.run.world.now - self._driver.process.ended_at
 
     def _free(self, numbers: list[int], attempt: str) -> None:
+        if numbers:
+            self._memory.checks.frees(self, numbers, attempt)
         for number in numbers:
-            self._memory.checks.freed(self, number, attempt)
             del self.slots[number]
 
 

@@ -22,8 +22,8 @@ class Host:
         self.slots: set[int] = set()
         self.held: dict[int, HeldShare] = {}
 
-    def reserve(self, attempt: str, share: int = 0, serial: int = 1) -> SlotAnswer:
-        request = SlotRequest(attempt, share, serial, 10)
+    def reserve(self, attempt: str, share: int = 0, serial: int = 1, driver: str = "") -> SlotAnswer:
+        request = SlotRequest(attempt, share, serial, 10, driver)
         answer = self.ledger.known(request)
         if answer is None:
             self.free(self.ledger.make_room(request, self.held))
@@ -162,7 +162,8 @@ def test_the_memory_of_a_deserted_run_is_for_who_asks_next():
     host.write(left.slots[0], 90, OTHERS)
     assert host.reserve(OLD) == LATE
     host.ledger.desert()
-    first = host.reserve(OLD)
+    assert host.reserve(OLD) == LATE  # of the dead driver
+    first = host.reserve(OLD, driver="another")
     assert first.slots
     host.write(first.slots[0], 10, OLD)
     assert host.tidy(OLD)
