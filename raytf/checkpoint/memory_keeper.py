@@ -90,7 +90,7 @@ class Keeper:
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing is left to drop."""
         with self._lock:
-            self._close(self._ledger.tidy(attempt, self._held()))
+            self._close(self._ledger.tidy(self._held()))
             return self._ledger.is_tidy(attempt)
 
     def held(self) -> list[HeldShare]:

@@ -118,12 +118,9 @@ class SlotLedger:
         self._grants[request.share] = request.serial, slots
         return SlotAnswer(slots)
 
-    def tidy(self, attempt: str, held: Mapping[int, HeldShare]) -> list[int]:
-        """Return the slots to free: what earlier attempts left, once the latest one has a whole copy and asks."""
-        newest = self._newest(held)
-        if attempt != self.attempt or not newest or any(held[number].attempt != attempt for number in newest):
-            return []
-        return self._free(newest)
+    def tidy(self, held: Mapping[int, HeldShare]) -> list[int]:
+        """Return the slots to free: what earlier attempts left, but for their newest copy as long as it is needed."""
+        return self._free(self._newest(held))
 
     def is_tidy(self, attempt: str) -> bool:
         """Whether an attempt has nothing left to tidy: earlier ones left nothing, or another one continues the run."""

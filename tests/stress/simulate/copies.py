@@ -15,6 +15,7 @@ from raytf.checkpoint.keeper_health import TRY_PAUSES, KeeperHealth, Order
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.checkpoint.tier import Phase, Votes
 from tests.stress.simulate.keepers import SIZE, Keeper, Slot
+from tests.stress.simulate.world import Violation
 
 if TYPE_CHECKING:
     from tests.stress.simulate.group import Worker
@@ -65,6 +66,7 @@ class Copies:
         self._begun = self._sealed = 0
         self.has_failed = self._is_tidy = False
         self._wished: int | None = None
+        self._looked_at = self._now
         #: When the answer to the present question arrives.
         self._answer_at: float | None = None
         self._ask(1)
@@ -106,10 +108,14 @@ class Copies:
     def begin(self, save: Copied) -> None:
         if self.turns.asked == save.step:
             self._memory.checks.replaces(self._attempt, save.step)
+        elif not self.turns.is_settled:
+            raise Violation(f"step {save.step} is copied before the copy of step {self.turns.asked} is complete")
         self.turns.ask(save.step)
         if not self._ready():
             return
         slot = self._slots[self.turns.take(save.step)]
+        if self._keeper is not None:
+            self._memory.checks.writes(self._keeper, slot.share, self._looked_at)
         slot.share = None
         self._begun += 1
         seconds = self._memory.seal_seconds(self._process.host)
@@ -201,7 +207,7 @@ class Copies:
 
     def _look(self) -> None:
         """Ask the keeper what it holds, and take its last answer."""
-        keeper = self._keeper
+        keeper, self._looked_at = self._keeper, self._now
         if keeper is None or self._health.is_lost:
             return
         if not keeper.is_alive or keeper.slots.get(self._numbers[0]) is not self._slots[0]:
@@ -228,6 +234,8 @@ class Copies:
 
     def _stop(self) -> None:
         """Make no copies any more."""
+        if self._keeper is not None:
+            self._memory.checks.stopped(self._keeper)
         self._keeper, self._slots, self._numbers, self.has_failed = None, [], (), False
         self.turns.lose()
         self._sealed = self._begun

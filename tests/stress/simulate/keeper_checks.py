@@ -26,6 +26,9 @@ class KeeperChecks:
         self._owners: dict[tuple[Keeper, int], tuple[str, int]] = {}
         #: (Attempt, step) of copies that are complete on all ranks -> keepers that hold all of them.
         self._committed: dict[tuple[str, int], set[Keeper]] = {}
+        #: Keeper -> the last one of these.
+        self._latest: dict[Keeper, tuple[str, int]] = {}
+        self._answers: dict[tuple[Keeper, SlotRequest], tuple[int, ...]] = {}
 
     def frees(self, keeper: Keeper, numbers: Collection[int], attempt: str) -> None:
         """A keeper frees slots since an attempt has asked for something: not those, nor the newest copy, of others that
@@ -58,9 +61,26 @@ class KeeperChecks:
         if len(present) > 2 * SLOTS * self._memory.run.slots or left > self._memory.run.slots:
             raise Violation(f"{keeper.process.name} has {len(present)} slots of the present workers, and {left} others")
 
+        if answer.slots and self._answers.setdefault((keeper, request), answer.slots) != answer.slots:
+            raise Violation(f"{keeper.process.name} gives a request that is made again other slots: {answer.slots}")
+
     def replaces(self, attempt: str, step: int) -> None:
         """A copy is about to be replaced by another one of the same step."""
-        self._committed.pop((attempt, step), None)
+        for keeper in self._committed.pop((attempt, step), ()):
+            self._latest.pop(keeper, None)
+
+    def stopped(self, keeper: Keeper) -> None:
+        """A rank makes no copies any more, so that those of others on its host are not whole; other hosts have some."""
+        for keepers in self._committed.values():
+            keepers.discard(keeper)
+        self._latest.pop(keeper, None)
+
+    def writes(self, keeper: Keeper, share: HeldShare | None, looked_at: float) -> None:
+        """A rank writes a copy over a share."""
+        if keeper.process.ended_at < looked_at:
+            raise Violation(f"a copy is written into the memory of {keeper.process.name}, which is gone")
+        if keeper.is_alive and share is not None and self._latest.get(keeper) == (share.attempt, share.step):
+            raise Violation(f"a copy is written over the one of step {share.step}, the newest of all ranks")
 
     def committed(self, keeper: Keeper, attempt: str, step: int | None) -> None:
         """A rank knows that a copy is complete on all ranks."""
@@ -72,6 +92,7 @@ class KeeperChecks:
             and any(g.step == step for g in generations({"": keeper.held.values()}, [attempt]))
         ):
             keepers.add(keeper)
+            self._latest[keeper] = attempt, step
 
     def restoring(self, asked: Collection[Keeper], attempts: Collection[str]) -> int:
         """Return the step that a group has to restore at least.

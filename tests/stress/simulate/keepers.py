@@ -88,7 +88,7 @@ class Keeper:
 
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left."""
-        self._free(self.ledger.tidy(attempt, self.held), attempt)
+        self._free(self.ledger.tidy(self.held), attempt)
         return self.ledger.is_tidy(attempt)
 
     @property

@@ -42,7 +42,7 @@ class Host:
             self.held[slot] = HeldShare(step, attempt, share, shares, path=str(slot))
 
     def tidy(self, attempt: str) -> bool:
-        self.free(self.ledger.tidy(attempt, self.held))
+        self.free(self.ledger.tidy(self.held))
         return self.ledger.is_tidy(attempt)
 
     @property
@@ -118,8 +118,8 @@ def test_a_copy_that_becomes_complete_late_takes_no_memory_of_who_continues():
     host.write(second.slots[0], 11, NEW)
     host.write(one.slots[0], 30, OLD, 0, 2)
     host.write(other.slots[0], 30, OLD, 1, 2)  # complete, late
-    assert host.tidy(OLD)
     assert {held.attempt for held in host.held.values()} == {OLD, NEW}
+    assert host.tidy(OLD)
     assert host.tidy(NEW)
     assert host.steps == [(11, NEW)]
     # The next workers keep the copy of those that continued.
