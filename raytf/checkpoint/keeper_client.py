@@ -54,8 +54,9 @@ class KeeperClient:
         self._request = request
         self._turn = threading.Lock()
         self._keeper: Any = None
-        #: Path of a slot and what it is; another process with the keeper's number has another file there, or none.
-        self._mark: tuple[str, tuple[int, int]] | None = None
+        #: Paths of the slots and what they are; another process with the keeper's number has other files there, or none.
+        #: Where later workers have asked for memory, the keeper has freed one of the slots at least.
+        self._marks: dict[str, tuple[int, int]] = {}
         self._asking: Future[tuple[Any, ReservedSlots]] | None = None
         self._question: Any = None
         self._health = KeeperHealth(clock())
@@ -85,21 +86,21 @@ class KeeperClient:
         asking, self._asking = self._asking, None
         try:
             keeper, place = asking.result()
-            mark = (place.paths[0], _identity(place.paths[0])) if place.paths else None
+            marks = {path: _identity(path) for path in place.paths}
         except _REFUSED as error:
             return ReservedSlots(reason=one_line(error, 300))
         except OSError:  # it has died since
             self.lose()
             return None
         with self._turn:
-            self._keeper, self._mark, self._question = keeper, mark, None
+            self._keeper, self._marks, self._question = keeper, marks, None
             self._health.begin(self._clock())
         return place
 
     def replace(self) -> None:
         """The rank has let go of the memory that is lost: ask for other memory, later where keepers die often."""
         with self._turn:
-            self._keeper = self._mark = None
+            self._keeper, self._marks = None, {}
             wait = self._health.replace(self._clock())
         self._request = dataclasses.replace(self._request, serial=self._request.serial + 1)
         self.begin(wait)
@@ -144,19 +145,16 @@ class KeeperClient:
             self._end()
 
     def _is_gone(self) -> bool:
-        if self._mark is None:
-            return False
-        path, identity = self._mark
         try:
-            return _identity(path) != identity
+            return any(_identity(path) != identity for path, identity in self._marks.items())
         except OSError:
             return True
 
     def _end(self) -> None:
         """End the process that owns the memory; it may be stopped, and would stand in the way of the next one."""
-        if self._mark is not None and not self._is_gone():
+        if self._marks and not self._is_gone():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(self._mark[0].split("/")[2]), signal.SIGKILL)
+                os.kill(int(next(iter(self._marks)).split("/")[2]), signal.SIGKILL)
 
     def _reserve(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
         """Memory of this node's keeper, which is started where there is none; waits for it."""

@@ -210,7 +210,7 @@ class Copies:
         keeper, self._looked_at = self._keeper, self._now
         if keeper is None or self._health.is_lost:
             return
-        if not keeper.is_alive or keeper.slots.get(self._numbers[0]) is not self._slots[0]:
+        if not keeper.is_alive or any(number not in keeper.slots for number in self._numbers):
             self._health.lose()
             return
         if self._answer_at is not None and self._now >= self._answer_at and not keeper.process.is_frozen:
