@@ -54,8 +54,8 @@ class KeeperClient:
         self._request = request
         self._turn = threading.Lock()
         self._keeper: Any = None
-        #: Paths of the slots and what they are. Another process with the keeper's number has other files there, or none;
-        #: where later workers have asked for memory, the keeper has freed one of the slots at least.
+        #: Paths of the slots and what they are. Another process with the keeper's number has other files there, or
+        #: none; where later workers have asked for memory, the keeper has freed one of the slots at least.
         self._marks: dict[str, tuple[int, int]] = {}
         self._asking: Future[tuple[Any, ReservedSlots]] | None = None
         self._question: Any = None
