@@ -172,12 +172,6 @@ MUTANTS = {
     "a copy of workers that were replaced is dropped too early": Mutant(
         _LEDGER, " - self._granted() - kept)", " - self._granted())", 1
     ),
-    "a copy that becomes complete late counts more than that of who continues": Mutant(
-        _LEDGER, "key=lambda g: (g.attempt == self.attempt, g.attempt, g.step)", "key=lambda g: (g.step, g.attempt)", 0
-    ),
-    "a state that was taken in part is given to others": Mutant(
-        _MEMBER, "return -1 if step < max(steps) else step", "return step", 0
-    ),
     "a request that is made again gets other memory": Mutant(
         _LEDGER, "request.attempt != self.attempt or request.serial > serial:", "True:", 874
     ),
