@@ -79,6 +79,7 @@ class DurableTier:
         say: told about failures, the first in a row.
         fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
+        commits: called on rank 0, in a thread, with the step of a checkpoint before that becomes complete.
         clock: seconds, of one that only goes forward.
 
     Attributes:
@@ -94,6 +95,7 @@ class DurableTier:
         say: Callable[[str], None],
         fence: Callable[[], None] = lambda: None,
         late: Callable[[], None] = lambda: None,
+        commits: Callable[[int], None] = lambda step: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._run = run
@@ -101,6 +103,7 @@ class DurableTier:
         self._say = say
         self._fence = fence
         self._late = late
+        self._commits = commits
         self._clock = clock
         self._cleanup = Cleanup(run, attempt, keep, say, fence, self._under_way)
         #: The save under way, or the last one; when it began; and what is written of it now.
@@ -186,8 +189,9 @@ class DurableTier:
         self._serial += 1
         name = naming.name_of(save.step, self._attempt.name, self._serial)
         writers = save.writers or self._attempt.world_size
-        writer = DurableWriter(self._run, name, self._attempt.rank, writers, save, self._fence, self._predecessor)
-        self._writer, self._began = writer, self._clock()
+        place, asked = (self._run, name, self._attempt.rank, writers), (self._fence, self._commits, self._predecessor)
+        self._writer = writer = DurableWriter(*place, save, *asked)
+        self._began = self._clock()
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
             self._job = Future()

@@ -69,6 +69,7 @@ class DurableWriter:
         writers: ranks that have a share, the first ones.
         save: what to write.
         fence: raises where the run belongs to another owner; rank 0 asks before it writes and commits.
+        commits: called on rank 0 with the step before the manifest is written.
         before: the checkpoint before this one, as its manifest is to name it; asked on rank 0.
 
     Attributes:
@@ -84,6 +85,7 @@ class DurableWriter:
         writers: int,
         save: DurableSave,
         fence: Callable[[], None],
+        commits: Callable[[int], None],
         before: Callable[[int], ManifestLink | None] = lambda step: None,
     ):
         self._run = run
@@ -92,6 +94,7 @@ class DurableWriter:
         self._writers = writers
         self._save = save
         self._fence = fence
+        self._commits = commits
         self._before = before
         self.link: ManifestLink | None = None
         self.given_up = threading.Event()
@@ -143,6 +146,7 @@ class DurableWriter:
             shares = [json.loads(data) for data in pool.map(self._run.get, files)]
         before = self._before(self.step)
         self._fence()
+        self._commits(self.step)
         self._check()
         document = self._save.document.of_manifest()
         self.link = manifest.write(self._run, self.name, self.step, shares, document, before)

@@ -1,11 +1,9 @@
-"""Which copies of the state in the memory of nodes belong together, and which of them to restore first."""
+"""Which copies of the state in the memory of nodes belong together."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-from raytf.checkpoint.naming import restore_order, split_name
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,3 @@ def is_latest(found: Mapping[str, Collection[HeldShare]], attempts: Collection[s
     Names of attempts sort by their numbers.
     """
     return any(g.attempt == max(attempts) for g in generations(found, attempts))
-
-
-def candidates(found: Collection[Generation], complete: Collection[str]) -> list[Generation | str]:
-    """Snapshots in memory and names of checkpoints on storage, best to restore first: the latest step, whatever becomes
-    of those before it; of equal steps the one in memory.
-
-    Args:
-        found: what `generations` returned.
-        complete: names of checkpoints.
-    """
-    both: list[tuple[int, int, Generation | str]] = [(g.step, 1, g) for g in found]
-    both += [(split_name(name)[0], 0, name) for name in restore_order(complete)]
-    return [one for _, _, one in sorted(both, key=lambda entry: entry[:2], reverse=True)]

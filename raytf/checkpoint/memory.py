@@ -15,9 +15,11 @@ from ray.actor import ActorHandle
 
 from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
+from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.slot_ledger import SlotRequest
 from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
@@ -81,6 +83,7 @@ class MemoryTier:
         self._keeping: KeeperClient | None = None
         self._source: TensorSource | None = None
         self._slots: list[snapshot_slot.Slot] = []
+        self.turns = CopyTurns()
         #: Has the newest copy count, beside training.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
         self._sealing.set_result(None)
@@ -93,9 +96,7 @@ class MemoryTier:
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
         self._sharing_seconds = self._aside_seconds = 0.0
-        #: Step of this rank's newest copy, bytes that this node holds in two of them, and seconds that copies held up
-        #: training.
-        self.copied: int | None = None
+        #: Bytes that this node holds in two copies, and seconds that copies held up training.
         self.bytes = 0
         self.seconds = 0.0
 
@@ -141,7 +142,8 @@ class MemoryTier:
         if self._every == 0:
             return
         self._source = make(shares(sizes, self._shares)[self._share])
-        self._keeping = KeeperClient(self._run_uri, self._attempt.name, self._source.nbytes, self._monitor)
+        request = SlotRequest(self._attempt.name, self._share, 1, self._source.nbytes, self._attempt.driver)
+        self._keeping = KeeperClient(self._run_uri, request, self._monitor)
         self._keeping.begin()
 
     def close(self) -> None:
@@ -166,6 +168,11 @@ class MemoryTier:
         """
         self.look()
         return None if self._keeping is None else self._keeping.step
+
+    @property
+    def copied(self) -> int | None:
+        """Step of this rank's newest copy; None for none."""
+        return self.turns.copied
 
     @property
     def is_empty(self) -> bool:
@@ -203,6 +210,7 @@ class MemoryTier:
     def begin(self, save: MemorySave) -> None:
         """Copy this rank's share of the state; one of the step that was copied last is written over that."""
         began = time.perf_counter()
+        self.turns.ask(save.step)
         if not self._ready() or self._source is None:
             self._book(0.0)  # what was done for it, and will be the next time
             return
@@ -218,10 +226,9 @@ class MemoryTier:
         if self._failure is not None:
             self._stop_after(self._failure)
             return
+        first = self.copied is None
         try:
-            if step == self.copied:
-                self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
-            slot, values = self._slots[0], self._source.now()
+            slot, values = self._slots[self.turns.take(step)], self._source.now()
 
             def fill() -> None:
                 size = slot.copy(share, {**values.tensors, **own}, document.live(), text)
@@ -231,9 +238,6 @@ class MemoryTier:
         except (OSError, ValueError) as error:
             self._stop_after(error)
             return
-        first = self.copied is None
-        self._slots.reverse()
-        self.copied = step
         self._book(time.perf_counter() - began, counts=not first)  # that pays for memory that is touched the first time
 
     def _book(self, seconds: float, counts: bool = True) -> None:
@@ -264,12 +268,11 @@ class MemoryTier:
 
     def done(self) -> None:
         """A copy counts; the one before it stays until the next is made."""
+        self.turns.commit()
 
     def abort(self) -> None:
         """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
-        if self._slots and self.copied not in (None, -1):  # once for a copy: turned back, the next takes the one before
-            self._slots.reverse()
-            self.copied = -1  # a copy of the same step is no copy over itself: that place holds an older one now
+        self.turns.abort()
         if self._failure is not None:
             self._stop_after(self._failure)
 
@@ -326,7 +329,7 @@ class MemoryTier:
         try:
             self._slots = [snapshot_slot.Slot(path) for path in place.paths]
         except OSError:
-            keeping.is_lost = True  # it has died since
+            keeping.lose()  # it has died since
         return bool(self._slots)
 
     def _let_go(self) -> None:
@@ -335,7 +338,8 @@ class MemoryTier:
         for slot in self._slots:
             slot.close()
         had_copies = self.copied is not None
-        self._slots, self.copied, self.bytes = [], None, 0
+        self._slots, self.bytes = [], 0
+        self.turns.lose()
         if had_copies and self._share == 0:
             self._say(
                 f"rank {self._group.rank}: the keeper of copies in its node's memory is gone, and so are they; another "
@@ -346,7 +350,8 @@ class MemoryTier:
         self._stop(f"the state cannot be copied into memory: {str(error) or type(error).__name__}")
 
     def _stop(self, reason: str) -> None:
-        self._slots, self._keeping, self.copied, self.bytes = [], None, None, 0
+        self._slots, self._keeping, self.bytes = [], None, 0
+        self.turns.lose()
         self._sealing = Future()
         self._sealing.set_result(None)
         self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")

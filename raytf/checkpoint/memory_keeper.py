@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.generations import Generation, HeldShare, generations
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.slot_ledger import SlotLedger, SlotRequest
 from raytf.errors import CheckpointError
 
 _NAMESPACE = "raytf"
@@ -42,10 +43,12 @@ _READ_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class ReservedSlots:
-    """Memory for one rank: two slots, as paths on the node; or the reason why there are none."""
+    """Memory for one rank: two slots, as paths on the node; or the reason why there are none, and whether it is in vain
+    to ask again."""
 
     paths: tuple[str, ...] = ()
     reason: str = ""
+    is_final: bool = False
 
 
 class Keeper:
@@ -58,72 +61,55 @@ class Keeper:
     def __init__(self, alone_seconds: float = ALONE_SECONDS):
         self._alone_seconds = alone_seconds
         self._lock = threading.Lock()
-        #: Path -> attempt, file descriptor, and bytes promised, which are not taken before they are written.
-        self._slots: dict[str, tuple[str, int, int]] = {}
-        #: Request -> what it got.
-        self._given: dict[str, ReservedSlots] = {}
+        self._ledger = SlotLedger()
+        #: Number of a slot -> file descriptor; a descriptor that was closed may come again.
+        self._slots: dict[int, int] = {}
         self._monitor: ActorHandle | None = None
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
-    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle, request: str) -> ReservedSlots:
-        """Memory for two snapshots of one rank's share of the state.
-
-        What earlier attempts left is dropped, but for the newest snapshot that is whole, which `tidy` drops.
+    def reserve(self, request: SlotRequest, monitor: ActorHandle) -> ReservedSlots:
+        """Memory for two snapshots of one rank's share of the state: see `SlotLedger`.
 
         Args:
-            attempt: name of this start of the worker group.
-            state_bytes: about how large a snapshot is.
+            request: one that is made again, as its answer did not come in time, gets the same memory.
             monitor: an actor that lives as long as the run's driver.
-            request: its name. One that is made again, as its answer did not come in time, gets the same memory.
         """
         with self._lock:
-            self._monitor, self._seen_at = monitor, time.monotonic()
-            given = self._given.get(request)
-            if given is not None and self._slots.keys() >= set(given.paths):
-                return given
-            self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt} - self._newest())
-            owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
-            free = raylets.free_bytes() - _LEAVE_BYTES - owed
-            if 2 * state_bytes > free:
-                return ReservedSlots(
-                    reason=f"two copies of {state_bytes / 2**20:,.0f} MiB do not fit into the node's free memory"
-                )
-            paths = []
-            for _ in range(2):
-                fd = os.memfd_create(f"raytf-{attempt}")
-                path = f"/proc/{os.getpid()}/fd/{fd}"
-                self._slots[path] = (attempt, fd, state_bytes)
-                paths.append(path)
-            place = ReservedSlots(tuple(paths))
-            held = {name: given for name, given in self._given.items() if self._slots.keys() >= set(given.paths)}
-            self._given = {**held, request: place}
-            return place
+            ledger = self._ledger
+            if ledger.may_reserve(request):
+                self._monitor, self._seen_at = monitor, time.monotonic()
+            answer = ledger.known(request)
+            if answer is None:
+                self._close(ledger.make_room(request, self._held()))
+                written = {number: os.fstat(fd).st_size for number, fd in self._slots.items()}
+                answer = ledger.grant(request, raylets.free_bytes() - _LEAVE_BYTES, written)
+                self._slots |= {number: os.memfd_create(f"raytf-{request.attempt}") for number in answer.slots}
+            return ReservedSlots(tuple(map(self._path, answer.slots)), answer.reason, answer.is_final)
 
     def tidy(self, attempt: str) -> bool:
-        """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing of it is left."""
+        """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing is left to drop."""
         with self._lock:
-            newest = self._newest()
-            if newest and all(self._slots[path][0] == attempt for path in newest):
-                self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt})
-            return all(owner == attempt for owner, *_ in self._slots.values())
+            self._close(self._ledger.tidy(self._held()))
+            return self._ledger.is_tidy(attempt)
 
     def held(self) -> list[HeldShare]:
         """What there is, share by share."""
         with self._lock:
-            return self._held()
+            return list(self._held().values())
 
     def newest(self, attempt: str) -> int | None:
         """The newest step of which it holds an attempt's whole state. Who asks is of the run, which thus goes on."""
         with self._lock:
-            self._seen_at = time.monotonic()
-            found = generations({"here": self._held()}, [attempt])
+            if self._ledger.is_current(attempt):
+                self._seen_at = time.monotonic()
+            found = generations({"here": self._held().values()}, [attempt])
             return found[0].step if found else None
 
     def read(self, path: str) -> np.ndarray:
         """The bytes of a slot, uint8 [n]."""
         with self._lock:
-            fd = self._slots[path][1]
+            (fd,) = (fd for number, fd in self._slots.items() if self._path(number) == path)
             memory = _mapped(fd)
             share = snapshot_slot.head(memory)
             return np.array(np.frombuffer(memory, np.uint8, 0 if share is None else share.bytes))
@@ -132,29 +118,35 @@ class Keeper:
         """Call a function here: this process runs already, where a task's would have to start first."""
         return function(*arguments)
 
-    def _held(self) -> list[HeldShare]:
-        found = []
-        for path, (_, fd, _) in self._slots.items():
+    def _held(self) -> dict[int, HeldShare]:
+        found = {}
+        for number, fd in self._slots.items():
             share = snapshot_slot.head(_mapped(fd))
             if share is not None:
-                found.append(HeldShare(share.step, share.attempt, share.share, share.shares, share.bytes, path))
+                place = share.step, share.attempt, share.share, share.shares, share.bytes
+                found[number] = HeldShare(*place, self._path(number))
         return found
 
-    def _newest(self) -> set[str]:
-        found = generations({"here": self._held()}, None)
-        return {held.path for held in found[0].holders["here"]} if found else set()
+    def _path(self, number: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._slots[number]}"
 
-    def _drop(self, paths: Collection[str]) -> None:
-        for path in paths:
-            os.close(self._slots.pop(path)[1])
+    def _close(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            os.close(self._slots.pop(number))
 
     def _watch(self) -> None:
         while time.monotonic() - self._seen_at < self._alone_seconds:
             time.sleep(_LOOK_SECONDS)
             monitor = self._monitor
-            with contextlib.suppress(ray.exceptions.RayError):
+            try:
                 if monitor is not None and ray.get(monitor.is_there.remote(), timeout=30) and monitor is self._monitor:
                     self._seen_at = time.monotonic()
+            except ray.exceptions.ActorDiedError:
+                with self._lock:
+                    if monitor is self._monitor:
+                        self._ledger.desert()
+            except ray.exceptions.RayError:
+                pass  # out of reach for the moment
         os._exit(0)
 
 
@@ -262,7 +254,7 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
         else:
             memory = ray.get(actor.read.remote(held.path), timeout=_READ_SECONDS).data
         share, own, live, slow = snapshot_slot.parse(memory)
-        if (share.step, share.attempt) != (generation.step, generation.attempt):
+        if (share.step, share.attempt, share.share) != (held.step, held.attempt, held.share):
             raise CheckpointError(f"the snapshot of step {generation.step} was written over")
         if tensors and live.get("weights_hash") != document.get("weights_hash"):
             raise CheckpointError(f"the ranks did not agree on the weights of step {generation.step}")

@@ -13,16 +13,16 @@ from raytf._process import in_thread
 from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.naming import split_name
+from raytf.checkpoint.restore_plan import Candidate, RestorePlan
 from raytf.checkpoint.tier import Tier
 from raytf.checkpoint.void import VoidStates
 from raytf.distributed import replica_agreement
-from raytf.errors import CheckpointError
+from raytf.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.distributed.group import Ranks
 
-#: A snapshot in memory, or the name of a checkpoint on storage.
-_Candidate = generations.Generation | str
 _T = TypeVar("_T")
 
 
@@ -38,6 +38,7 @@ class Restorer:
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
+        known_step: of the newest checkpoint on storage, as the driver or storage has told; None if nobody has.
     """
 
     def __init__(
@@ -53,28 +54,27 @@ class Restorer:
         self._durable = durable
         self._group = group
         self._say = say
-        #: What to try first; snapshots that come after that; checkpoints on storage, None where it was not asked.
-        self._candidates: list[_Candidate] = []
-        self._rest: list[generations.Generation] = []
+        self._plan = RestorePlan(())
+        #: Checkpoints on storage; None where it was not asked, or refused.
         self._names: list[str] | None = None
         #: The first candidate, as it is being read.
         self._ahead: Future[Checkpoint] | None = None
         self.damaged: list[str] = []
+        self.known_step: int | None = None
 
-    def begin(self, known_step: int | None) -> None:
+    def begin(self, known_step: int | None, is_saving: bool = False) -> None:
         """See what there is, and read the newest state in the background.
 
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
+            is_saving: whether a later one may be on storage by now.
         """
-        snapshots = self._shared(self._copies)
-        # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
-        newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
-        self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]
-        if not newer:
+        self.known_step = known_step
+        self._plan = RestorePlan.of(self._shared(self._copies), known_step, is_saving)
+        if self._plan.asks_storage:
             self._ask_storage()
-        if self._candidates:
-            self._ahead = in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
+        if self._plan.candidates:
+            self._ahead = in_thread(lambda: self._load(self._plan.candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         """The state to go on from.
@@ -90,6 +90,7 @@ class Restorer:
         """
         found = self._first_that_loads(check)
         if found is None and self._names is None:
+            self._plan = self._plan.failed()
             self._ask_storage()
             found = self._first_that_loads(check)
         if found is None and self._names:
@@ -97,6 +98,8 @@ class Restorer:
                 f"none of the {len(self._names)} checkpoints in {self._durable.locate()} can be "
                 "restored; the reasons are above. Fix them, or choose another --run name to begin again."
             )
+        good = [split_name(name)[0] for name in self._names or () if name not in self.damaged]
+        self.known_step = max(good, default=self.known_step)
         self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
 
@@ -111,16 +114,24 @@ class Restorer:
         return [name for name in names if name not in wrong]
 
     def _ask_storage(self) -> None:
-        self._names = self._shared(self._stored)
-        self._candidates = generations.candidates(self._rest, self._names)
+        self._names = self._shared(self._stored_if_it_answers)
+        self._plan = self._plan.unlisted() if self._names is None else self._plan.listed(self._names)
 
-    def _load(self, candidate: _Candidate) -> Checkpoint:
+    def _stored_if_it_answers(self) -> list[str] | None:
+        try:
+            return self._stored()
+        except StorageError:
+            if not self._plan.can_wait:
+                raise
+            return None
+
+    def _load(self, candidate: Candidate) -> Checkpoint:
         if isinstance(candidate, str):
             return self._durable.load(candidate)
         return self._memory.load(candidate)
 
     def _first_that_loads(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        for candidate in self._candidates:
+        for candidate in self._plan.candidates:
             found, problem = None, ""
             ahead, self._ahead = self._ahead, None
             try:
@@ -143,6 +154,7 @@ class Restorer:
                 self._say(f"a snapshot is skipped: {problem}")
         return None
 
-    def _shared(self, ask: Callable[[], list[_T]]) -> list[_T]:
+    def _shared(self, ask: Callable[[], _T]) -> _T:
         """What rank 0 finds, on all ranks."""
-        return pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else [])))
+        found: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
+        return found

@@ -43,12 +43,14 @@ class GroupAttempt:
         name: as it is in the names of what it writes.
         rank, world_size: of this worker.
         earlier: names of the attempts before it, of which nobody writes any more.
+        driver: id of its driver.
     """
 
     name: str
     rank: int = 0
     world_size: int = 1
     earlier: tuple[str, ...] = ()
+    driver: str = ""
 
 
 #: What a tier is given to save, and what it calls one of its checkpoints.

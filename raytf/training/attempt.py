@@ -34,6 +34,7 @@ class Attempt:
         name: name of the attempt.
         earlier: names of the attempts before it.
         known_step: step of the newest checkpoint on storage; None if the driver does not know it.
+        is_saving: whether a later one may be on storage.
         place: (this rank's index on its node, number of ranks on the node).
         workers: number of processes that compute gradients.
         storage: the run's folder.
@@ -50,6 +51,7 @@ class Attempt:
     name: str
     earlier: tuple[str, ...]
     known_step: int | None
+    is_saving: bool
     place: tuple[int, int]
     workers: int
     storage: Storage
@@ -99,7 +101,7 @@ def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
             driver, also those of a rank that was suspended and takes its next step late.
     """
     job, group = before.job, before.group
-    name, earlier, known_step, void, standings = _begin(job, group, number)
+    name, earlier, known_step, is_saving, void, standings = _begin(job, group, number)
     place = place_on_node(group)
     ranks.take(ranks.RankInfo(group.rank, group.world_size, *place))
     before.reporter.take_place(group.rank, executor.workers, name)
@@ -108,6 +110,7 @@ def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
         name=name,
         earlier=tuple(earlier),
         known_step=known_step,
+        is_saving=is_saving,
         place=place,
         workers=executor.workers,
         void=VoidStates.of(void),
@@ -138,20 +141,22 @@ def _alone(
         gpu_probe.check()
     storage = Storage(job.run_uri)
     reporter = Reporter(job, storage, rank, executor.workers, "")
-    return Attempt(job, pulse, phases, group, "", (), None, (0, 1), executor.workers, storage, reporter)
+    return Attempt(job, pulse, phases, group, "", (), None, False, (0, 1), executor.workers, storage, reporter)
 
 
-def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, list[str], int | None, Any, Any]:
+def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, list[str], int | None, bool, Any, Any]:
     """Name the attempt and announce it to the driver.
 
     Returns:
         Its name, the names of the attempts before it, the step of the newest checkpoint on storage, None if the
-        driver does not know that step; states that are void, and standings of nodes.
+        driver does not know that step; whether a later one may be on storage; states that are void, and standings of
+        nodes.
     """
     begun = b""
     if group.rank == 0:
         name = new_attempt(number=(job.term, number))
-        begun = json.dumps((name, *job.monitor.begin(name), *job.monitor.past())).encode()
+        before = job.monitor.begin(name)
+        begun = json.dumps((name, *before, job.monitor.is_saving(), *job.monitor.past())).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
-    name, earlier, known_step, void, standings = json.loads(group.share(begun))
-    return name, earlier, known_step, void, standings
+    name, earlier, known_step, is_saving, void, standings = json.loads(group.share(begun))
+    return name, earlier, known_step, is_saving, void, standings

@@ -43,7 +43,8 @@ class MemoryCopies:
         Args:
             unsealed: number of ranks whose flags for this call said that their newest copy is not complete yet.
         """
-        if self._is_older:  # the flags are older than a copy of this step, and say nothing about it
+        # Flags are older than a copy of this step, and say nothing about it.
+        if self._tier.turns.is_pending(self._source.progress.step):
             self._commit.advance(Votes(written=self._group.world_size - unsealed))
 
     def make(self, share_rank_zero: bool) -> None:
@@ -76,15 +77,9 @@ class MemoryCopies:
         failed = float(self._group.sum(np.array([self._commit.votes().failed], np.float32))[0])
         self._commit.advance(Votes(written=self._group.world_size - failed, failed=failed))
 
-    @property
-    def _is_older(self) -> bool:
-        """Whether the newest copy is of an earlier step than the state."""
-        return self._commit.save is None or self._commit.save.step != self._source.progress.step
-
     def _await_newest(self) -> None:
-        """Wait until the newest copy is complete everywhere, if it is of an earlier step. Otherwise a rank could drop
-        its older copy while another rank's newer one is not complete, and no step would have copies of all ranks."""
-        if not self._commit.is_idle and self._is_older:
+        """Wait until the newest copy is complete everywhere, if it is of an earlier step."""
+        if self._tier.turns.is_pending(self._source.progress.step):
             began = time.perf_counter()
             self.settle()
             self._tier.costs_also(time.perf_counter() - began)

@@ -6,6 +6,7 @@ is fetched later.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -100,6 +101,15 @@ class MonitorClient:
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
         """Announce that a group begins to train: see `Monitor.begin`."""
         return Question[tuple[list[str], int | None]](self.handle.begin.remote(attempt)).answer()
+
+    def commits(self, step: int, seconds: float) -> None:
+        """Report that the checkpoint of a step is about to be complete, and wait so long until the driver knows it."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            Question[None](self.handle.commits.remote(step)).answer(seconds)
+
+    def is_saving(self) -> bool:
+        """Whether a later checkpoint than the one that `begin` told of may be on storage."""
+        return Question[bool](self.handle.is_saving.remote()).answer()
 
     def is_over(self, attempt: str, seconds: float) -> bool:
         """Whether another group has begun to train after this attempt; False where no answer arrives in that time."""

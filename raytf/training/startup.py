@@ -72,7 +72,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
         return _meet(attempt, program, executor, None)
     attempt = attempts.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
-    tiers.restorer.begin(attempt.known_step)
+    tiers.restorer.begin(attempt.known_step, attempt.is_saving)
     attempt.reporter.stage("building the model")
     program = programs.build(attempt, executor)
     phases.mark("build")
@@ -133,7 +133,7 @@ def _enter(
     tiers = tiers_of_run.open_tiers(attempt)
     if is_late:
         return _handed_over(attempt, program, executor, tiers, generation, before, room)
-    tiers.restorer.begin(attempt.known_step)
+    tiers.restorer.begin(attempt.known_step, attempt.is_saving)
     return _restored(attempt, program, executor, tiers)
 
 
@@ -228,7 +228,7 @@ def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tie
 
 def _begun(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers, chosen: Checkpoint | None) -> Context:
     """Begin with a checkpoint, or a new run."""
-    state = TrainingState.of(chosen, attempt.known_step)
+    state = TrainingState.of(chosen, tiers.restorer.known_step)
     if chosen is not None:
         attempt.reporter.resume(chosen.step, chosen.files)
     callbacks = _make_callbacks(attempt, program, None if chosen is None else chosen.step)

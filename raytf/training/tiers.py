@@ -20,7 +20,7 @@ from raytf.training.checkpoint_policy import CheckpointPolicy
 from raytf.training.monitor_client import MonitorClient
 from raytf.training.program import Program
 
-#: For the driver to say whether another group has begun.
+#: For the driver to say whether another group has begun, and to hear of a commit.
 _ANSWER_SECONDS = 5.0
 
 
@@ -44,7 +44,7 @@ class Tiers:
 def open_tiers(attempt: Attempt) -> Tiers:
     """Open this rank's tiers; nothing is read yet."""
     job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
-    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier)
+    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier, job.lease)
     memory = MemoryTier(
         job.run_uri,
         attempt.group,
@@ -62,6 +62,7 @@ def open_tiers(attempt: Attempt) -> Tiers:
         reporter.say_here,
         fence=functools.partial(check_current, attempt.storage, job.lease, attempt.name, job.monitor),
         late=reporter.upload_anew,
+        commits=functools.partial(job.monitor.commits, seconds=_ANSWER_SECONDS),
     )
     restorer = Restorer(memory, durable, attempt.group, reporter.say, attempt.void)
     return Tiers(memory, durable, policy, restorer)

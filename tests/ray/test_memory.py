@@ -156,7 +156,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
+    from raytf.checkpoint import generations, keeper_health, memory_keeper, variables
     from raytf.checkpoint.document import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
     from raytf.checkpoint.tier import GroupAttempt
@@ -199,7 +199,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen.suspend()
     began = time.monotonic()
     until(lambda: snapshots.step is None, snapshots.look)
-    assert time.monotonic() - began >= keeper_client.FRESH_SECONDS / 2
+    assert time.monotonic() - began >= keeper_health.FRESH_SECONDS / 2
     until(lambda: snapshots.is_empty, snapshots.look)
     assert not frozen.is_running()
     copy(40)
@@ -212,6 +212,7 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
     import numpy as np
 
     from raytf.checkpoint import generations, memory_keeper, snapshot_slot
+    from raytf.checkpoint.slot_ledger import SlotRequest
 
     ray, uri = driver, str(tmp_path / "run")
 
@@ -221,7 +222,7 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
     def write(attempt, steps, die):
         import os
 
-        place = ray.get(memory_keeper.keeper(uri).reserve.remote(attempt, 100, monitor, f"{attempt} {os.getpid()}"))
+        place = ray.get(memory_keeper.keeper(uri).reserve.remote(SlotRequest(attempt, 0, 1, 100), monitor))
         pair = [snapshot_slot.Slot(path) for path in place.paths]
         for step in steps:
             pair[0].write(
@@ -250,7 +251,8 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
 
     # A keeper whose driver has died ends by itself.
     keeper = ray.remote(num_cpus=0)(memory_keeper.Keeper).remote(alone_seconds=3.0)
-    assert ray.get(keeper.reserve.remote("c", 1 << 60, monitor, "large")).reason.endswith("the node's free memory")
+    large = SlotRequest("c", 0, 1, 1 << 60)
+    assert ray.get(keeper.reserve.remote(large, monitor)).reason.endswith("the node's free memory")
     ray.kill(monitor)
 
     def ask_until_it_ends():

@@ -47,7 +47,10 @@ class Memory:
     """In the place of the memory tier: which steps were copied, and that the newest is trusted no more."""
 
     def __init__(self) -> None:
+        from raytf.checkpoint.copy_turns import CopyTurns
+
         self.copied: list[Any] = []
+        self.turns = CopyTurns()
         self.is_sealed, self.is_empty = True, False
 
     def wish(self, stop: int, step_seconds: float) -> float:
@@ -55,6 +58,7 @@ class Memory:
 
     def begin(self, save: Any) -> None:
         self.copied.append(save.step)
+        self.turns.ask(save.step)
 
     def vote(self, phase: Any) -> Any:
         from raytf.checkpoint.tier import Votes
@@ -65,10 +69,11 @@ class Memory:
         return True
 
     def done(self) -> None:
-        pass
+        self.turns.commit()
 
     def abort(self) -> None:
         self.copied.append("distrust")
+        self.turns.abort()
 
     def costs_also(self, seconds: float) -> None:
         assert seconds > 0

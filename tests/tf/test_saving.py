@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import cadence, manifest, naming, variables
 from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemorySave
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
@@ -39,6 +40,7 @@ class Memory:
 
     def __init__(self):
         self.copied: list[int] = []
+        self.turns = CopyTurns()
         self.is_sealed, self.is_empty = True, False
         self.settled = self.waits = 0
 
@@ -47,6 +49,7 @@ class Memory:
 
     def begin(self, save: MemorySave) -> None:
         self.copied.append(save.step)
+        self.turns.ask(save.step)
 
     def vote(self, phase: Phase) -> Votes:
         return Votes(written=float(self.is_sealed))
@@ -55,7 +58,7 @@ class Memory:
         return True
 
     def done(self) -> None:
-        pass
+        self.turns.commit()
 
     def settle(self) -> None:
         self.settled += 1

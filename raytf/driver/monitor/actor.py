@@ -121,6 +121,15 @@ class Monitor:
         """
         return self._progress.begin(attempt, self._clock())
 
+    @_changes
+    def commits(self, step: int) -> None:
+        """The checkpoint of a step is about to be complete on storage; rank 0 waits until this is known."""
+        self._progress.commits(step)
+
+    def is_saving(self) -> bool:
+        """Whether a later checkpoint than the one that `begin` told of may be on storage."""
+        return self._progress.is_saving
+
     def is_over(self, attempt: str) -> bool:
         """Whether another worker group has started after this one."""
         return self._progress.is_over(attempt)

@@ -33,6 +33,7 @@ class Progress:
         self._restart, self._starts = RestartPhases(), 0
         self._updated_at = self._noted_at = now
         self.durable: int | None = None
+        self._committing = 0
         self.status: Status | None = None
         self.stage = ""
         self.reached = 0
@@ -64,6 +65,15 @@ class Progress:
         before = list(self._attempts)
         self._attempts.append(attempt)
         return before, self.durable
+
+    def commits(self, step: int) -> None:
+        """The checkpoint of a step is about to be complete on storage."""
+        self._committing = max(self._committing, step)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a later checkpoint than the newest known one may be on storage."""
+        return self._committing > (self.durable or 0)
 
     def is_over(self, attempt: str) -> bool:
         """Whether another worker group has started after this one."""

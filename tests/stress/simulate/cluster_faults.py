@@ -24,6 +24,7 @@ def lose_host(run: Run, host: str) -> None:
     run.checks.last_fault = run.world.now
     run.world.tell(f"host {host} disappears")
     run.hosts.remove(host)
+    run.memory.lose_host(host)
     run.noticed.discard(host)
     for other in [*run.hosts, HEAD]:
         for pair in ((host, other), (other, host)):

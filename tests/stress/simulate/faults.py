@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from tests.stress.simulate import cluster_faults, storage_faults
+from tests.stress.simulate import cluster_faults, keeper_faults, storage_faults
 from tests.stress.simulate.group import HEAD, Run, Worker
 from tests.stress.simulate.storage_faults import later as _later
+
+#: Kind of a fault -> how often it is drawn, and what begins it.
+Kinds = Mapping[str, tuple[float, Callable[["Run", "Fault"], None]]]
 
 
 class Fault(NamedTuple):
@@ -17,7 +20,7 @@ class Fault(NamedTuple):
 
     Attributes:
         at: seconds since the beginning.
-        kind: key of `KINDS`.
+        kind: key of `KINDS`, or of `keeper_faults.KINDS`.
         who: a number that chooses a worker or a host.
         other: another one.
         seconds: how long it lasts.
@@ -30,15 +33,17 @@ class Fault(NamedTuple):
     seconds: float
 
 
-def draw(random: Random, count: int, seconds: float) -> list[Fault]:
+def draw(random: Random, count: int, seconds: float, table: Kinds | None = None) -> list[Fault]:
     """Draw some faults.
 
     Args:
         random: from which they are drawn.
         count: how many.
         seconds: in which they begin.
+        table: of kinds, by default those of this module.
     """
-    kinds, weights = list(KINDS), [weight for weight, _ in KINDS.values()]
+    table = KINDS if table is None else table
+    kinds, weights = list(table), [weight for weight, _ in table.values()]
     found = []
     for _ in range(count):
         kind = random.choices(kinds, weights)[0]
@@ -49,6 +54,9 @@ def draw(random: Random, count: int, seconds: float) -> list[Fault]:
 
 def begin(run: Run, fault: Fault) -> None:
     """Have a fault begin."""
+    if fault.kind in keeper_faults.KINDS:  # which excuse nothing
+        keeper_faults.KINDS[fault.kind][1](run, fault)
+        return
     run.checks.last_fault = run.world.now
     KINDS[fault.kind][1](run, fault)
 
@@ -212,8 +220,7 @@ def _at_meeting(begin: Callable[[Run, Fault], None], run: Run, fault: Fault) -> 
     run.at["connected" if fault.at * 1000 % 2 < 1 else "meeting"].append(now)
 
 
-#: Kind of a fault -> how often it is drawn, and what begins it.
-KINDS: dict[str, tuple[float, Callable[[Run, Fault], None]]] = {
+KINDS: Kinds = {
     "death": (5, _kill),
     "death with a forked child": (3, _kill_with_child),
     "death of two": (2, _kill_two),

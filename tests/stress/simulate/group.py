@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytf.checkpoint import naming
 from raytf.checkpoint.commit import Commit
@@ -20,19 +20,24 @@ from raytf.distributed.member import DismissedError, Member, RunOverError, step_
 from raytf.distributed.membership import Generation, node_of
 from raytf.distributed.sealed_lines import encoded
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
+from raytf.driver.monitor.progress import Progress
 from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
-from raytf.errors import CheckpointError, StorageError, WorkerLostError
+from raytf.errors import WorkerLostError
 from raytf.runs.run_log import new_attempt
-from tests.stress.simulate.arithmetic import SHARDS, expected, gradient, own_shards, updated
+from raytf.runs.status import Status
+from tests.stress.simulate.arithmetic import SHARDS, gradient, own_shards, updated
 from tests.stress.simulate.checks import REFUSE_SECONDS, Checks
+from tests.stress.simulate.copies import Copied, Copies, CopyFlags
 from tests.stress.simulate.hangs import HEAD
+from tests.stress.simulate.keepers import Memory
 from tests.stress.simulate.lookout import Lookout
 from tests.stress.simulate.meeting import Call, Meeting
 from tests.stress.simulate.ownership import SimulatedLease
 from tests.stress.simulate.ownership_checks import OwnershipChecks
 from tests.stress.simulate.ray_train import RayTrain
+from tests.stress.simulate.restoring import Restored, Restoring
 from tests.stress.simulate.saving import Saved, Saver, SimulatedTier
-from tests.stress.simulate.storage import Request, Steps, Store, Task
+from tests.stress.simulate.storage import Steps, Store, Task
 from tests.stress.simulate.supervision import SupervisionChecks
 from tests.stress.simulate.world import Connection, Network, Process, World
 
@@ -40,8 +45,18 @@ from tests.stress.simulate.world import Connection, Network, Process, World
 _LOOK_SECONDS, _LEAVE_LOOKS = 0.5, 600
 #: Seconds between two tries to connect, and between two looks of a rank that meets.
 _TRY_SECONDS = 0.25
-#: Steps between two checkpoints.
-_SAVE_EVERY = 4
+#: Steps between two checkpoints, and seconds between two looks at a copy that others wait for.
+_SAVE_EVERY, _SETTLE_SECONDS = 4, 0.1
+
+
+class Flags(NamedTuple):
+    """What a rank sends with a step: its part of the gradients, its votes about checkpoints and copies, and whether the
+    generation pauses."""
+
+    part: int
+    votes: Votes
+    pauses: bool
+    copies: CopyFlags
 
 
 class Driver:
@@ -56,11 +71,15 @@ class Driver:
         began: when its command was given.
         is_concluding: whether its workers have come to the end of the run.
         attempts: names of the generations that have begun to train, by number.
+        earlier: names of the attempts of drivers before it.
+        progress: what it knows of checkpoints.
     """
 
     def __init__(self, run: Run, number: int, host: str):
         self.run, self.number, self.began = run, number, run.world.now
         self.attempts: dict[int, str] = {}
+        self.earlier: list[str] = []
+        self.progress = Progress((), 0.0)
         self.is_concluding = False
         self.process = Process(run.world, f"driver{number}", host)
         self.lease = SimulatedLease(run, self)
@@ -71,6 +90,10 @@ class Driver:
     def begin(self) -> None:
         """Look after workers, now that the run is this driver's."""
         self.process.after(_LOOK_SECONDS, self._look)
+
+    def saved(self, step: int | None) -> None:
+        """Rank 0 has sent a status; `step` is that of the newest checkpoint."""
+        self.progress.update(Status(step or 0, 0, 0, 0, 0, checkpoint=step), self.run.world.now)
 
     def accept(self, worker: Worker) -> None:
         """A worker has connected and is greeted."""
@@ -143,6 +166,9 @@ class Worker:
         self.seconds = run.step_seconds
         self._meetings = 0
         self._tier: SimulatedTier | None = None
+        self._copies: Copies | None = None
+        #: Step of the newest checkpoint, as far as it is known.
+        self._durable: int | None = None
         #: Name of the present generation's attempt, and its saves so far.
         self._attempt, self._serial = "", 0
         self._meeting: Meeting | None = None
@@ -304,7 +330,7 @@ class Worker:
         """All ranks have told each other where they compute, as `MultiWorkerGroup.meet_again` has them do."""
         self.member.met()
         self.run.checks.met(self)
-        self._add("held", (self.step, self.state if self.step >= 0 else None), self._transfer)
+        self._add("held", Restored(self.step, self.state, self._durable), self._transfer)
 
     def _not_met(self, unreached: Collection[int], are_connected: bool = False) -> None:
         assert self.generation is not None
@@ -415,41 +441,34 @@ class Worker:
                 self._add("restored", None, self._restore)
             return
         who = transfer(steps)
-        step, state = held[who.giver]
         seconds = self.run.world.random.uniform(0.01, 1.0) if self.rank in who.takers else 0.0
         if self.rank in who.takers:
             self.state, self.is_taking = -1, True  # until all of the other one's is there
         self.phase = "computing"
-        self.process.after(seconds, self._take, self.key, step, state)
+        self.process.after(seconds, self._take, self.key, held[who.giver])
 
-    def _take(self, key: tuple[int, int], step: int, state: int) -> None:
+    def _take(self, key: tuple[int, int], held: Restored) -> None:
         if key == self.key and self.phase == "computing":
-            self._add("taken", (step, state), lambda parts: self._begin(step, state))
+            self._add("taken", held.step, lambda parts: self._begin(held))
 
     def _find(self, key: tuple[int, int]) -> Steps:
-        """Read the best checkpoint of which nothing is missing; while storage is out, try again."""
-        found, store = None, self.run.store
-        while found is None:
-            try:
-                for name in [*(yield Request(store.list_complete)), ""]:
-                    try:
-                        found = (yield Request(partial(store.load, name))) if name else (0, expected(0))
-                        break
-                    except CheckpointError:
-                        self.run.ownership.skipped(name)
-            except StorageError:
-                yield 1.0
-        if key == self.key and self.phase == "restoring":
-            self.run.checks.restored(self, name)
+        """Find the newest state."""
+        restoring = Restoring(self)
+        yield from restoring.find()
+        found = restoring.found
+        if key == self.key and self.phase == "restoring" and found is not None:
+            self.run.world.tell(f"{self.member.name} restores step {found.step} from {found.name or 'memory'}")
+            self.run.checks.restored(self, found.name)
             self._add("restored", found, self._restore)
 
     def _restore(self, told: dict[int, Any]) -> None:
-        self._begin(*told[0])
+        self._begin(told[0])
 
-    def _begin(self, step: int, state: int) -> None:
+    def _begin(self, found: Restored) -> None:
         """Train from a step on."""
         assert self.generation is not None
-        self.step, self.state, self.has_state_since = step, state, self.run.world.now
+        self.step, self.state, self._durable = found.step, found.state, found.durable
+        self.has_state_since = self.run.world.now
         self.is_taking = False
         self.run.checks.took(self)
         size, rank = len(self.generation.members), self.rank
@@ -457,12 +476,18 @@ class Worker:
         number = self.member.number
         if number not in driver.attempts:
             driver.attempts[number] = new_attempt(number=(owner["term"], number))
+            self.run.attempts.append(driver.attempts[number])
         self._serial, self._attempt = 0, driver.attempts[number]
         place = self.run.world, self.process, self.run.store, rank, size
-        saver = Saver(*place, self._attempt, owner["id"], self._is_over, checks.written, checks.deleting)
+        told = self._is_over, self._commits, self._has_saved
+        saver = Saver(*place, self._attempt, owner["id"], *told, checks.written, checks.deleting)
         self._tier = SimulatedTier(saver)
         self._commit: Commit[Saved] = Commit(self._tier, size)
-        self._saved = step
+        self._saved = self.step
+        mates = [n for n, name in enumerate(self.generation.members) if node_of(name) == self.process.host]
+        self._copies = Copies(self, self._attempt, (mates.index(rank), len(mates)), size)
+        if rank == 0:
+            self._tell_durable()
         self._go_on()
 
     def _go_on(self) -> None:
@@ -482,18 +507,63 @@ class Worker:
         if self.rank == 0 and self._commit.is_idle and step - self._saved >= _SAVE_EVERY:
             votes += Votes(want=1)
         pauses = self.rank == 0 and self.member.is_pause_wanted
-        self._add(step, (part, votes, pauses), self._update)
+        assert self._copies is not None
+        self._add(step, Flags(part, votes, pauses, self._copies.flags(step)), self._update)
 
     def _update(self, parts: dict[int, Any]) -> None:
         self.step += 1
-        self.state = updated(self.state, self.step, sum(part for part, _, _ in parts.values()))
+        self.state = updated(self.state, self.step, sum(flags.part for flags in parts.values()))
         self.run.checks.trained(self)
-        total = sum((votes for _, votes, _ in parts.values()), Votes())
+        total = sum((flags.votes for flags in parts.values()), Votes())
+        pauses = self.step < self.run.end_step and any(flags.pauses for flags in parts.values())
+        copies, asked = self._copies, [flags.copies for flags in parts.values()]
+        assert copies is not None
+        copies.hear(sum(flags.unsealed for flags in asked), self.step)
+        # A copy in memory must never be older than the state on storage.
+        is_wanted = any(flags.wanted for flags in asked) or (self._commit.is_idle and bool(total.want))
+        if is_wanted and copies.turns.is_pending(self.step):
+            self._settle(self.key, total, pauses)
+        else:
+            self._updated(total, pauses, is_wanted)
+
+    def _settle(self, key: tuple[int, int], total: Votes, pauses: bool) -> None:
+        """Wait until the newest copy is complete on all ranks, or has failed on one."""
+        copies = self._copies
+        if key != self.key or self.phase != "computing" or copies is None:
+            return
+
+        def settled(parts: dict[int, Any]) -> None:
+            copies.settled(sum(parts.values()))
+            self._updated(total, pauses, is_wanted=True)
+
+        if copies.is_settled:
+            self._add(("settled", self.step), int(copies.has_failed), settled)
+        else:
+            self.process.after(_SETTLE_SECONDS, self._settle, key, total, pauses)
+
+    def _updated(self, total: Votes, pauses: bool, is_wanted: bool) -> None:
+        if is_wanted and self._copies is not None:
+            self._copies.make(Copied(self.step, self.state, self._durable))
         self._commit.advance(total, self._new_save)
-        if self.step < self.run.end_step and any(pauses for _, _, pauses in parts.values()):
+        if pauses:
             self._leave()
         else:
             self._go_on()
+
+    def _commits(self, step: int) -> bool:
+        """Tell the driver that a checkpoint is about to be complete; returns whether it has heard it."""
+        is_heard = self.run.network.hears(self.process, self.driver.process)
+        if is_heard:
+            self.driver.progress.commits(step)
+        return is_heard
+
+    def _has_saved(self, step: int) -> None:
+        self._durable = max(self._durable or 0, step)
+        self._tell_durable()
+
+    def _tell_durable(self) -> None:
+        if self.run.network.hears(self.process, self.driver.process):
+            self.driver.saved(self._durable)
 
     def _new_save(self) -> Saved:
         self._saved = self.step
@@ -525,6 +595,8 @@ class Run:
 
     Attributes:
         noticed: hosts that are about to go.
+        memory: the keepers of copies.
+        attempts: names of all generations that have begun to train.
     """
 
     def __init__(
@@ -541,6 +613,7 @@ class Run:
         self.slots, self.noticed, self._hosts = slots, set[str](), len(hosts)
         self.end_step, self.step_seconds = end_step, step_seconds
         self.checks, self.supervision = Checks(self), SupervisionChecks(self)
+        self.memory, self.attempts = Memory(self, world.memory), list[str]()
         self.store = Store(world, world.storage)
         self.ownership = OwnershipChecks(self)
         #: Who listens at an address.
@@ -590,6 +663,7 @@ class Run:
     def owned(self, driver: Driver) -> None:
         """A driver has taken the run."""
         self.driver, self.checks.last_fault = driver, self.world.now
+        driver.earlier = list(self.attempts)
         self.train = RayTrain(self, driver)
         for worker in self.living:
             if not worker.driver.process.is_alive:  # Ray ends what belongs to a driver that is gone

@@ -16,6 +16,8 @@ _LEASE = "raytf.runs.lease_decisions"
 _FAILURE, _SUPERVISOR = "raytf.driver.supervision.group_failure", "raytf.driver.supervision.supervisor"
 _HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
 _RESIZING = "raytf.driver.ray_train.resizing"
+_LEDGER, _TURNS = "raytf.checkpoint.slot_ledger", "raytf.checkpoint.copy_turns"
+_PLAN, _HEALTH = "raytf.checkpoint.restore_plan", "raytf.checkpoint.keeper_health"
 
 
 class Mutant(NamedTuple):
@@ -142,7 +144,7 @@ MUTANTS = {
     "a renewal that fails is taken for one that succeeds": Mutant(
         _LEASE, "problem = one_line(error, 300)", 'problem = ""', 3
     ),
-    "a driver takes its predecessor's term": Mutant(_LEASE, "= 1 + max(owner", "= max(owner", 219),
+    "a driver takes its predecessor's term": Mutant(_LEASE, "= 1 + max(owner", "= max(owner", 3),
     "who has left as planned counts as a survivor": Mutant(
         _FAILURE, "return {*errors, *left}", "return set(errors)", 4614
     ),
@@ -166,5 +168,36 @@ MUTANTS = {
         "if self._is_partial and wanted and (lasting or view.leaving):",
         "if self._is_partial and wanted and view.leaving:",
         197,
+    ),
+    "a late request of workers that were replaced gets memory": Mutant(
+        _LEDGER, "        if not self.may_reserve(request):\n", "        if False:\n", 66
+    ),
+    "a copy of workers that were replaced is dropped too early": Mutant(
+        _LEDGER, " - self._granted() - kept)", " - self._granted())", 1
+    ),
+    "a request that is made again gets other memory": Mutant(
+        _LEDGER, "request.attempt != self.attempt or request.serial > serial:", "True:", 874
+    ),
+    "what earlier workers left stays": Mutant(_LEDGER, "sorted(self._slots.keys() - self._granted() - kept)", "[]", 1),
+    "a copy takes the slot of the newest one": Mutant(
+        _TURNS, "slot, self._next = self._next, 1 - self._next", "slot = self._next", 0
+    ),
+    "a copy does not wait until the one before is complete on all ranks": Mutant(
+        _TURNS, "return not self.is_settled and self.asked != step", "return False", 0
+    ),
+    "a copy that has failed takes the place of the one before": Mutant(
+        _TURNS, "self._next, self._is_aborted = 1 - self._next, True", "self._is_aborted = True", 105
+    ),
+    "memory is restored although storage may have a later step": Mutant(
+        _PLAN, "asks_storage=not newer or is_saving", "asks_storage=not newer", 998
+    ),
+    "memory is restored although storage is known to have a later step": Mutant(
+        _PLAN, "if copy.step >= known_step", "if True", 111
+    ),
+    "storage is restored although memory has a later step": Mutant(
+        _PLAN, "key=lambda entry: entry[:2]", "key=lambda entry: entry[1] * -1", 3
+    ),
+    "memory of a keeper that is gone is written": Mutant(
+        _HEALTH, "        self.is_lost = True\n\n    def replace", "        pass\n\n    def replace", 0
     ),
 }

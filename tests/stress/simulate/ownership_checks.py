@@ -28,11 +28,13 @@ class OwnershipChecks:
 
     Attributes:
         late: checkpoints that were completed by who had lost the run between its look at the lease and its write.
+        unannounced: checkpoints that were completed while the driver could not be told.
     """
 
     def __init__(self, run: Run):
         self._run, self._store = run, run.store
         self.late: set[str] = set()
+        self.unannounced: set[str] = set()
         #: When a driver has taken the lease or renewed it last, and since when it is another's.
         self._renewed: dict[Driver, float] = {}
         self._lost: dict[Driver, float] = {}
@@ -93,8 +95,10 @@ class OwnershipChecks:
             if self._run.world.now - max(self._renewed[driver], self._trouble(driver)) > _NOTICE_SECONDS:
                 raise Violation(f"{driver.process.name} says that the lease is renewed, and it is not")
 
-    def written(self, saver: Saver, found: Found, name: str) -> None:
+    def written(self, saver: Saver, found: Found, name: str, is_known: bool) -> None:
         """A rank has completed a checkpoint."""
+        if not is_known:
+            self.unannounced.add(name)
         self._check_owner(saver, found, f"completes {name}")
         if not self._owns(saver, self._store.lease):
             self.late.add(name)

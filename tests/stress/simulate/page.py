@@ -26,14 +26,18 @@ What decides is the code that decides in production:
 - in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
   a meeting has failed, and which of the ranks that a sum waits for are lost;
 - in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
-  its name. `raytf.checkpoint.retention` decides which checkpoints are deleted.
+  its name. `raytf.checkpoint.retention` decides which checkpoints are deleted;
+- in the keepers of copies in memory `raytf.checkpoint.slot_ledger`: which rank gets which memory, and what is freed;
+- in the workers `raytf.checkpoint.keeper_health`, `copy_turns` and `restore_plan`: when a keeper is lost and replaced,
+  which of a rank's two slots the next copy takes, and from which copy or checkpoint a new group continues.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to
 all others), storage, and Ray: its processes, and what it knows of them and of the cluster.
-The keeper of copies in memory is not simulated. Simulated workers
+Keepers live in simulated processes, and workers write into their memory. Simulated workers
 train whole numbers, so that the state after each step is known.
 
-In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is checked that
+In each schedule 3 to 5 workers train under 3 to 8 faults; up to 4 more concern keepers: they die or freeze, hear
+requests late, have too little memory, and copies are slow or fail. At each event it is checked that
 
 - each rank has the state of an undisturbed run after each step: no step is lost, and none is made twice;
 - of two groups only one trains;
@@ -46,7 +50,10 @@ In each schedule 3 to 5 workers train under 3 to 8 faults. At each event it is c
 - a worker that hangs is ended in the time of the hang detector, and no worker is blamed that makes progress;
 - a checkpoint that is committed can be restored, and only the run's owner commits, and deletes what others restore;
 - a driver that is well keeps the run, whatever storage does; one that has lost it ends, and says so;
-- a checkpoint is restored only where nobody has the state.
+- a checkpoint is restored only where nobody has the state;
+- no memory is taken from workers that continue the run, and the slots of a host are bounded;
+- a copy is not written over the newest one that is complete on all ranks, nor into memory whose keeper is gone;
+- a new group begins with the newest step that is complete in the memory it can reach, or on storage.
 
 `python -m tests.stress.simulate --seed N` tells the story of a schedule, and of one that fails in as few faults as it
 needs.

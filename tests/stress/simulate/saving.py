@@ -52,8 +52,10 @@ class Saver:
         attempt: name of its generation's.
         owner: the driver's lease by its `id`, in whose name it writes.
         is_over: whether another generation has begun, as the driver says.
+        commits: called before a checkpoint is completed, with its step; returns whether the driver has heard it.
+        saved: called on rank 0 with the step of a checkpoint once all ranks know that it is complete.
         written, deleting: called with this rank, the lease when it was looked at last, and the name of a checkpoint:
-            when that is complete, and before it is deleted.
+            when that is complete, with whether the driver knows that, and before it is deleted.
     """
 
     world: World
@@ -64,7 +66,9 @@ class Saver:
     attempt: str
     owner: str
     is_over: Callable[[], bool]
-    written: Callable[[Saver, Found, str], None]
+    commits: Callable[[int], bool]
+    saved: Callable[[int], None]
+    written: Callable[[Saver, Found, str, bool], None]
     deleting: Callable[[Saver, Found, str], None]
 
 
@@ -107,6 +111,7 @@ class SimulatedTier:
     def done(self) -> None:
         save, self._save = self._save, None
         if self._saver.rank == 0 and save is not None:
+            self._saver.saved(save.step)
             self._run(self._retain(save.name))
 
     def abort(self) -> None:
@@ -152,11 +157,12 @@ class SimulatedTier:
 
     def _write_manifest(self, save: Saved) -> Steps:
         found = yield from self._fence()
+        is_known = self._saver.commits(save.step)
         self._check(save)
 
         def write() -> None:
             self._store.put_manifest(save.name, save.step, self._saver.world_size)
-            self._saver.written(self._saver, found, save.name)
+            self._saver.written(self._saver, found, save.name, is_known)
 
         yield self._file(write)
         is_whole = yield Request(lambda: 0 in self._store.shares.get(save.name, {}))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.stress.simulate import clocks, faults
+from tests.stress.simulate import clocks, faults, keeper_faults
 from tests.stress.simulate.faults import Fault
 from tests.stress.simulate.group import Run
 from tests.stress.simulate.world import Network, Violation, World
@@ -46,8 +46,9 @@ class Outcome:
 
 def faults_of(seed: int) -> list[Fault]:
     """Return the faults of a schedule."""
-    random = Random(f"faults {seed}")
-    return faults.draw(random, random.randint(3, 8), _FAULTY_SECONDS)
+    random, keepers = Random(f"faults {seed}"), Random(f"faults of keepers {seed}")
+    found = faults.draw(random, random.randint(3, 8), _FAULTY_SECONDS)
+    return sorted(found + faults.draw(keepers, keeper_faults.count(keepers), _FAULTY_SECONDS, keeper_faults.KINDS))
 
 
 def simulate(seed: int, given: Sequence[Fault] | None = None, tells: bool = False) -> Outcome:

@@ -27,7 +27,7 @@ class World:
         now: virtual seconds since the beginning.
         events: that have happened.
         story: lines of (seconds, what happened).
-        storage, names: draw what concerns storage, and random names.
+        storage, memory, names: draw what concerns storage, and copies in memory, and random names.
         running: host of the process that runs now.
         clock_errors: host -> seconds by which its wall clock is wrong.
     """
@@ -37,7 +37,8 @@ class World:
 
     def __init__(self, seed: int, tells: bool = False):
         self.now, self.events, self.random = 0.0, 0, Random(seed)
-        self.storage, self.names = Random(f"storage {seed}"), Random(f"names {seed}")
+        self.storage, self.memory = Random(f"storage {seed}"), Random(f"memory {seed}")
+        self.names = Random(f"names {seed}")
         self.running, self.clock_errors = "", {}
         self.story: list[tuple[float, str]] = []
         self._tells = tells

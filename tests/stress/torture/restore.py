@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import durable, generations, manifest, naming, snapshot_slot
+from raytf.checkpoint.restore_plan import RestorePlan
 from raytf.errors import CheckpointError, StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.state import State
@@ -110,7 +111,7 @@ def restore(run: Storage, memory: Memory) -> Found:
 def _restore(run: Storage, memory: Memory) -> Found:
     found = Found()
     names = manifest.list_complete(run)
-    for candidate in generations.candidates(memory.generations(), names):
+    for candidate in RestorePlan.of(memory.generations(), None, False).listed(names).candidates:
         try:
             if isinstance(candidate, str):
                 loaded = durable.load(run, candidate)

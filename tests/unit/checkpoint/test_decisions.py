@@ -4,7 +4,7 @@ import pytest
 
 from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS, Cadence, Outage, deadline, retry_pause, snapshot_every
 from raytf.checkpoint.commit import Event, advance
-from raytf.checkpoint.generations import HeldShare, candidates, generations, is_latest
+from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
 from raytf.checkpoint.retention import to_delete
 from raytf.checkpoint.tier import Phase, Votes
@@ -241,15 +241,6 @@ def test_busy_nodes_are_waited_for_unless_the_latest_attempt_is_in_hand(nodes, a
 )
 def test_cadence_of_snapshots(asked, copy, step, every):
     assert snapshot_every(asked, copy, step) == every
-
-
-def test_candidates_are_the_latest_steps_of_both_tiers():
-    held = {"node": [HeldShare(40, A, 0, 1, path="x"), HeldShare(30, A, 0, 1, path="y")]}
-    forty, thirty = generations(held, None)
-    names = [name_of(50, A), name_of(40, B), name_of(40, A), name_of(35, A)]
-    # Should the one of step 50 be damaged, what is in memory of step 40 is still later than step 35 on storage.
-    assert candidates([thirty, forty], reversed(names)) == [names[0], forty, *names[1:], thirty]
-    assert candidates([], []) == []
 
 
 @pytest.mark.parametrize(

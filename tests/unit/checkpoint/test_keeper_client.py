@@ -1,35 +1,36 @@
-"""What a keeper's word is worth, and when another one is started."""
+"""A rank sees that its keeper has freed its memory, which is needed by later workers now."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from raytf.checkpoint.keeper_client import FRESH_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS, Health, pause
+from raytf.checkpoint.keeper_client import KeeperClient
+from raytf.checkpoint.memory_keeper import ReservedSlots
+from raytf.checkpoint.slot_ledger import SlotRequest
 
 
-@pytest.mark.parametrize(
-    ("deaths", "seconds"),
-    [(0, 0), (1, 0), (2, 1), (3, 2), (6, 16), (8, MOST_PAUSE_SECONDS), (10**6, MOST_PAUSE_SECONDS)],
-)
-def test_keepers_that_die_again_and_again_make_no_storm(deaths, seconds):
-    assert pause(deaths) == seconds
-
-
-def test_what_a_keeper_said_counts_for_some_seconds():
-    health = Health(100.0)
-    assert health.step(100.0) is None
-    health.hear(10, 101.0)
-    assert health.step(101.0 + FRESH_SECONDS / 2) == 10
-    assert health.step(101.0 + FRESH_SECONDS) is None
-    health.hear(None, 102.0)  # asked while the ranks wrote
-    assert health.step(102.0) == 10
-    health.hear(20, 103.0)
-    assert health.step(103.0) == 20
-
-
-def test_a_keeper_that_answers_nobody_is_found():
-    health = Health(100.0)
-    assert not health.is_silent(100.0 + SILENT_SECONDS - 1)
-    assert health.is_silent(100.0 + SILENT_SECONDS)
-    health.forgive(30.0)  # the whole container was frozen
-    assert not health.is_silent(130.0 + SILENT_SECONDS - 1)
-    health.hear(10, 149.0)
-    assert not health.is_silent(130.0 + SILENT_SECONDS)
+@pytest.mark.parametrize("freed", [(), (0,), (1,), (0, 1)])
+def test_memory_is_lost_once_one_of_its_slots_is_freed(freed):
+    """The slot with the newest copy stays for later workers, and must not be written over."""
+    files = [os.memfd_create("slot") for _ in range(2)]
+    asking: Future[tuple[Any, ReservedSlots]] = Future()
+    paths = tuple(f"/proc/{os.getpid()}/fd/{file}" for file in files)
+    asking.set_result((SimpleNamespace(), ReservedSlots(paths)))
+    monitor: Any = None
+    client = KeeperClient("run", SlotRequest("attempt", 0, 1, 100), monitor, clock=lambda: 0.0)
+    client._asking = asking
+    assert client.take() == ReservedSlots(paths)
+    client.look()
+    assert not client.is_lost
+    for number in freed:
+        os.close(files[number])
+    other = os.memfd_create("slot")  # gets the descriptor of one that was closed
+    client.look()
+    assert client.is_lost == bool(freed)
+    for file in {*files, other} - {files[number] for number in freed if files[number] != other}:
+        os.close(file)

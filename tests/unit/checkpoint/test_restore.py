@@ -17,6 +17,7 @@ from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.void import VoidStates
 from raytf.distributed.replica_agreement import bits_of
+from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 
 ATTEMPT, LATER = "20260101T000000.000-aaaaaa", "20260102T000000.000-bbbbbb"
@@ -80,11 +81,34 @@ def test_states_that_are_void_are_passed_over_in_memory_and_deleted_on_storage(t
     durable = DurableTier(storage, GroupAttempt("20260103T000000.000-cccccc"), Keep(3), said.append)
     restorer = Restorer(Memory({20: 7, 10: 5}), durable, TwoRanks([5]), said.append, states)  # type: ignore[arg-type]
     restorer.begin(None)
-    assert [name for name in restorer._candidates if isinstance(name, str)] == [
+    assert [name for name in restorer._plan.candidates if isinstance(name, str)] == [
         naming.name_of(15, LATER, 1),
         naming.name_of(5, ATTEMPT, 1),
     ]
-    assert [each.step for each in restorer._candidates if not isinstance(each, str)] == [10]
+    assert [each.step for each in restorer._plan.candidates if not isinstance(each, str)] == [10]
     assert [naming.split_name(name)[0] for name in manifest.list_complete(storage)] == [15, 5]
     (line,) = said
     assert line.endswith("is deleted: a machine that took part in it computed wrongly")
+
+
+class Refusing(DurableTier):
+    """Storage that refuses to list checkpoints."""
+
+    def candidates(self) -> list[str]:
+        raise StorageError("storage is out", "unreachable")
+
+
+def test_where_storage_refuses_memory_counts_if_it_is_as_new_as_what_was_known(tmp_path: Path):
+    def restorer() -> Restorer:
+        durable = Refusing(Storage(str(tmp_path)), GroupAttempt(LATER), Keep(3), lambda text: None)
+        return Restorer(Memory({20: 7, 10: 5}), durable, TwoRanks([7]), lambda text: None)  # type: ignore[arg-type]
+
+    one = restorer()
+    one.begin(15, is_saving=True)
+    found = one.find(lambda checkpoint: None)
+    assert found is not None
+    assert found.step == 20
+    with pytest.raises(StorageError):
+        restorer().begin(30, is_saving=True)
+    with pytest.raises(StorageError):
+        restorer().begin(None)

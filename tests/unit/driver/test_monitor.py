@@ -123,6 +123,20 @@ def test_what_is_on_storage_is_known_once_a_group_has_looked():
     assert heard.begin("c") == (["a", "b"], 60)
 
 
+def test_a_checkpoint_may_be_on_storage_before_the_driver_hears_that_it_is_complete():
+    heard, _ = monitor()
+    heard.update(status(7, checkpoint=4))
+    assert not heard.is_saving()
+    heard.commits(8)
+    assert heard.is_saving()
+    heard.update(status(9, checkpoint=4))
+    assert heard.is_saving()
+    heard.update(status(10, checkpoint=8))
+    assert not heard.is_saving()
+    heard.commits(6)  # arrives late
+    assert not heard.is_saving()
+
+
 def test_a_fault_is_at_the_step_that_a_survivor_had_reached():
     heard, _ = monitor()
     group = heard.begin_group()

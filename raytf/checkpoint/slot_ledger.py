@@ -1,0 +1,150 @@
+"""Which memory of a keeper belongs to whom: decided from requests and from what the memory holds.
+
+Requests go in, and answers and the slots to free come out; nothing here knows Ray, files or time. The ranks write into
+their slots directly, so that a slot is known to be full only by its header. Of one worker group each rank of the node
+has two slots. Names of attempts sort by the drivers' terms, then by number: only the latest attempt that has asked may
+reserve, which also keeps out the workers of a driver that has lost the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raytf.checkpoint.generations import HeldShare, generations
+
+#: Slots of a rank.
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """A rank's request for memory.
+
+    Attributes:
+        attempt: name of this start of the worker group.
+        share: index of the rank among those of its node.
+        serial: number of the request among those of this rank; the same if it is made again because no answer came.
+        bytes: about how large a copy is.
+        driver: id of the rank's driver.
+    """
+
+    attempt: str
+    share: int
+    serial: int
+    bytes: int
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class SlotAnswer:
+    """The answer to a request.
+
+    Attributes:
+        slots: numbers of the slots; empty if there are none.
+        reason: why there are none.
+        is_final: whether asking again is in vain.
+    """
+
+    slots: tuple[int, ...] = ()
+    reason: str = ""
+    is_final: bool = False
+
+
+class SlotLedger:
+    """The slots of one keeper. No number is ever given to another slot.
+
+    Attributes:
+        attempt: the latest one that has asked for memory; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = ""
+        #: Bytes promised for each slot, which are not taken before they are written.
+        self._slots: dict[int, int] = {}
+        #: Share -> the serial of its latest request, and its slots; of the latest attempt.
+        self._grants: dict[int, tuple[int, tuple[int, ...]]] = {}
+        #: Driver of that attempt, and whether it is dead.
+        self._driver, self._is_deserted = "", False
+        self._next = 0
+
+    def is_current(self, attempt: str) -> bool:
+        """Whether no later attempt than this one has asked for memory."""
+        return attempt >= self.attempt
+
+    def may_reserve(self, request: SlotRequest) -> bool:
+        """Whether a request is not too late. A run that was deleted and made again begins with the first attempt: where
+        the driver of the latest attempt is dead, another driver's workers may have any name."""
+        return self.is_current(request.attempt) or (self._is_deserted and request.driver != self._driver)
+
+    def known(self, request: SlotRequest) -> SlotAnswer | None:
+        """Return the answer to a request that is made again or comes too late; None for a new one."""
+        if not self.may_reserve(request):
+            return SlotAnswer(reason="other workers continue the run", is_final=True)
+        serial, slots = self._grants.get(request.share, (0, ()))
+        if request.attempt != self.attempt or request.serial > serial:
+            return None
+        if request.serial < serial:
+            return SlotAnswer(reason="this rank has asked for other memory since", is_final=True)
+        return SlotAnswer(slots) if slots else None
+
+    def make_room(self, request: SlotRequest, held: Mapping[int, HeldShare]) -> list[int]:
+        """Take a new request, and return the slots to free for it: what earlier attempts left, but for the newest copy.
+
+        Args:
+            request: the new one.
+            held: what is in each slot that is full.
+        """
+        if request.attempt != self.attempt:
+            self.attempt, self._driver, self._is_deserted, self._grants = request.attempt, request.driver, False, {}
+        self._grants[request.share] = request.serial, ()
+        return self._free(self._newest(held))
+
+    def grant(self, request: SlotRequest, free_bytes: int, written: Mapping[int, int]) -> SlotAnswer:
+        """Give a request its slots if the memory is large enough.
+
+        Args:
+            request: that `make_room` has taken.
+            free_bytes: of the node, now.
+            written: bytes that each slot takes of them.
+        """
+        owed = sum(max(0, promised - written.get(number, 0)) for number, promised in self._slots.items())
+        if SLOTS * request.bytes > free_bytes - owed:
+            size = f"{request.bytes / 2**20:,.0f} MiB"
+            return SlotAnswer(reason=f"two copies of {size} do not fit into the node's free memory")
+        slots = tuple(range(self._next, self._next + SLOTS))
+        self._next += SLOTS
+        self._slots |= dict.fromkeys(slots, request.bytes)
+        self._grants[request.share] = request.serial, slots
+        return SlotAnswer(slots)
+
+    def tidy(self, held: Mapping[int, HeldShare]) -> list[int]:
+        """Return the slots to free: what earlier attempts left, but for their newest copy as long as it is needed."""
+        return self._free(self._newest(held))
+
+    def is_tidy(self, attempt: str) -> bool:
+        """Whether an attempt has nothing left to tidy: earlier ones left nothing, or another one continues the run."""
+        return attempt != self.attempt or self._slots.keys() <= self._granted()
+
+    def desert(self) -> None:
+        """The driver of the latest attempt is dead."""
+        self._is_deserted = True
+
+    def _granted(self) -> set[int]:
+        return {number for _, slots in self._grants.values() for number in slots}
+
+    def _newest(self, held: Mapping[int, HeldShare]) -> set[int]:
+        """The slots of the newest whole copy: of the latest attempt, and only without one of an earlier one.
+
+        A copy of workers that were replaced may become complete late, with a later step.
+        """
+        whole = generations({"": held.values()}, None)
+        newest = max(whole, key=lambda g: (g.attempt == self.attempt, g.attempt, g.step), default=None)
+        shares = set() if newest is None else set(newest.holders[""])
+        return {number for number, share in held.items() if share in shares}
+
+    def _free(self, kept: set[int]) -> list[int]:
+        freed = sorted(self._slots.keys() - self._granted() - kept)
+        for number in freed:
+            del self._slots[number]
+        return freed
