@@ -211,6 +211,7 @@ class MemoryTier:
         """Copy this rank's share of the state; one of the step that was copied last is written over that."""
         began = time.perf_counter()
         self.turns.ask(save.step)
+        self.look()  # the keeper may have freed memory since the last beat, and given other workers the rest
         if not self._ready() or self._source is None:
             self._book(0.0)  # what was done for it, and will be the next time
             return

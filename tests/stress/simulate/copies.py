@@ -111,6 +111,7 @@ class Copies:
         elif not self.turns.is_settled:
             raise Violation(f"step {save.step} is copied before the copy of step {self.turns.asked} is complete")
         self.turns.ask(save.step)
+        self._look()
         if not self._ready():
             return
         slot = self._slots[self.turns.take(save.step)]
