@@ -1,4 +1,4 @@
-"""The built wheel alone, in an empty folder: `raytf init` begins a project that trains, and whose cluster is right."""
+"""raytf as it is installed: by its wheel alone, and from a clone that a script lies beside."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ def alone() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel in the place of the checkout, and the packages of this one."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".git", "build", ".*cache*", "*.egg-info", "docs", "tests")
-    )
-    pip, env = [sys.executable, "-m", "pip", "--quiet"], alone()
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, source], check=True, timeout=300, env=env)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=120)
-    (wheel,) = folder.glob("raytf_train-*.whl")
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True, timeout=120, env=env)
+def copied_checkout(folder: Path) -> None:
+    ignored = shutil.ignore_patterns(".git", "build", ".*cache*", "*.egg-info", "docs", "tests")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+
+
+def environment(folder: Path, *installed: str | Path) -> Path:
+    """The programs of an environment that has what is installed in the place of the checkout, and the packages of this
+    one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    python, env = folder / "bin" / "python", alone()
+    install = [sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", *installed]
+    subprocess.run(install, check=True, timeout=300, env=env)
     own = subprocess.run(
         [python, "-c", "import site; print(site.getsitepackages()[0])"],
         check=True,
@@ -45,6 +43,32 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A folder that a .pth file names is searched, and its own .pth files, which lead to the checkout, are not read.
     Path(own, "others.pth").write_text("\n".join(site.getsitepackages()))
     return python.parent
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    copied_checkout(folder / "source")
+    build = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--wheel-dir", folder, folder / "source"]
+    subprocess.run(build, check=True, timeout=300, env=alone())
+    return environment(folder / "venv", *folder.glob("raytf_train-*.whl"))
+
+
+def test_a_script_beside_a_clone_has_raytf_and_its_types(tmp_path: Path):
+    copied_checkout(tmp_path / "raytf")
+    programs = environment(tmp_path / "venv", "-e", tmp_path / "raytf")
+    script = tmp_path / "script.py"
+    script.write_text("import raytf\n\nprint(raytf.__file__, raytf.fit)\nwrong: int = raytf.TrainConfig.of()\n")
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(
+            words, cwd=tmp_path, env=alone(), capture_output=True, text=True, timeout=300, check=False
+        )
+        return done.stdout + done.stderr
+
+    assert run(programs / "python", script).startswith(str(tmp_path / "raytf" / "raytf" / "__init__.py"))
+    told = run(sys.executable, "-m", "mypy", "--python-executable", programs / "python", script)
+    assert 'expression has type "TrainConfig", variable has type "int"' in told
 
 
 def test_a_project_begins_trains_and_has_a_cluster_that_is_right(released: Path, tmp_path: Path):
