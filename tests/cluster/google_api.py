@@ -292,6 +292,9 @@ def _passes(instance: dict[str, Any], wanted: str) -> bool:
 
 _LABEL_KEY, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
 
+#: Families of machines that refuse `pd-standard`, which is taken where a disk names no type.
+_WITHOUT_STANDARD_DISKS = ("a3-", "a4-", "c3-", "c4-", "g2-", "g4-", "h3-", "n4-")
+
 
 def _prose(body: dict[str, Any], zone: str, accounts: list[str]) -> Iterator[str]:
     """Rules of Compute Engine that are no part of the discovery document."""
@@ -319,6 +322,13 @@ def _prose(body: dict[str, Any], zone: str, accounts: list[str]) -> Iterator[str
         yield f"[{machine[2]}, nvidia-tesla-t4] features are not compatible for creating instance."
     if not any(disk.get("boot") for disk in body.get("disks", [])):
         yield "Invalid value for field 'resource.disks': ''. A boot disk must be specified."
+    # cloud.google.com/compute/docs/disks#disk-types
+    for disk in body.get("disks", []):
+        kind = disk.get("initializeParams", {}).get("diskType", f"zones/{zone}/diskTypes/pd-standard")
+        if not kind.startswith(f"zones/{zone}/diskTypes/"):
+            yield f"Invalid value for field 'resource.disks[0].initializeParams.diskType': '{kind}'."
+        elif kind.endswith("/pd-standard") and machine[2].startswith(_WITHOUT_STANDARD_DISKS):
+            yield f"[pd-standard, {machine[2]}] features are not compatible for creating instance."
     for account in body.get("serviceAccounts", []):
         if account["email"] not in accounts:
             yield f"The resource '{account['email']}' of type 'serviceAccount' was not found."

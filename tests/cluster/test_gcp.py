@@ -188,6 +188,7 @@ def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Googl
         ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"provisioningModel": "Spot"}}, "provisioningModel"),
         ("gcp-gpu-spot.yaml", "gpu", {"serviceAccount": {"email": WORKER}}, 'Unknown name "serviceAccount"'),
         ("gcp-gpu-spot.yaml", "gpu", {"disks": [{"boot": "yes"}]}, "boot"),
+        ("gcp-gpu-spot.yaml", "gpu", {"disks": [{"boot": True}]}, "pd-standard"),
         ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"automaticRestart": False}}, "live migration"),
         ("gcp-gpu-spot.yaml", "gpu", {"labels": {"Project": "raytf"}}, "labels"),
         ("gcp-tpu.yaml", "tpu_spot_v5e", {"schedulingConfig": {"Spot": True}}, 'Unknown name "Spot"'),

@@ -72,7 +72,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """All nodes at once, each waited for by itself: some may come up and others not."""
-        config = copy.deepcopy(dict(offer.config))
+        config = _with_disks_of(offer.place, offer.config)
         resource = self._zones[offer.place][get_node_type(config)]
         nodes: dict[str, Any] = {}
         lack: NoCapacity | None = None
@@ -104,6 +104,16 @@ class Provider(FallbackProvider, GCPNodeProvider):
         """As Ray does for Google Cloud."""
         refuse_malformed(cluster_config)
         return GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp"))
+
+
+def _with_disks_of(zone: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Write out types of disks, such as `pd-balanced`, for a zone, as Ray does with those of machines."""
+    config = copy.deepcopy(dict(node_config))
+    for disk in config.get("disks", ()):
+        first = disk.get("initializeParams", {})
+        if "diskType" in first and "/" not in first["diskType"]:
+            first["diskType"] = f"zones/{zone}/diskTypes/{first['diskType']}"
+    return config
 
 
 def _lack(error: Exception) -> NoCapacity:

@@ -198,3 +198,15 @@ def test_another_error_is_not_taken_for_a_shortage(compute, provider):
     with pytest.raises(Exception, match="INVALID_USAGE"):
         launch(provider, 1)
     assert len(compute.asked) == 1
+
+
+def test_types_of_disks_are_those_of_the_zone(compute, provider):
+    compute.left = {("r-a", "g2-standard-4", "SPOT"): 0}
+    disks = [{"boot": True, "initializeParams": {"diskType": "pd-balanced"}}, {"initializeParams": {"diskSizeGb": 9}}]
+    tags = {"ray-node-name": "ray-raytf-c-worker", "ray-user-node-type": "gpu", "ray-node-type": "worker"}
+    config = {**CONFIG, "disks": disks}
+    (node,) = provider.create_node_with_resources_and_labels(config, tags, 1, {"CPU": 4, "GPU": 1}, {})
+    first, second = (disk["initializeParams"] for disk in compute.instances[node]["disks"])
+    assert first == {"diskType": "zones/r-b/diskTypes/pd-balanced"}
+    assert second == {"diskSizeGb": 9}
+    assert config["disks"][0]["initializeParams"] == {"diskType": "pd-balanced"}
