@@ -15,6 +15,8 @@ from raytf.errors import FOREIGN
 
 #: What a subcommand was called first -> what it is called now; it does the same, and says so.
 RENAMED = {"watch": "node"}
+#: What a subcommand may be called elsewhere -> what it is called here.
+_ELSEWHERE = {"train": "run", "fit": "run"}
 #: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
 #: SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -82,7 +84,8 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
         print("\n".join([f"usage: {prog} COMMAND ...", "", *lines, "", f"`{prog} COMMAND --help` says more."]))
         sys.exit(0)
     if argv[0] not in known:
-        near = difflib.get_close_matches(argv[0], known, n=1)
+        elsewhere = [_ELSEWHERE[argv[0]]] if _ELSEWHERE.get(argv[0]) in known else []
+        near = elsewhere or difflib.get_close_matches(argv[0], known, n=1)
         hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists those that there are."
         print(f"error: {prog} {visible(argv[0])}: there is no such command. {hint}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import threading
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ def main(flags: Ui) -> None:
         storage.list()
 
     within(PREFLIGHT_SECONDS, look, storage.locate(""))
+    # The usual folder may be looked at before the first run; any other one was typed.
+    if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
+        raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
     try:
         from raytf.ui.server import serve  # starlette is not needed for --help
     except ImportError as error:

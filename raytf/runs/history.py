@@ -258,7 +258,7 @@ def _no_run(run: Storage) -> str:
     names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
     inner = (run_log.ATTEMPTS, ledger.FOLDER)
     runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]
-    return f"{text}; below it there are {', '.join(runs[:8])}." if runs else f"{text}."
+    return f"{text}. Did you mean {' or '.join(run.locate(name) for name in runs[:3])}?" if runs else f"{text}."
 
 
 def _rate(events: Sequence[Event], result: dict[str, Any] | None) -> float | None:

@@ -66,6 +66,7 @@ def test_a_run_with_two_kills_and_a_resize(tmp_path: Path):
     flags += ["--resize-every-seconds", "5", "--exact", "--pause", "0.1", "--pause-while", str(tmp_path / "pause")]
     flags += ["--storage", str(tmp_path / "runs"), "--run", "a", "--status-file", str(tmp_path / "status.json")]
     (tmp_path / "pause").touch()
+    (tmp_path / "runs").mkdir()
     with (
         ElasticCluster(nodes=2) as cluster,
         Job(

@@ -119,7 +119,11 @@ def test_a_run_is_found_by_the_name_that_runs_lists(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("sho", "Did you mean raytf show?"), ("zzz", "raytf --help lists those that there are.")],
+    [
+        ("sho", "Did you mean raytf show?"),
+        ("train", "Did you mean raytf run?"),
+        ("zzz", "raytf --help lists those that there are."),
+    ],
 )
 def test_a_command_that_is_none_is_one_line(name, hint):
     done = raytf(name)

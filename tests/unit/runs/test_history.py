@@ -124,7 +124,7 @@ def test_no_run_is_one_clear_error_that_names_the_runs_below(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no run in .*STORAGE/NAME, such as ~/raytf-runs/default\.$"):
         history.load(str(tmp_path / "nothing"))
     a_run().write(str(tmp_path / "first"))
-    with pytest.raises(ConfigError, match="below it there are first"):
+    with pytest.raises(ConfigError, match=f"Did you mean {tmp_path}/first\\?$"):
         history.load(str(tmp_path))
 
 

@@ -108,6 +108,8 @@ def test_what_is_refused_before_anything_is_served(tmp_path):
         main(Ui(str(tmp_path), host="0.0.0.0"))
     with pytest.raises(ConfigError, match="--token has 3 characters"):
         main(Ui(str(tmp_path), token="abc"))
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nowhere"):
+        main(Ui(str(tmp_path / "nowhere")))
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
