@@ -17,6 +17,8 @@ from raytf.storage import untrusted_json
 RENEW_SECONDS = 4.0
 #: An owner on another machine is taken for dead when its lease was not renewed for so long.
 STALE_SECONDS = 20.0
+#: Number of the renewal that precedes the deletion of a lease.
+_LAST_BEAT = -1
 #: Seconds between two looks at a lease whose owner may be dead.
 LOOK_SECONDS = 1.0
 _WORD = untrusted_json.optional(untrusted_json.text)
@@ -236,10 +238,17 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
 
 
 def giving_back(owner: str) -> Decisions:
-    """Delete the lease if it is an owner's, by its `id`."""
+    """Delete the lease if it is an owner's, by its `id`.
+
+    It is renewed first: a process that watched it through an outage of storage may be about to take the run over, and
+    its lease must not be deleted. Nobody takes a lease over that was renewed a moment ago.
+    """
     try:
-        if is_owner((yield Read()), owner):
-            yield Delete()
+        found = yield Read()
+        if is_owner(found, owner):
+            is_mine = yield Renew(_text(json.loads(found[0]), _LAST_BEAT), found[1])
+            if is_mine:
+                yield Delete()
     except StorageError:
         pass  # the next owner finds this process dead
 

@@ -25,6 +25,10 @@ FOUND = {
     7998: "a node that had been cut off once was refused for as long as its group lived",
     13882: "workers of a driver that had lost the run copied over the newest whole copy, since they looked before it",
     15161: "a check of the simulator's: a rank that thawed restored a state, and was alone with it",
+    17451: "a fault of the simulator's: a copy was completed in memory that its rank had let go",
+    43953: "a check of the simulator's: a worker waited to join a run that ended",
+    48816: "a driver that ended deleted the lease of one that had just taken the run over",
+    79503: "a check of the simulator's: the host of a worker that hung disappeared right before it was blamed",
     2638: "who had left as planned counted as survivors, and nobody was left to train",
 }
 #: Schedules of the gate: the same ones of each day, so that a failure can be repeated, and others the next day.

@@ -152,6 +152,8 @@ class Checks:
     def _check_newcomers(self) -> None:
         """Who could join must not wait for long."""
         run, since = self._run, self._run.world.now - NEW_STEP_SECONDS
+        if run.driver.is_concluding:
+            return
         members = sum(worker.has_state and not self.is_troubled(worker) for worker in run.living)
         for worker in run.living:
             is_waiting = worker.phase == "asking" and not worker.member.number and worker.started_at < since

@@ -228,7 +228,8 @@ class Copies:
         if self._health.is_lost:
             self._keeper, self._slots, self._numbers = None, [], ()
             self.turns.lose()
-            self._sealed, self._is_tidy = self._begun, False
+            self._forget_newest()
+            self._is_tidy = False
             self._request = dataclasses.replace(self._request, serial=self._request.serial + 1)
             self._process.after(self._health.replace(self._now), self._ask_again, self._request, 1)
         return bool(self._slots)
@@ -239,5 +240,9 @@ class Copies:
             self._memory.checks.stopped(self._keeper)
         self._keeper, self._slots, self._numbers, self.has_failed = None, [], (), False
         self.turns.lose()
-        self._sealed = self._begun
+        self._forget_newest()
         self._request = dataclasses.replace(self._request, serial=-1)
+
+    def _forget_newest(self) -> None:
+        """Nobody waits for the newest copy any more."""
+        self._begun = self._sealed = self._begun + 1

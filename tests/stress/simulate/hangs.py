@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, Heartbeats
 from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
-from tests.stress.simulate.world import Violation
+from tests.stress.simulate.world import BROKEN_SECONDS, Violation
 
 if TYPE_CHECKING:
     from tests.stress.simulate.group import Run, Worker
@@ -128,6 +128,10 @@ class Hangs:
         blamed = [group[beat.rank] for beat in finding.beats]
         self._run.world.tell(f"{', '.join(worker.member.name for worker in blamed)}: {finding.text}")
         well = [w for w in blamed if w.process.is_alive and not is_hung(w) and not self._run.checks.is_troubled(w)]
-        # Where one hangs in a step, nobody knows who it is.
-        if well and not any(is_hung(worker) and not worker.hangs_alone for worker in group):
+        # Where one hangs in a step, nobody knows who it is; nor for a while after its host has disappeared.
+        lately = self._run.world.now - BROKEN_SECONDS
+        if well and not any(
+            (is_hung(worker) and not worker.hangs_alone) or lately < worker.process.ended_at < self._run.world.now
+            for worker in group
+        ):
             raise Violation(f"{well[0].member.name} makes progress and is blamed for a hang: {finding.text}")

@@ -100,6 +100,11 @@ def test_an_outage_is_told_once_and_its_end_once(failures, lines):
     assert sum(isinstance(command, Say) for command in done) == lines
 
 
-@pytest.mark.parametrize(("lease", "is_deleted"), [(None, False), (found(OTHER), False), (found(mine()), True)])
-def test_only_an_owners_own_lease_is_given_back(lease, is_deleted):
-    assert (Delete() in carried_out(lease_decisions.giving_back("mine"), lambda command: lease)) == is_deleted
+@pytest.mark.parametrize(
+    ("lease", "is_renewed", "is_deleted"),
+    [(None, True, False), (found(OTHER), True, False), (found(mine()), True, True), (found(mine()), False, False)],
+)
+def test_only_an_owners_own_lease_is_given_back(lease, is_renewed, is_deleted):
+    answers = {Read: lease, Renew: is_renewed}
+    done = carried_out(lease_decisions.giving_back("mine"), lambda command: answers.get(type(command)))
+    assert (Delete() in done) == is_deleted
