@@ -141,7 +141,9 @@ def test_the_ledgers_of_drivers_are_ordered_by_their_terms(run):
 
 def test_an_attempt_is_named_by_its_generation_even_if_its_rank_0_was_suspended_before_it_asked():
     told = []
-    monitor = SimpleNamespace(begin=lambda name: told.append(name) or ([], None), past=lambda: ([], {}))
+    monitor = SimpleNamespace(
+        begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})
+    )
     job, group = SimpleNamespace(monitor=monitor, term=3), SimpleNamespace(rank=0, share=lambda data: data)
     late, early = (attempts._begin(job, group, number)[0] for number in (12, 2))
     assert early < late
