@@ -345,7 +345,7 @@ def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
             link.member.not_met(generation, unreached)
         left = aside(third.leave, "h:4", -1)
         again = [aside(link.leave, f"h:{i}", 7) for i, link in enumerate(links)]
-        assert {one(answer)[0].members for answer in again} == {("a", "b")}
+        assert all(set(one(answer)[0].members) == {"a", "b"} for answer in again)
         with pytest.raises(UnreachableError, match="cannot reach each other") as caught:
             one(left)
         assert caught.value.node == "n2"
