@@ -6,7 +6,7 @@ from tests.stress.simulate import page
 from tests.stress.simulate.mutants import MUTANTS
 
 #: Schedules that are tried with a mistake.
-_TRIES = 20_000
+_TRIES = 50_000
 
 
 def run(seeds: range) -> page.Totals:
