@@ -29,7 +29,7 @@ TRY_PAUSES = tuple(pause(n + 2) for n in range(4))
 
 
 class Order(enum.Enum):
-    """What to do after a look."""
+    """What to do after a look at the keeper."""
 
     NOTHING = "nothing"
     ASK = "ask"  # the keeper what it holds

@@ -240,8 +240,8 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
 def giving_back(owner: str) -> Decisions:
     """Delete the lease if it is an owner's, by its `id`.
 
-    It is renewed first: a process that watched it through an outage of storage may be about to take the run over, and
-    its lease must not be deleted. Nobody takes a lease over that was renewed a moment ago.
+    The lease is renewed first. Another process, which watched it during an outage of storage, may be about to take the
+    run over, and the lease of that process must not be deleted. Nobody takes over a lease that was renewed just now.
     """
     try:
         found = yield Read()

@@ -31,7 +31,7 @@ FOUND = {
     79503: "a check of the simulator's: the host of a worker that hung disappeared right before it was blamed",
     2638: "who had left as planned counted as survivors, and nobody was left to train",
 }
-#: Schedules of the gate: the same ones of each day, so that a failure can be repeated, and others the next day.
+#: Schedules that the gate tries: the same ones within a day, so that a failure can be repeated, and new ones the next.
 _PER_DAY = 4000
 _FIND = """
 import sys

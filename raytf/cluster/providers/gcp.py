@@ -107,7 +107,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
 
 def _with_disks_of(zone: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Write out types of disks, such as `pd-balanced`, for a zone, as Ray does with those of machines."""
+    """Complete the names of disk types, such as `pd-balanced`, with the zone, as Ray does for machine types."""
     config = copy.deepcopy(dict(node_config))
     for disk in config.get("disks", ()):
         first = disk.get("initializeParams", {})

@@ -91,7 +91,7 @@ class Checks:
         """A rank whose generation nobody brought a state to begins with a checkpoint, or without one."""
         self._run.ownership.restored(name)
         if by.driver.workers.get(by.member.name) is not by:
-            return  # it thaws, and does not know yet that the others go on without it
+            return  # `by` was frozen, and does not know yet that the others go on without it
         for worker in self._run.living:
             is_other = worker.driver is by.driver and worker.key != by.key
             if is_other and worker.has_state and not self.is_troubled(worker):
