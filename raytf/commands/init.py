@@ -23,7 +23,7 @@ class Init:
     folder: tyro.conf.Positional[str]
     """Where to write; made where it is missing. Files that are there are never written over."""
     cluster: str | None = None
-    """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot, gcp-tpu,
+    """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot,
     azure-gpu-spot, or local for hosts of your own."""
     job: str = "mnist"
     """The example to begin with; `raytf jobs` lists them."""

@@ -1,4 +1,4 @@
-"""The Google Cloud configs through Ray's own provider code, against what Google publishes of its API.
+"""A Google Cloud config, and one for TPUs, through Ray's own provider code, against what Google publishes of its API.
 
 Stood in for: Google's control plane, which cannot be here (`google_api.py`), and the file that `gcloud auth
 application-default login` writes. Nothing of Ray or of Google's client is changed: the environment sends their HTTPS
@@ -25,7 +25,8 @@ from tests.cluster.discovery import document
 from tests.cluster.google_api import Google
 from tests.cluster.loopback import Loopback
 
-CONFIGS = Path(__file__).parents[2] / "cluster-configs"
+ROOT = Path(__file__).parents[2]
+GPU, TPU = ROOT / "cluster-configs" / "gcp-gpu-spot.yaml", ROOT / "tests" / "data" / "gcp_tpu.yaml"
 PROJECT, REGION = "acme-vision-417", "us-central1"
 WORKER = f"raytf-worker@{PROJECT}.iam.gserviceaccount.com"
 HEAD = f"ray-autoscaler-sa-v1@{PROJECT}.iam.gserviceaccount.com"
@@ -57,9 +58,9 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     assert loopback.faults == []
 
 
-def filled_in(name: str) -> dict[str, Any]:
-    """A config of `cluster-configs/` with its values."""
-    return ray_up.filled_in((CONFIGS / name).read_text().replace("your-project", PROJECT))
+def filled_in(config: Path) -> dict[str, Any]:
+    """A config with its values."""
+    return ray_up.filled_in(config.read_text().replace("your-project", PROJECT))
 
 
 def spread(config: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def end_all(provider: Any) -> None:
 
 
 def test_the_gpu_config_goes_from_spot_to_the_next_zone_machine_and_market(google: Google) -> None:
-    provider, config = bring_up(spread(filled_in("gcp-gpu-spot.yaml")))
+    provider, config = bring_up(spread(filled_in(GPU)))
 
     def next_one() -> tuple[str, str, dict[str, Any]]:
         before = set(google.instances)
@@ -149,7 +150,7 @@ def test_the_gpu_config_goes_from_spot_to_the_next_zone_machine_and_market(googl
 
 
 def test_workers_of_the_gpu_config_stay_in_one_zone_and_of_one_kind(google: Google) -> None:
-    provider, config = bring_up(filled_in("gcp-gpu-spot.yaml"))
+    provider, config = bring_up(filled_in(GPU))
     google.empty = {("a", "g2-standard-4", True)}
     start(provider, config, "gpu")
     google.empty = {("b", "g2-standard-4", True)}
@@ -164,7 +165,7 @@ def test_workers_of_the_gpu_config_stay_in_one_zone_and_of_one_kind(google: Goog
 
 
 def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Google) -> None:
-    provider, config = bring_up(filled_in("gcp-tpu.yaml"))
+    provider, config = bring_up(filled_in(TPU))
     for name in ("tpu_spot_v5e", "tpu_on_demand_v5e"):
         start(provider, config, name)
     (head,) = google.bodies("compute.instances.insert")
@@ -184,19 +185,19 @@ def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Googl
 @pytest.mark.parametrize(
     ("file", "kind", "change", "said"),
     [
-        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"preemtible": True}}, 'Unknown name "preemtible"'),
-        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"provisioningModel": "Spot"}}, "provisioningModel"),
-        ("gcp-gpu-spot.yaml", "gpu", {"serviceAccount": {"email": WORKER}}, 'Unknown name "serviceAccount"'),
-        ("gcp-gpu-spot.yaml", "gpu", {"disks": [{"boot": "yes"}]}, "boot"),
-        ("gcp-gpu-spot.yaml", "gpu", {"disks": [{"boot": True}]}, "pd-standard"),
-        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"automaticRestart": False}}, "live migration"),
-        ("gcp-gpu-spot.yaml", "gpu", {"labels": {"Project": "raytf"}}, "labels"),
-        ("gcp-tpu.yaml", "tpu_spot_v5e", {"schedulingConfig": {"Spot": True}}, 'Unknown name "Spot"'),
-        ("gcp-tpu.yaml", "tpu_spot_v5e", {"tpuVmSelfLink": "x"}, 'Unknown name "tpuVmSelfLink"'),
+        (GPU, "gpu", {"scheduling": {"preemtible": True}}, 'Unknown name "preemtible"'),
+        (GPU, "gpu", {"scheduling": {"provisioningModel": "Spot"}}, "provisioningModel"),
+        (GPU, "gpu", {"serviceAccount": {"email": WORKER}}, 'Unknown name "serviceAccount"'),
+        (GPU, "gpu", {"disks": [{"boot": "yes"}]}, "boot"),
+        (GPU, "gpu", {"disks": [{"boot": True}]}, "pd-standard"),
+        (GPU, "gpu", {"scheduling": {"automaticRestart": False}}, "live migration"),
+        (GPU, "gpu", {"labels": {"Project": "raytf"}}, "labels"),
+        (TPU, "tpu_spot_v5e", {"schedulingConfig": {"Spot": True}}, 'Unknown name "Spot"'),
+        (TPU, "tpu_spot_v5e", {"tpuVmSelfLink": "x"}, 'Unknown name "tpuVmSelfLink"'),
     ],
 )
 def test_what_google_publishes_refuses_a_mistake(
-    google: Google, file: str, kind: str, change: dict[str, Any], said: str
+    google: Google, file: Path, kind: str, change: dict[str, Any], said: str
 ) -> None:
     config = filled_in(file)
     config["auth"]["ssh_private_key"] = "~/key"  # Ray makes none, which takes a second
@@ -226,12 +227,11 @@ def test_the_fields_that_raytf_check_knows_are_those_that_google_publishes() -> 
         assert known.keys() - shown_only - table == never_given
 
 
-@pytest.mark.parametrize("file", ["gcp-gpu-spot.yaml", "gcp-tpu.yaml"])
-def test_the_head_gets_the_client_that_these_tests_use(file: str) -> None:
-    (command,) = yaml.safe_load((CONFIGS / file).read_text())["head_setup_commands"]
+def test_the_head_gets_the_client_that_these_tests_use() -> None:
+    (command,) = yaml.safe_load(GPU.read_text())["head_setup_commands"]
     words = set(command.split())
     assert words > TOOLS
-    pinned = {line.split("==")[0] for line in (CONFIGS.parent / "constraints.txt").read_text().splitlines()}
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert "-c" in words
     assert pinned > TOOLS
 

@@ -316,11 +316,13 @@ def test_what_is_no_cluster(here, text):
     assert codes(run.check(text, here))
 
 
+def test_nothing_is_found_in_a_cluster_of_tpus(here):
+    assert codes(run.check((ROOT / "tests/data/gcp_tpu.yaml").read_text(), here)) == set()
+
+
 @pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
 def test_nothing_is_found_in_the_configs_of_this_repository(here, file):
     report = run.check(file.read_text(), here, job_fit.parse("python jobs/mnist.py --workers 1:2 --storage gs://b/r"))
-    if file.stem == "gcp-tpu":  # trains by a loop of its own
-        report = run.check(file.read_text(), here)
     assert codes(report) == set(), report.findings
 
 

@@ -11,10 +11,11 @@ from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.local_environment import Surroundings
 
 ROOT = Path(__file__).parents[4]
-AWS, GCP, TPU, AZURE, LOCAL = (
+AWS, GCP, AZURE, LOCAL = (
     (ROOT / "cluster-configs" / f"{name}.yaml").read_text()
-    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot", "local")
+    for name in ("aws-gpu-spot", "gcp-gpu-spot", "azure-gpu-spot", "local")
 )
+TPU = (ROOT / "tests/data/gcp_tpu.yaml").read_text()
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
 REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
 JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()

@@ -17,7 +17,7 @@ from raytf.errors import ConfigError
 from raytf.storage import untrusted_yaml
 
 ROOT = Path(__file__).parents[4]
-FILES = [*ROOT.glob("cluster-configs/**/*.yaml"), *ROOT.glob("tests/data/broken_clusters/*.yaml")]
+FILES = [*ROOT.glob("cluster-configs/**/*.yaml"), *ROOT.glob("tests/data/**/*.yaml")]
 HERE = Surroundings("3.11.7", "2.60.0", ROOT, {"HOME": "/nonexistent"})
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

@@ -25,8 +25,8 @@ from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[4]
 SPOT, TPU = (
-    (ROOT / f"cluster-configs/{name}.yaml").read_text().replace("your-project", "demo-1")
-    for name in ("gcp-gpu-spot", "gcp-tpu")
+    (ROOT / name).read_text().replace("your-project", "demo-1")
+    for name in ("cluster-configs/gcp-gpu-spot.yaml", "tests/data/gcp_tpu.yaml")
 )
 ZONES = "us-central1-a,us-central1-b,us-central1-c"
 THREE, SPOT = SPOT, SPOT.replace(ZONES, "us-central1-a")
