@@ -115,7 +115,8 @@ def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object
     """In the place of `main`: writes the values of all flags."""
 
     @functools.wraps(main)
-    def tell(job: Any) -> None:
+    def tell(*args: Any, **named: Any) -> None:
+        (job,) = (*args, *named.values())
         with open(path, "w") as out:
             json.dump(_values(job), out, default=str)
 

@@ -164,7 +164,7 @@ def test_a_job_whose_dataclass_has_no_flags_of_a_run_is_refused_before_anything_
 ):
     page = "from dataclasses import dataclass\nimport raytf\n@dataclass(frozen=True)\nclass Job:\n    {}\n"
     job = tmp_path / "job.py"
-    job.write_text(page.format(fields) + "def main(job: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")
+    job.write_text(page.format(fields) + "def main(mine: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")
     texts = ["learning_rate=grid(0.1)"]
     with pytest.raises(ConfigError, match=f"the job has no flag {lacking}; its dataclass needs `train: raytf.Flags`"):
         run(Search(str(job), texts, "tune", str(tmp_path / "runs"), MetricObjective.of("val_loss")))
