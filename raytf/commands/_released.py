@@ -1,4 +1,4 @@
-"""Texts of the checkout, as somebody needs them who has the released package and no checkout."""
+"""Texts of the checkout, as somebody needs them who has the package and no checkout."""
 
 from __future__ import annotations
 
@@ -7,24 +7,36 @@ import re
 from raytf.errors import DISTRIBUTION
 
 #: What `ray up` copies of a checkout so that pip can install it.
-_MOUNTS = ("raytf", "pyproject.toml", "LICENSE")
+_MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
 #: The checkout as pip takes it, with extras.
 _CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
 
 
-def cluster(text: str, name: str, version: str, python: str, repository: str) -> str:
-    """A cluster's configuration that installs the released package in place of the checkout.
+def requirement(version: str, wheel: str | None, extras: str) -> str:
+    """Return what pip installs: the version that a registry has, or a wheel in the folder in which pip runs.
+
+    Args:
+        version: of the package.
+        wheel: name of that file; None for the registry.
+        extras: such as `data,ui`.
+    """
+    return f"{DISTRIBUTION}[{extras}]=={version}" if wheel is None else f"./{wheel}[{extras}]"
+
+
+def cluster(text: str, name: str, version: str, wheel: str | None, python: str, repository: str) -> str:
+    """Return a cluster's configuration that installs the package in place of the checkout.
 
     Args:
         text: of `cluster-configs/NAME.yaml`.
         name: that NAME.
         version: of the package.
+        wheel: see `requirement`; mounted on each node.
         python: version that the machine here has, to the patch level: Ray wants the same everywhere.
         repository: address of the code, for what the text refers to.
     """
-    mounts = "|".join(map(re.escape, _MOUNTS))
-    text = re.sub(rf"^  ~/raytf/(?:{mounts}): .*\n", "", text, flags=re.MULTILINE)
-    text = _CHECKOUT.sub(rf"'{DISTRIBUTION}[\1]=={version}'", text)
+    mount = "" if wheel is None else f"  ~/raytf/{wheel}: {wheel}\n"
+    text = _MOUNTS.sub("", text.replace("\nfile_mounts:\n", f"\nfile_mounts:\n{mount}"))
+    text = _CHECKOUT.sub(lambda found: f"'{requirement(version, wheel, found[1])}'", text)
     text = re.sub(r"(venv --seed --python) \S+", rf"\1 {python}", text)
     text = re.sub(r"in the root of(\n# | )the checkout", "in this folder", text)
     return _here(text, name, repository)

@@ -34,6 +34,12 @@ def folder() -> Path:
     )
 
 
+def files(shipped: Path) -> list[Path]:
+    """Return the files of that folder which belong to the package."""
+    patterns = ("constraints*.txt", "jobs/*.py", "cluster-configs/*.yaml", "cluster-configs/iam/*.json")
+    return [file for pattern in patterns for file in sorted(shipped.glob(pattern))]
+
+
 def jobs(shipped: Path) -> dict[str, str]:
     """Example jobs in that folder: name -> what it does, the first line of its file."""
     files = sorted((shipped / "jobs").glob("*.py"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import tyro
 
 import raytf
-from raytf.commands import _released, _shipped
+from raytf.commands import _released, _shipped, _wheel
 from raytf.config.terminal_text import say
-from raytf.errors import DISTRIBUTION, ConfigError
+from raytf.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,59 +36,69 @@ def main(flags: Init) -> None:
     _known("--job", flags.job, _shipped.jobs(shipped))
     if flags.cluster is not None:
         _known("--cluster", flags.cluster, _shipped.clusters(shipped))
-    files = project(shipped, flags.job, flags.cluster)
+    wheel = _wheel.for_nodes(shipped)
+    texts = project(shipped, flags.job, flags.cluster, None if wheel is None else wheel.name)
+    files = {name: text.encode() for name, text in texts.items()}
+    if wheel is not None:
+        files[wheel.name] = wheel.content
     there = [name for name in files if (into / name).exists()]
     if there or (into.exists() and not into.is_dir()):
         what = f"{into / there[0]} is there already" if there else f"{into} is a file"
         raise ConfigError(f"{what}, and nothing is written over. Give another folder.")
     try:
-        for name, text in files.items():
+        for name, content in files.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
-            (into / name).write_text(text, encoding="utf-8")
+            (into / name).write_bytes(content)
     except OSError as error:
         raise ConfigError(f"cannot write to {into}: {error.strerror}. Give another folder.") from error
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
+    if wheel is not None:
+        say(f"{wheel.name} is your raytf, which is not released yet")
     say(f"next: cd {flags.folder} && python job.py")
     if flags.cluster is not None:
         say("      fill in what the first lines of cluster.yaml name, then: raytf check cluster.yaml")
 
 
-def project(shipped: Path, job: str, cluster: str | None) -> Mapping[str, str]:
-    """The files of a project: path below its folder -> text.
+def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> Mapping[str, str]:
+    """The files of a project that are texts: path below its folder -> text.
 
     Args:
         shipped: see `_shipped.folder`.
         job: an example of `shipped`.
         cluster: a configuration of `shipped`.
+        wheel: name of the wheel that the project has; None if a registry has this version of raytf.
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
     files = {
         "job.py": _released.job(page, job, _shipped.REPOSITORY),
-        "README.md": _readme(page, cluster),
+        "README.md": "",
         "constraints.txt": (shipped / "constraints.txt").read_text(encoding="utf-8"),
     }
-    if cluster is None:
-        return files
-    configs = shipped / "cluster-configs"
-    text = (configs / f"{cluster}.yaml").read_text(encoding="utf-8")
-    files["cluster.yaml"] = _released.cluster(
-        text, cluster, raytf.__version__, platform.python_version(), _shipped.REPOSITORY
-    )
-    if "constraints-gpu.txt" in text:
-        files["constraints-gpu.txt"] = (shipped / "constraints-gpu.txt").read_text(encoding="utf-8")
-    if cluster.startswith("aws"):
-        for policy in sorted((configs / "iam").glob("*.json")):
-            files[f"iam/{policy.name}"] = policy.read_text(encoding="utf-8")
+    parts = [_first(page, wheel)]
+    if cluster is not None:
+        text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
+        if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
+            text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
+        files["cluster.yaml"] = _released.cluster(
+            text, cluster, raytf.__version__, wheel, platform.python_version(), _shipped.REPOSITORY
+        )
+        parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
+        if "constraints-gpu.txt" in text:
+            files["constraints-gpu.txt"] = (shipped / "constraints-gpu.txt").read_text(encoding="utf-8")
+        if cluster.startswith("aws"):
+            for policy in sorted((shipped / "cluster-configs" / "iam").glob("*.json")):
+                files[f"iam/{policy.name}"] = policy.read_text(encoding="utf-8")
+    files["README.md"] = "\n".join([*parts, f"More: {_shipped.REPOSITORY}/tree/main/docs\n"])
     return files
 
 
-def _readme(page: str, cluster: str | None) -> str:
-    """The project's README.
+def _first(page: str, wheel: str | None) -> str:
+    """The section of the project's README about its job.
 
     Args:
         page: the example that it begins with.
-        cluster: whether there is a cluster's configuration.
+        wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
     lines = [
@@ -95,7 +106,7 @@ def _readme(page: str, cluster: str | None) -> str:
         "",
         f"`job.py` is the whole program. {_shipped.summary(page)}",
         "",
-        f"    python -m pip install -c constraints.txt '{DISTRIBUTION}[{extras}]=={raytf.__version__}'",
+        f"    python -m pip install -c constraints.txt '{_released.requirement(raytf.__version__, wheel, extras)}'",
         "    python job.py                 # on this machine; `--help` has the flags",
     ]
     if "raytf.fit(" in page:
@@ -105,24 +116,37 @@ def _readme(page: str, cluster: str | None) -> str:
             "",
             "Stop it at any time, even with `kill -9`: the same command continues.",
         ]
-    lines.append("")
-    if cluster is not None:
+    if wheel is not None:
         lines += [
-            "## On a cluster",
             "",
-            "The first lines of `cluster.yaml` say what to fill in, and describe the one-time account set-up. Then:",
-            "",
-            "    raytf check cluster.yaml      # finds mistakes in it before you pay",
-            "    ray up -y cluster.yaml",
-            "    ray dashboard cluster.yaml    # in another shell: a tunnel to port 8265",
-            "    ray job submit --address http://127.0.0.1:8265 --working-dir . -- python job.py --storage s3://BUCKET/runs",
-            "    ray down -y cluster.yaml",
-            "",
-            "Its nodes install the versions of `constraints.txt`, so that they are those of this machine.",
-            "",
+            f"There is no release of raytf yet, so `{wheel}` holds the raytf that wrote this project.",
+            "To change to another raytf, begin another project with it and copy its wheel and `constraints*.txt` here.",
         ]
-    lines += [f"More: {_shipped.REPOSITORY}/tree/main/docs", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
+
+
+def _on_a_cluster(text: str, cluster: str) -> str:
+    """The section of the project's README about its cluster.
+
+    Args:
+        text: of the project's `cluster.yaml`, whose first lines have the commands.
+        cluster: the configuration's name.
+    """
+    commands = "\n".join(re.findall(r"^# ( {4}.*)", text.partition("\ncluster_name:")[0], re.MULTILINE))
+    place = cluster.partition("-")[0]
+    guide = f"{_shipped.REPOSITORY}/blob/main/docs/clusters/{'on-prem' if place == 'local' else place}.md"
+    return f"""## On a cluster
+
+The first lines of `cluster.yaml` say what to fill in. The one-time set-up is described here:
+{guide}
+
+Then type in this folder, in this order:
+
+{commands}
+
+`raytf submit` shows what the job prints, and submits it again if its driver or the head node dies. The nodes install
+the raytf of this project and the versions of `constraints*.txt`.
+"""
 
 
 def _known(flag: str, name: str, known: Collection[str]) -> None:

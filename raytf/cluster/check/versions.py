@@ -28,7 +28,7 @@ _PYTHON = re.compile(
 )
 #: TensorFlow with NVIDIA's libraries, and what says which versions of them.
 _CUDA = re.compile(
-    r"\bpip3?\s+install\b[^;&|]*(?:raytf-train|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]"
+    r"\bpip3?\s+install\b[^;&|]*(?:raytf[-_]train[\w.-]*|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]"
 )
 _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
 #: The registry's `raytf`, which is another package.
