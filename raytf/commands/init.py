@@ -101,12 +101,13 @@ def _first(page: str, wheel: str | None) -> str:
         wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
+    package = _released.requirement(raytf.__version__, wheel, extras)
     lines = [
         "# A raytf project",
         "",
         f"`job.py` is the whole program. {_shipped.summary(page)}",
         "",
-        f"    python -m pip install -c constraints.txt '{_released.requirement(raytf.__version__, wheel, extras)}'",
+        f"    python -m pip install -c constraints.txt '{package}'  # where raytf is not installed",
         "    python job.py                 # on this machine; `--help` has the flags",
     ]
     if "raytf.fit(" in page:

@@ -121,6 +121,11 @@ def test_the_readme_has_the_commands_of_its_cloud_and_their_programs_take_them(c
     of_cluster = typed(readme.partition("## On a cluster")[2])
     assert [" ".join(words[:2]) for words in of_cluster if words[0] != "python"] == ORDER
 
+    # This machine starts nodes with the same packages of the cloud as the head.
+    (head,) = yaml.safe_load((project / "cluster.yaml").read_text()).get("head_setup_commands", [""])
+    packages = {word for words in of_cluster if words[0] == "python" for word in words[4:]}
+    assert packages - {"-c", "constraints.txt"} == set(head.partition("[all]'")[2].split())
+
     commands = typed(readme)
     assert f"./{WHEEL}[ui]" in commands[0]
     for words in (words for words in commands if words[0] == "ray"):
