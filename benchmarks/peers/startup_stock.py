@@ -1,4 +1,5 @@
-"""The peer of recovery/startup.py on Ray: TensorflowTrainer with one worker, which notes when its first step ended.
+"""The peer of recovery/startup.py on Ray: TensorflowTrainer, which notes when its first and its 20th step
+ended.
 
 As in Ray's guide "Get Started with Distributed Training using TensorFlow and Keras": the train function builds and
 compiles the model in the scope of MultiWorkerMirroredStrategy and calls `model.fit`, with tf_keras, as the guide's
@@ -26,16 +27,19 @@ class Program:
     data: Path
     """An .npz with x_train and y_train."""
     note: Path
-    """File that gets the time of the end of the first step."""
+    """File that gets a line for the first and for the 20th step of the last run: its number, and when it ended."""
     steps: int = 40
     """Then it ends."""
     runs: int = 1
     """Runs in this process, one after another; the note is of the last one."""
+    workers: int = 1
+    """Of TensorflowTrainer; the first one notes."""
 
 
 def train(settings: dict[str, Any]) -> None:
     """What the worker runs."""
     import numpy as np
+    import ray.train
     import tensorflow as tf
     import tf_keras
 
@@ -46,7 +50,9 @@ def train(settings: dict[str, Any]) -> None:
         model = models.compiled(tf_keras, "cnn")
     arrays = np.load(settings["data"])
     data = tf.data.Dataset.from_tensor_slices((arrays["x_train"], arrays["y_train"])).repeat().batch(models.BATCH)
-    model.fit(data, steps_per_epoch=settings["steps"], verbose=0, callbacks=[noting(tf_keras, settings["note"])])
+    is_first = ray.train.get_context().get_world_rank() == 0
+    callbacks = [noting(tf_keras, settings["note"])] if is_first else []
+    model.fit(data, steps_per_epoch=settings["steps"], verbose=0, callbacks=callbacks)
 
 
 def main(program: Program) -> None:
@@ -55,10 +61,11 @@ def main(program: Program) -> None:
 
     for _ in range(program.runs):
         began = time.time()
+        program.note.unlink(missing_ok=True)
         TensorflowTrainer(
             train,
             train_loop_config=vars(program),
-            scaling_config=ray.train.ScalingConfig(num_workers=1, use_gpu=bool(gpus())),
+            scaling_config=ray.train.ScalingConfig(num_workers=program.workers, use_gpu=bool(gpus())),
             run_config=ray.train.RunConfig(storage_path=str(program.note.parent / "ray")),
         ).fit()
     print(f"last run began: {began}", flush=True)

@@ -25,6 +25,8 @@ class Program:
     """Of the first run: some seconds, in which the second one's processes get ready."""
     steps: int = 40
     """Of the second run."""
+    workers: int = 1
+    """Of both."""
 
 
 def model():  # type: ignore[no-untyped-def]
@@ -37,7 +39,9 @@ def model():  # type: ignore[no-untyped-def]
 def main(program: Program) -> None:
     arrays = np.load(program.data)
     x, y = arrays["x_train"], arrays["y_train"]
-    own = raytf.TrainConfig.of(storage=str(program.storage), workers="1", global_batch_size=models.BATCH)
+    own = raytf.TrainConfig.of(
+        storage=str(program.storage), workers=str(program.workers), global_batch_size=models.BATCH
+    )
     for run, steps in (("first", program.first_steps), ("second", program.steps)):
         began = time.time()
         raytf.fit(model, x, y, config=own.replace(run=run, steps=steps))

@@ -34,6 +34,7 @@ SEEN = {
     "ray._private.node.Node.get_session_dir_path": "2.60.0",
     "ray._private.node.Node.node_ip_address": "2.60.0",
     "ray._private.node.Node.node_manager_port": "2.60.0",
+    "ray._private.node.Node.plasma_store_socket_name": "2.60.0",
     "ray._private.node.Node.raylet_socket_name": "2.60.0",
     "ray._private.function_manager.FunctionActorManager.export_setup_func": "2.60.0",
     "ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "2.60.0",
@@ -136,6 +137,12 @@ def this_node() -> Any:
 def worker_node() -> Any:
     """The same, in a process that is connected: of a worker, too."""
     return ray._private.worker.global_worker.node
+
+
+def local_sockets() -> set[str]:
+    """The Unix sockets by which a process that is connected talks with its node."""
+    node = worker_node()
+    return {node.raylet_socket_name, node.plasma_store_socket_name}
 
 
 def session_folder() -> Path:

@@ -161,7 +161,8 @@ class TrainStep:
         is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
         if is_there:
             call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
-            self(call, np.zeros(self._flags, np.float32))
+            # Without steps there is nothing to note, so a thread may do this beside a call that has some.
+            (self if steps else self._run)(call, np.zeros(self._flags, np.float32))
         return is_there
 
     @property
@@ -197,16 +198,16 @@ class TrainStep:
         Raises:
             tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
         """
-        begin = np.int32(self._shards.start)
         if self._journal is not None:
             self._journal.begin(len(call.seeds))
-        if call.full:
-            audit = [] if self.audit is None else [np.array([audited, is_auditor], np.int32)]
-            out = self._full(call.leaves, call.seeds, flags, begin, *audit)
-        else:
-            out = self._partial(call.leaves, call.seeds, flags, begin, call.counts, np.int32(call.records))
-        rows, flags_sum, gradients = out
+        rows, flags_sum, gradients = self._run(call, flags, audited, is_auditor)
         return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
+
+    def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
+        given = call.leaves, call.seeds, flags, np.int32(self._shards.start)
+        if call.full:
+            return self._full(*given, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
+        return self._partial(*given, call.counts, np.int32(call.records))
 
     def take(self, shards: range) -> None:
         """Compute other shards, at least one, from the next call on."""

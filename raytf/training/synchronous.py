@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import keras
@@ -31,7 +32,7 @@ from raytf.distributed.membership import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_flags import LENGTH, StepFlag, vector
 from raytf.errors import WorkerLostError
-from raytf.training import exact, learning_rate, process
+from raytf.training import beside, exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
 from raytf.training.auditing import Audits, steps_between
@@ -84,6 +85,8 @@ class SynchronousExecutor:
         self._call_steps = config.compute.steps_per_call or 1
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
+        #: While a thread traces partial steps beside the first ones.
+        self._rehearsal: Future[bool] | None = None
         self._standing = Standing()
         #: With `--compress-gradients`.
         self._spikes: SpikeWatch | None = None
@@ -232,11 +235,22 @@ class SynchronousExecutor:
         self._context.saving.callbacks_ran()
 
     def train_until(self, stop: int) -> None:
-        while True:
-            self._train_call()
-            if self._context.state.step >= stop or self._context.state.stopped_early:
-                return
-            self.rest()
+        try:
+            while True:
+                self._train_call()
+                if self._context.state.step >= stop or self._context.state.stopped_early:
+                    return
+                self.rest()
+        finally:
+            self._end_rehearsal()
+
+    def _end_rehearsal(self) -> None:
+        """Wait for the graph of partial steps, before callbacks or evaluations may trace the model."""
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is not None:
+            with self._context.pulse.doing(Activity.TRACE):
+                if rehearsal.result():
+                    self._traced.add(False)
 
     def rest(self) -> None:
         context, flags = self._context, self._flags
@@ -284,9 +298,9 @@ class SynchronousExecutor:
         self._flags = outcome.flags
         if is_first and self.meets_again and False not in self._traced:
             # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
-            with context.pulse.doing(Activity.TRACE):
-                if self._step.rehearse(full=False):
-                    self._traced.add(False)
+            self._rehearsal = beside.start(lambda: self._step.rehearse(full=False))
+        if context.callbacks.has_batch_hooks or context.job.dump:
+            self._end_rehearsal()
         if not self._config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
 
@@ -303,6 +317,8 @@ class SynchronousExecutor:
 
     def _compute(self, call: CallBatch) -> StepOutcome:
         context = self._context
+        if not call.full:
+            self._end_rehearsal()
         activity = Activity.STEP if call.full in self._traced else Activity.TRACE
         is_placement_wanted = self._config.strategy.log_device_placement and not context.has_trained
         with context.pulse.doing(activity), self._placement.read(is_placement_wanted):

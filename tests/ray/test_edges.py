@@ -57,6 +57,7 @@ def test_a_dead_worker_whose_child_holds_its_sockets_is_not_waited_for(tmp_path:
                 os.kill(int(file.name.partition("-")[0]), signal.SIGKILL)
     (fault,) = [event for event in ledger.read(Storage(str(tmp_path / "a"))) if event["kind"] == "fault"]
     assert fault["survived"], fault
+    assert fault["cause"] == "worker_died", fault  # not a hang, of which the silence of half a minute would be a sign
 
 
 #: A rank without TensorFlow and Ray: it meets the others, and leaves when somebody wants to join or a meeting fails.

@@ -86,7 +86,8 @@ class HangEvidence(enum.StrEnum):
 
     STOPPED = "stopped"  # the process was stopped by a signal
     SILENT_NODE = "silent node"  # the node does not answer, even if it accepts a connection
-    GONE = "gone"  # there is no such process, or the node refuses connections; Ray will report that
+    GONE = "gone"  # there is no such process
+    NODE_GONE = "node gone"  # the node is dead, or refuses connections; Ray will report that
     BUSY = "busy"  # it computes, or waits for a disk
     IDLE = "idle"  # it is alive and does nothing
 

@@ -29,6 +29,13 @@ from raytf.training.heartbeat import STACKS_SIGNAL
 
 #: Seconds over which a process's use of the CPU is measured, and the share of a CPU from which on it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
+#: What states of a process say.
+_OF_STATUS = {
+    psutil.STATUS_ZOMBIE: HangEvidence.GONE,
+    psutil.STATUS_STOPPED: HangEvidence.STOPPED,
+    psutil.STATUS_TRACING_STOP: HangEvidence.STOPPED,
+    psutil.STATUS_DISK_SLEEP: HangEvidence.BUSY,
+}
 #: Seconds for a run of py-spy.
 _PY_SPY_SECONDS = 4.0
 #: Seconds for a process to write its own stacks.
@@ -64,10 +71,11 @@ class Inspector:
     Args:
         run_uri: the run's folder.
         beats: the ranks' heartbeats.
+        has_stacks: whether to ask for stacks, too; py-spy stops a process for them.
     """
 
-    def __init__(self, run_uri: str, beats: Sequence[HeartbeatState]):
-        self._beats = {beat.rank: beat for beat in beats}
+    def __init__(self, run_uri: str, beats: Sequence[HeartbeatState], has_stacks: bool = True):
+        self._beats, self._has_stacks = {beat.rank: beat for beat in beats}, has_stacks
         by_node: dict[str, list[HeartbeatState]] = {}
         for beat in beats:
             by_node.setdefault(beat.node, []).append(beat)
@@ -89,7 +97,7 @@ class Inspector:
             if keeper is None:
                 self._send_task(node)
             else:
-                self._waiting[keeper.do.remote(look, processes)] = node
+                self._waiting[keeper.do.remote(look, processes, has_stacks)] = node
 
     @property
     def is_complete(self) -> bool:
@@ -115,7 +123,7 @@ class Inspector:
 
     def _send_task(self, node: str) -> None:
         self._untasked.discard(node)
-        self._waiting[_by_task(node, look, self._elsewhere[node])] = node
+        self._waiting[_by_task(node, look, self._elsewhere[node], self._has_stacks)] = node
 
     def _take(self, answer: Any) -> None:
         node = self._waiting.pop(answer, None)
@@ -133,14 +141,15 @@ class Inspector:
         def look_at(beat: HeartbeatState) -> None:
             evidence = state(beat.pid)
             self._found[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
-            self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
+            if self._has_stacks:
+                self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
 
         with ThreadPoolExecutor(max(1, len(beats))) as pool:
             list(pool.map(look_at, beats))
 
     def _unseen(self, beat: HeartbeatState) -> RankInspection:
         if beat.node in self._dead or self._answers.get(beat.node) is NodeReply.REFUSES:
-            return RankInspection(HangEvidence.GONE, "its node is gone")
+            return RankInspection(HangEvidence.NODE_GONE, "its node is gone")
         if self._answers.get(beat.node) is NodeReply.SILENT:
             return RankInspection(HangEvidence.SILENT_NODE, "its node does not answer")
         return RankInspection(None, "its node did not answer in time")
@@ -169,10 +178,11 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
         _by_task(beat.node, kill, beat.pid)
 
 
-def stopped_here(beats: Sequence[HeartbeatState]) -> list[int]:
-    """Ranks on this process's node whose processes were stopped by a signal; does not wait."""
+def seen_here(beats: Sequence[HeartbeatState]) -> dict[int, HangEvidence]:
+    """The ranks on this process's node whose processes are gone, or were stopped by a signal; does not wait."""
     own = _own_node()
-    return [beat.rank for beat in beats if beat.node == own and _is_stopped(beat.pid)]
+    seen = {beat.rank: at_a_glance(beat.pid) for beat in beats if beat.node == own}
+    return {rank: found for rank, found in seen.items() if found in (HangEvidence.GONE, HangEvidence.STOPPED)}
 
 
 def _own_node() -> str:
@@ -187,45 +197,49 @@ def _by_task(node: str, function: Any, *arguments: Any) -> Any:
 # -- what runs on the node of the ranks --------------------------------------------------------------------------------
 
 
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return False
-
-
 def kill(pid: int) -> None:
     """End a process of this machine at once (SIGKILL); a process that is already gone is not an error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def look(processes: list[tuple[int, int, int]]) -> dict[int, RankInspection]:
+def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict[int, RankInspection]:
     """Look at processes of this machine.
 
     Args:
         processes: rank, pid, and file descriptor for stacks, of each process.
+        has_stacks: see `Inspector`.
     """
     with ThreadPoolExecutor(max(1, len(processes))) as pool:
-        return dict(pool.map(_look_at, processes))
+        return dict(pool.map(lambda process: _look_at(process, has_stacks), processes))
 
 
-def _look_at(process: tuple[int, int, int]) -> tuple[int, RankInspection]:
+def _look_at(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[int, RankInspection]:
     rank, pid, file = process
     evidence = state(pid)
-    return rank, RankInspection(evidence, "its process is gone" if evidence is HangEvidence.GONE else stacks(pid, file))
+    if evidence is HangEvidence.GONE or not has_stacks:
+        return rank, RankInspection(
+            evidence, "its process is gone" if evidence is HangEvidence.GONE else "not asked for"
+        )
+    return rank, RankInspection(evidence, stacks(pid, file))
+
+
+def at_a_glance(pid: int) -> HangEvidence | None:
+    """What the state of a process says about it; None for one that runs or sleeps."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return HangEvidence.GONE
+    return _OF_STATUS.get(status)
 
 
 def state(pid: int) -> HangEvidence:
     """What a process does, judged by watching it for half a second."""
+    seen = at_a_glance(pid)
+    if seen is not None:
+        return seen
     try:
         process = psutil.Process(pid)
-        status = process.status()
-        if status == psutil.STATUS_ZOMBIE:
-            return HangEvidence.GONE
-        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return HangEvidence.STOPPED
-        if status == psutil.STATUS_DISK_SLEEP:
-            return HangEvidence.BUSY
         before = sum(process.cpu_times()[:2])
         time.sleep(_WATCH_SECONDS)
         used = sum(process.cpu_times()[:2]) - before

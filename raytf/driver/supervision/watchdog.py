@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 
 from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, blamed_for_loss
-from raytf.driver.supervision.inspection import Inspector, RankInspection, end, stopped_here
+from raytf.driver.supervision.inspection import Inspector, RankInspection, end, seen_here
 from raytf.driver.supervision.start_guard import StartGuard
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
@@ -29,7 +30,7 @@ _ASK_SECONDS = 1.0
 _EXAMINE_SECONDS = 5.0
 #: Seconds to wait for the stacks of all ranks.
 _STACKS_SECONDS = 10.0
-#: Seconds of silence after which a rank is examined if the others have lost a peer.
+#: Seconds of silence after which a rank is examined.
 _LOSS_SILENCE_SECONDS = 3.0
 #: Seconds for that examination.
 _LOSS_SECONDS = 8.0
@@ -42,6 +43,7 @@ _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
 #: Libraries whose frames tell a user little.
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
+_GONE = "The worker's process is gone. A process that it has forked, such as one of a data loader, still runs."
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Watchdog:
         self._group.joined |= dict.fromkeys(ranks, now)
         self._group.sightings = [s for s in self._group.sightings if s.beat.rank not in ranks]
         self._group.question = self._group.examination = self._group.finding = None
+        self._group.evidence = {}
 
     def over(self) -> None:
         """The group has started, or could not."""
@@ -119,7 +122,8 @@ class Watchdog:
             New stragglers, which user and ledger are told about.
 
         Raises:
-            WorkerGroupError: a rank hangs, and the group must end; contains a HangError for each rank to blame.
+            WorkerGroupError: a rank hangs, and the group must end; contains a HangError for each rank to blame. Or the
+                processes of some ranks are gone, of which Ray knows nothing yet.
         """
         self.over()
         now, group = time.monotonic(), self._group
@@ -136,18 +140,22 @@ class Watchdog:
         if group.examination is not None:
             found = group.examination.collect()
             group.evidence = {rank: about.evidence for rank, about in found.items() if about.evidence is not None}
-        quiet = [s.beat for s in sightings if s.age > _LOSS_SILENCE_SECONDS]
-        seen = group.evidence | dict.fromkeys(stopped_here(quiet), HangEvidence.STOPPED)
+        quiet = quiet_ranks(sightings)
+        seen = group.evidence | seen_here(quiet)
+        gone = [beat.rank for beat in quiet if seen.get(beat.rank) is HangEvidence.GONE]
+        if gone:
+            # Ray is told by a connection, which children that the process has forked still hold.
+            raise WorkerGroupError("worker processes are gone", {rank: RayActorError(error_msg=_GONE) for rank in gone})
         look = self._detector.look(now, sightings, seen)
         if look.finding is not None:
             group.finding, group.found_at = look.finding, now
             _blame(self._monitor, look.finding)
             group.examination = Inspector(self._run, [s.beat for s in sightings])
-        elif not look.suspects:
+        elif not quiet and not look.suspects:
             group.examination, group.evidence = None, {}
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
-            suspects = [s.beat for s in sightings if s.beat.rank in look.suspects]
-            group.examination, group.examined_at = Inspector(self._run, suspects), now
+            suspects = [s.beat for s in sightings if s.beat in quiet or s.beat.rank in look.suspects]
+            group.examination, group.examined_at = Inspector(self._run, suspects, has_stacks=False), now
         slow = group.stragglers.look([s.beat for s in sightings])
         for straggler in slow:
             self._monitor.say(
@@ -181,6 +189,12 @@ class Watchdog:
                 beat = HeartbeatState(0, rank, len(workers), at.node_id, at.node_ip, at.pid)
                 heard[rank] = LastHeartbeat(beat, now - self._group.joined.get(rank, self._group.began))
         return [heard[rank] for rank in sorted(heard)]
+
+
+def quiet_ranks(sightings: Sequence[LastHeartbeat]) -> list[HeartbeatState]:
+    """The ranks that have sent no heartbeat for some seconds, although they have not done their part yet."""
+    there = [s for s in sightings if s.beat.activity is not Activity.DONE]
+    return [s.beat for s in there if s.age > _LOSS_SILENCE_SECONDS]
 
 
 def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:

@@ -82,3 +82,16 @@ def test_own_process_is_not_idle_while_it_computes():
     finally:
         over.set()
         thread.join()
+
+
+def test_at_a_glance_only_a_process_that_cannot_go_on_is_noticed():
+    code = "import time; time.sleep(1000)"
+    with process(code) as sleeping, process(code) as stopped, process(code) as gone:
+        psutil.Process(stopped.pid).suspend()
+        gone.kill()
+        wait_until(lambda: inspection.at_a_glance(gone.pid) is HangEvidence.GONE, "it is dead", 10)
+        gone.wait(10)
+        assert inspection.at_a_glance(gone.pid) is HangEvidence.GONE
+        wait_until(lambda: inspection.at_a_glance(stopped.pid) is HangEvidence.STOPPED, "it is stopped", 10)
+        assert inspection.at_a_glance(sleeping.pid) is None
+        assert inspection.look([(0, sleeping.pid, -1)], has_stacks=False)[0].stacks == "not asked for"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from raytf.driver.supervision.watchdog import describe, innermost
-from raytf.training.beat import Activity, HangFinding, HeartbeatState
+import dataclasses
+
+from raytf.driver.supervision.watchdog import describe, innermost, quiet_ranks
+from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 #: Of `py-spy dump`, shortened.
 STACKS = """Process 20642: ray::RayTrainWorker
@@ -46,3 +48,9 @@ def test_those_to_blame_are_named_with_their_nodes():
     )
     both = describe(HangFinding((beat(0), beat(1)), 27.0, "collective", "all workers wait for each other"))
     assert both.startswith("rank 0 on node 10.0.0.0 (pid 100), rank 1 on node 10.0.0.1 (pid 101) have made no progress")
+
+
+def test_ranks_without_recent_heartbeats_are_looked_at_unless_they_have_done_their_part():
+    there = [LastHeartbeat(beat(0), 1.0), LastHeartbeat(beat(1), 3.5)]
+    done = LastHeartbeat(dataclasses.replace(beat(2), activity=Activity.DONE), 60.0)
+    assert [each.rank for each in quiet_ranks([*there, done])] == [1]
