@@ -1,8 +1,8 @@
-"""All benchmarks, one after another, and docs/evidence/performance.md out of what they found.
+"""All benchmarks, one after another; `benchmarks/performance.py` puts their results into the pages of docs/evidence/.
 
     python -m benchmarks.all --quick
     python -m benchmarks.all --results kept --only step_overhead,distributed
-    python -m benchmarks.all --results kept --only scale --write docs/evidence/performance.md
+    python -m benchmarks.performance --results kept
 
 Each is a program of its own, such as `python -m benchmarks.step.overhead --json FILE`, with a limit of time. One that
 fails is named at the end, and the others run all the same. Ctrl-C and SIGTERM end the one that runs: first as Ctrl-C
@@ -26,11 +26,10 @@ from typing import Any
 import psutil
 import tyro
 
-from benchmarks import harness, performance
+from benchmarks import harness
 from raytf._process import told_to_stop
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "evidence" / "performance.md"
 #: Minutes that all quick runs together may take.
 QUICK_MINUTES = 20.0
 
@@ -75,9 +74,7 @@ class Arguments:
     only: str = ""
     """Names of benchmarks, parted by commas; by default all."""
     results: Path | None = None
-    """Folder for what each has found. What earlier runs left there is shown too. By default a temporary one."""
-    write: Path | None = None
-    """Write the page here. By default docs/evidence/performance.md, where all benchmarks ran, and not quickly."""
+    """Folder for the results, beside those of earlier runs. By default a temporary one."""
     folder: Path = ROOT / "benchmarks"
     """Where the programs are."""
     limit_seconds: float | None = None
@@ -206,11 +203,6 @@ def run_all(arguments: Arguments, results: Path) -> dict[str, str]:
     return failed
 
 
-def page_of(arguments: Arguments) -> Path | None:
-    """Where the page goes; None for nowhere."""
-    return arguments.write or (None if arguments.quick or arguments.only else PAGE)
-
-
 def main(arguments: Arguments) -> int:
     """Run them; the exit code."""
     with contextlib.ExitStack() as stack:
@@ -225,11 +217,6 @@ def main(arguments: Arguments) -> int:
         except Stopped as stopped:
             print(f"stopped by {signal.Signals(stopped.number).name}", flush=True)
             return 128 + stopped.number
-        page = page_of(arguments)
-        if page is not None:
-            names = [entry.name for entry in chosen("")]
-            page.write_text(performance.page(performance.load(folder, names), failed=failed))
-            print(f"wrote {os.path.relpath(page)}", flush=True)
     for name, why in failed.items():
         print(f"no result of {name}: {why}", flush=True)
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""What all benchmarks share: pairs that take turns, ratios, goals, a table on the terminal, JSON for performance.md.
+"""What all benchmarks share: pairs that take turns, ratios, goals, a table on the terminal, JSON for performance.py.
 
 A ratio tells how many times as good raytf is as its peer, above 1 where raytf leads, whether more or less is better. It
 is taken pair by pair, of two measurements beside each other in time, so that what else the machine does meets both.
@@ -265,7 +265,7 @@ def read(report: Report) -> list[list[str]]:
 
 def number(value: float) -> str:
     """Three or four digits that matter."""
-    if value == 0 or 0.001 <= abs(value) < 10:
+    if abs(value) < 10:
         return f"{value:.3g}"
     return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3g}"
 

@@ -1,8 +1,12 @@
-"""docs/evidence/performance.md: what the benchmarks found, with what people wrote about it in benchmarks/findings.md.
+"""The tables of docs/evidence/performance.md and the pages in docs/evidence/performance/, from the benchmarks' results.
 
-    python -m benchmarks.performance --results kept --write docs/evidence/performance.md
+    python -m benchmarks.performance --results benchmarks/results
 
-`benchmarks/all.py` writes the page after a run; this writes it again, of the same results, when the text has changed.
+The pages are edited by hand, but between a mark and `<!-- end -->` this program writes the table that the mark names:
+
+    <!-- table goals -->                              one of `OF_ALL`
+    <!-- table startup readings -->                   one of `OF_ONE`, for one result
+    <!-- table distributed comparisons batch 64, -->  the same, with the rows that match a regular expression
 """
 
 from __future__ import annotations
@@ -10,21 +14,17 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from benchmarks.harness import COMPARED, READ, ROOT, Comparison, Reading, Report, compared, number, read
+from benchmarks.harness import ROOT, Comparison, Reading, Report, number
 
-FINDINGS = ROOT / "benchmarks" / "findings.md"
-#: Section of the findings that comes first of all.
-INTRODUCTION = "introduction"
-IMAGES = ROOT / "docs" / "evidence" / "images"
-#: What is the same for all results of a machine; the rest is told with each of them.
-_MACHINE = ("cpu", "cores", "memory GiB", "gpus", "python")
+PAGE = ROOT / "docs" / "evidence" / "performance.md"
+PAGES = (PAGE, *sorted(PAGE.with_suffix("").glob("*.md")))
+_MARK = re.compile(r"(<!-- table ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ class Goal:
 GOALS = (
     Goal("1 worker: at least 1.0 times Keras `fit` on every model", ("step_overhead",), "keras"),
     Goal("Sums over hosts: at least 1.5 times TensorFlow's gRPC ring", ("hosts",)),
-    Goal("Exact mode: at most 1.15 times the float step", ("exact_cost", "distributed"), "exact, (raytf, )?float"),
+    Goal(
+        "Exact mode: at most 1.15 times the float step, a ratio of 0.87",
+        ("exact_cost", "distributed"),
+        "exact, (raytf, )?float",
+    ),
     Goal("Digests of steps: at most 2 % of a step", ("digest_cost",), "with digests"),
     Goal("Audits: at most 1 % of a step", ("digest_cost",), "with audits"),
     Goal("2 and 4 workers: at least 0.9 times PyTorch DDP", ("distributed",), "torch|ddp"),
@@ -67,6 +71,10 @@ GOALS = (
     Goal("From the command to the first step: at least twice as fast as stock Ray", ("startup",), "start|run"),
     Goal("On a GPU, float: at least 0.9 times Keras `fit`, which compiles with XLA", ("gpu",), "keras"),
     Goal("Two workers on one GPU, one killed: a new step within 10 s", ("gpu",), "killed"),
+    Goal("Faults every 60 to 120 s: a goodput of at least 0.92", ("goodput",)),
+    Goal(
+        "Embedding tables: a step with 10,000,000 rows takes at most 1.1 times as long as one with 10,000", ("tables",)
+    ),
     Goal("Input: at least 100,000 samples/s a worker from arrays", ("input",), "array"),
     Goal("Input: at least 50,000 samples/s a worker from Parquet", ("input",), "parquet"),
     Goal(
@@ -89,57 +97,34 @@ class Found:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write the page again."""
+    """Write the tables of the pages again."""
 
     results: Path
     """Folder with NAME.json of each benchmark."""
-    write: Path = ROOT / "docs" / "evidence" / "performance.md"
 
 
-def load(folder: Path, names: Sequence[str]) -> list[Report]:
-    """The results that a folder has, in the order of the names; others follow."""
-    there = {path.stem: path for path in sorted(folder.glob("*.json"))}
-    order = [name for name in names if name in there]
-    return [Report.read(there[name]) for name in [*order, *(name for name in there if name not in order)]]
-
-
-def page(reports: Sequence[Report], findings: str | None = None, failed: Mapping[str, str] | None = None) -> str:
-    """The page, as Markdown.
-
-    Args:
-        reports: in the order in which they are shown.
-        findings: text of benchmarks/findings.md.
-        failed: benchmarks without a result of the last run, and why.
-    """
-    texts = sections(_text(FINDINGS) if findings is None else findings)
-    common = {key: reports[0].machine.get(key) for key in _MACHINE} if reports else {}
-    parts = ["# Performance", _written_by(), texts.get(INTRODUCTION, "")]
-    parts += [_machine(common), _failed(failed or {}), _goals(reports)]
-    for report in reports:
-        parts += _section(report, texts.get(report.name, ""), common)
-    have = {INTRODUCTION, *(report.name for report in reports)}
-    parts += [f"## {name}\n\n{text}" for name, text in texts.items() if name not in have]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-def sections(text: str) -> dict[str, str]:
-    """The parts of the findings by their headings of the second level; what is above the first is for who edits it."""
-    found = re.split(r"^## +(\S+)[^\n]*\n", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(found[1::2], found[2::2], strict=True) if body.strip()}
+def load(folder: Path) -> dict[str, Report]:
+    """Return the results in a folder by the names of their benchmarks."""
+    return {path.stem: Report.read(path) for path in sorted(folder.glob("*.json"))}
 
 
 def goals(reports: Iterable[Report]) -> dict[str, list[Found]]:
-    """Rows of each goal, by the goal's text; of goals that are not in the list, by their own name."""
+    """Return the rows of each goal by the goal's text; a goal that is not in the list has the name of its row."""
     out: dict[str, list[Found]] = {goal.text: [] for goal in GOALS}
     for report in reports:
         for row in [*report.comparisons, *report.readings]:
-            if row.reached is None:
-                continue
-            name = f"{row.configuration}, {row.peer if isinstance(row, Comparison) else row.quantity}"
-            out.setdefault(_goal_of(report.name, name), []).append(
-                Found(report.name, name, _number_of(row), row.reached)
-            )
+            if row.reached is not None:
+                found = Found(report.name, _name(row), _number_of(row), row.reached)
+                out.setdefault(_goal_of(report.name, found.name), []).append(found)
     return out
+
+
+def _name(row: Comparison | Reading) -> str:
+    return f"{row.configuration}, {row.peer if isinstance(row, Comparison) else row.quantity}"
+
+
+def _full_name(row: Comparison | Reading) -> str:
+    return f"{_name(row)}, {row.unit}"
 
 
 def _goal_of(benchmark: str, name: str) -> str:
@@ -151,103 +136,138 @@ def _goal_of(benchmark: str, name: str) -> str:
 
 def _number_of(row: Comparison | Reading) -> str:
     if isinstance(row, Comparison):
-        ratios = row.ratios
-        return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}], wanted ≥ {row.goal:g}"
-    wanted = [
-        f"{sign} {number(limit)}" for sign, limit in (("≥", row.at_least), ("≤", row.at_most)) if limit is not None
-    ]
-    return f"{number(statistics.median(row.values))} {row.unit}, wanted {', '.join(wanted)}"
+        return f"{statistics.median(row.ratios):.3f}"
+    return f"{number(statistics.median(row.values))} {row.unit}".strip()
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
 
 
+def filled(page: str, table_of: Callable[[str], str]) -> str:
+    """Return the page with new tables between its marks.
+
+    Args:
+        page: text.
+        table_of: returns the table that a mark names.
+    """
+    return _MARK.sub(lambda found: f"{found[1]}\n{table_of(found[2])}\n\n{found[3]}", page)
+
+
+def table_of(mark: str, reports: Mapping[str, Report]) -> str:
+    """Return the table that a mark names.
+
+    Raises:
+        KeyError: there is no such table or result.
+    """
+    name, _, rest = mark.partition(" ")
+    if name in OF_ALL:
+        return OF_ALL[name](reports)
+    kind, _, pattern = rest.partition(" ")
+    return OF_ONE[kind](reports[name], re.compile(pattern))
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _written_by() -> str:
-    return (
-        "<!-- Written by benchmarks/all.py: edit the text in benchmarks/findings.md, not here. -->\n\n"
-        "Each number stands beside that of a peer which took turns with raytf on the same machine in the same run. A "
-        "ratio tells how many times as good raytf is, above 1 where it leads, whether more or less is better; it is "
-        "the median of the pairs, with the least and the greatest. The peers' programs are in `benchmarks/peers/`."
-    )
+def _pivot(corner: str, cells: Mapping[tuple[str, str], str]) -> str:
+    """Return a table of cells by row and column."""
+    rows, columns = (list(dict.fromkeys(key[part] for key in cells)) for part in (0, 1))
+    return table([corner, *columns], ([row, *(cells.get((row, column), "") for column in columns)] for row in rows))
 
 
-def _machine(common: Mapping[str, Any]) -> str:
-    if not common:
-        return "No benchmark has left a result."
-    gpus = ", ".join(common["gpus"] or []) or "no GPU"
-    return (
-        f"Machine: {common['cpu']}, {common['cores']} cores, {common['memory GiB']} GiB, {gpus}; Python "
-        f"{common['python']}. All of it: `python -m benchmarks.all`; in 20 minutes, with larger spreads: `python "
-        "-m benchmarks.all --quick`. The same commands measure GPUs where there are some, `python -m "
-        "benchmarks.gpu` what only those can show ([GPUs](../guides/gpu.md))."
-    )
+def _spread(values: Sequence[float], text: Callable[[float], str], reached: bool | None = None) -> str:
+    """Return the median with the least and the greatest; in bold if it misses its goal."""
+    middle, least, most = (text(value) for value in (statistics.median(values), min(values), max(values)))
+    out = middle if least == most else f"{middle} ({least}-{most})"
+    return f"**{out}**" if reached is False else out
 
 
-def _failed(failed: Mapping[str, str]) -> str:
-    return "\n".join(f"- **{name}** has no result of the last run: {why}." for name, why in failed.items())
+def _ratio(row: Comparison) -> str:
+    return _spread(row.ratios, lambda value: f"{value:.2f}", row.reached)
 
 
-def _goals(reports: Sequence[Report]) -> str:
-    rows, missed = [], []
-    for text, found in goals(reports).items():
-        reached = sum(row.reached for row in found)
-        verdict = "not measured" if not found else "reached" if reached == len(found) else "**missed**"
-        names = ", ".join(f"[{name}](#{name})" for name in dict.fromkeys(row.benchmark for row in found))
-        rows.append([text, names, f"{reached} of {len(found)}" if found else "", verdict])
-        missed += [f"- [{r.benchmark}](#{r.benchmark}): {r.name}: {r.found}" for r in found if not r.reached]
-    told = "Missed, with what was tried and what stands in the way in its section:\n\n" + "\n".join(missed)
-    return "## Goals\n\n" + table(["goal", "benchmark", "rows", ""], rows) + (f"\n\n{told}" if missed else "")
+def _comparisons(report: Report, pattern: re.Pattern[str]) -> str:
+    """A row for each configuration, a column for each peer."""
+    chosen = [row for row in report.comparisons if pattern.search(_full_name(row))]
+    units = {row.unit for row in chosen}
+    cells = {}
+    for row in chosen:
+        line = row.configuration if len(units) == 1 else f"{row.configuration}, {row.unit}"
+        cells[line, "raytf"] = number(statistics.median(row.ours))
+        cells[line, f"{row.peer}; ratio"] = f"{number(statistics.median(row.theirs))}; {_ratio(row)}"
+    return _pivot(units.pop() if len(units) == 1 else "configuration", cells)
 
 
-def _section(report: Report, text: str, common: Mapping[str, Any]) -> list[str]:
-    parts = [f"## {report.name}", f"{report.title}."]
-    for head, rows in ((COMPARED, compared(report)), (READ, read(report))):
-        if rows:
-            parts.append(table(head, rows))
-    parts += [f"{grid.title}:\n\n{table(grid.head, grid.rows)}" for grid in report.grids]
-    parts += [f"- {note}" for note in ["\n- ".join(report.notes)] if note]
-    if report.name == "step_profile" and IMAGES.is_dir():
-        parts += [f"![{path.stem}](images/{path.name})" for path in sorted(IMAGES.glob("step-*.svg"))]
-    return [*parts, text, _provenance(report, common)]
+def _variants(report: Report, pattern: re.Pattern[str]) -> str:
+    """A row for each configuration before its colon, a column for the peer and for each variant after the colon."""
+    cells = {}
+    for row in report.comparisons:
+        if pattern.search(_full_name(row)):
+            line, _, variant = row.configuration.partition(": ")
+            cells[line, row.peer] = number(statistics.median(row.theirs))
+            cells[line, f"{variant}; ratio"] = f"{number(statistics.median(row.ours))}; {_ratio(row)}"
+    return _pivot(report.comparisons[0].unit, cells)
 
 
-def _provenance(report: Report, common: Mapping[str, Any]) -> str:
-    found = report.machine
-    other = [f"{key} {found.get(key)}" for key in _MACHINE if found.get(key) != common.get(key)]
-    versions = ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items())
-    parts = [
-        f"`{command(str(found.get('command', '')))}`",
-        f"{found.get('date')}",
-        f"commit {found.get('commit')}",
-        f"{found.get('seconds')} s",
-        f"load {found.get('load before')} before, {found.get('load after')} after",
-        *other,
-        versions,
-    ]
-    return f"<sub>{'; '.join(parts)}</sub>"
+def _readings(report: Report, pattern: re.Pattern[str]) -> str:
+    """Configurations and quantities, the fewer of them as columns; variants after a colon if there is one quantity."""
+    chosen = [row for row in report.readings if pattern.search(_full_name(row))]
+    names = [(row.configuration, f"{row.quantity}, {row.unit}".rstrip(", ")) for row in chosen]
+    lines, columns = ({name[part] for name in names} for part in (0, 1))
+    corner = "configuration"
+    if len(columns) == 1 and all(": " in line for line in lines):
+        corner = columns.pop()
+        names = [tuple(line.split(": ", 1)) for line, _ in names]
+    elif len(lines) < len(columns):
+        corner = "quantity"
+        names = [(column, line) for line, column in names]
+    values = [_spread(row.values, number, row.reached) for row in chosen]
+    return _pivot(corner, dict(zip(names, values, strict=True)))
+
+
+def _grids(report: Report, pattern: re.Pattern[str]) -> str:
+    return "\n\n".join(table(grid.head, [row for row in grid.rows if pattern.search(row[0])]) for grid in report.grids)
+
+
+def _goals(reports: Mapping[str, Report]) -> str:
+    rows = []
+    for text, found in goals(reports.values()).items():
+        missed = [f"{row.name}: {row.found}" for row in found if not row.reached]
+        verdict = f"{len(found) - len(missed)} of {len(found)}" if found else "not measured"
+        rows.append([text, f"**{verdict}**" if missed else verdict, "<br>".join(missed)])
+    return table(["goal", "rows that reach it", "rows that miss it"], rows)
+
+
+def _provenance(reports: Mapping[str, Report]) -> str:
+    rows = []
+    for name, report in reports.items():
+        found = report.machine
+        chips = [found["cpu"], *re.findall(r": ([^(]+) \(", " ".join(found["gpus"]))]
+        ran = f"`{command(found['command'])}`"
+        rows.append([f"`{name}.json`", ran, found["date"], found["commit"], ", ".join(chips)])
+    return table(["results", "command", "date", "commit", "machine"], rows)
 
 
 def command(line: str) -> str:
-    """A command without the file of its result, which says nothing to others."""
+    """Return a command without the file of its result, which says nothing to others."""
     return re.sub(r" --json[ =]\S+", "", line)
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+#: Tables of all results.
+OF_ALL = {"goals": _goals, "provenance": _provenance}
+#: Tables of one result, whose rows match a pattern.
+OF_ONE = {"comparisons": _comparisons, "variants": _variants, "readings": _readings, "grids": _grids}
 
 
 def main(arguments: Arguments) -> None:
-    """Write the page."""
-    from benchmarks.all import ENTRIES
-
-    arguments.write.write_text(page(load(arguments.results, [entry.name for entry in ENTRIES])))
-    print(f"wrote {os.path.relpath(arguments.write)}")
+    """Write the tables."""
+    reports = load(arguments.results)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), lambda mark: table_of(mark, reports)))
+        print(f"wrote {os.path.relpath(page)}")
 
 
 if __name__ == "__main__":

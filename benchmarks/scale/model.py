@@ -9,13 +9,14 @@ docs/evidence/scaling.md explains the formulas and says where each constant is f
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+
+from benchmarks import performance
 
 #: Part of a link's rate that a collective reaches. An assumption.
 EFFICIENCY = 0.8
@@ -339,24 +340,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def markdown(table: list[list[str]]) -> str:
-    """A table of Markdown; the first line is its head."""
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def filled(page: str) -> str:
-    """The page with the tables of now between its marks.
+def markdown(name: str) -> str:
+    """Return a table of Markdown.
 
     Raises:
-        KeyError: a mark has no table.
+        KeyError: there is no such table.
     """
-    return re.sub(
-        r"(<!-- table (\w+) -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}\n{markdown(TABLES[found[2]]())}\n\n{found[3]}",
-        page,
-        flags=re.DOTALL,
-    )
+    head, *rows = TABLES[name]()
+    return performance.table(head, rows)
 
 
 @dataclass(frozen=True)
@@ -370,11 +361,11 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     """Print the tables, or write them."""
     if arguments.write is not None:
-        arguments.write.write_text(filled(arguments.write.read_text()))
+        arguments.write.write_text(performance.filled(arguments.write.read_text(), markdown))
         return 0
     print("Modelled, not measured.")
-    for name, make in TABLES.items():
-        print(f"\n{name}\n\n{markdown(make())}")
+    for name in TABLES:
+        print(f"\n{name}\n\n{markdown(name)}")
     return 0
 
 

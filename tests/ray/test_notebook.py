@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from tests.ray.conftest import manifests
 from tests.ray.test_resume import attempts
 
 PATIENCE = 300.0
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "getting-started" / "notebook.ipynb"
 FIRST = """
     import keras, numpy as np, ray, raytf
 
@@ -77,7 +79,9 @@ def kernel(tmp_path: Path) -> Iterator[Callable[..., Cell]]:
     """kernel(code, NAME=value): a cell, run to its end, with values in place of names; its manager is an attribute."""
     manager = KernelManager()
     manager.kernel_spec.argv[0] = sys.executable  # this environment's, whatever is installed beside it
-    manager.start_kernel(cwd=str(tmp_path), env=environment(KERAS_BACKEND="tensorflow", HOME=os.environ["HOME"]))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = environment(KERAS_BACKEND="tensorflow", HOME=os.environ["HOME"], PATH=path)
+    manager.start_kernel(cwd=str(tmp_path), env=env)
     client = manager.client()
     client.start_channels()
 
@@ -128,3 +132,20 @@ def test_cells_train_share_ray_and_are_stopped_and_gone_on_with(kernel: Any, tmp
     assert again.status == "ok", again.text
     assert f"TOLD 1 {at // 8 + 1}" in again.text
     assert [attempt["from_step"] for attempt in attempts(tmp_path / "runs" / "third")] == [0, at]
+
+
+def test_the_notebook_of_the_docs_trains_once(kernel: Any, tmp_path: Path):
+    assert kernel("import os; os.environ['HOME'] = FOLDER", FOLDER=str(tmp_path)).status == "ok"
+    every = json.loads(NOTEBOOK.read_text())["cells"]
+    code = {cell["id"]: "".join(cell["source"]) for cell in every if cell["cell_type"] == "code"}
+    shown: dict[str, list[str]] = {name: [] for name in code}
+    for name in [*code, "fit", "result"]:
+        cell = kernel(code[name])
+        assert cell.status == "ok", cell.text
+        shown[name].append(cell.text)
+    assert "finished: 460 steps" in shown["show"][0]
+    first, again = shown["result"]
+    assert first == again
+    assert first.startswith("steps: 460\n")
+    assert float(first.rpartition(" ")[2]) > 0.9
+    assert len(attempts(tmp_path / "raytf-runs" / "digits-notebook")) == 1
