@@ -182,7 +182,7 @@ def measure(kind: str, starts: Starts, pairs: int, report: Report) -> None:
         at_most = GOALS.get((step, kind, starts.workers))
         report.readings.append(Reading(start, what, "s", ours, at_most=at_most))
     for name, seconds in starts.phases.items():
-        report.readings.append(Reading(f"{start}: raytf", name, "s", seconds))
+        report.readings.append(Reading(f"{kind} start of raytf, {workers}", name, "s", seconds))
 
 
 def main(arguments: Arguments) -> int:
