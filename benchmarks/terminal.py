@@ -2,7 +2,8 @@
 
     python -m benchmarks.terminal --write docs/pictures/a-death.svg
 
-Everything in the picture was printed by the two commands that are in it; lines of epochs are left out.
+Everything in the picture was printed by the two commands that are in it, typed as they are there, with a home folder of
+their own; lines of epochs are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.text import Text
 
 _COLUMNS = 80
 _JOB = "python jobs/mnist.py --data digits --exact --epochs 60"
+_KILLED, _ALONE = f"{_JOB} --workers 3", f"{_JOB} --workers 1 --new"
 _CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 #: Most seconds that a command may take.
 _SECONDS = 600.0
@@ -71,17 +73,18 @@ class Screen:
             self.lines[self._at] += whole
 
 
-def play(command: list[str], act: Callable[[int, Screen], None]) -> Screen:
+def play(command: str, home: str, act: Callable[[int, Screen], None]) -> Screen:
     """Run a command in a terminal.
 
     Args:
-        command: its words.
+        command: of Python.
+        home: the home folder, in which its runs are kept.
         act: called a few times a second with the process's id and the screen.
     """
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(_COLUMNS), "LINES": "40"}
-        os.execvp(command[0], command)
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(_COLUMNS), "LINES": "40", "HOME": home}
+        os.execv(sys.executable, [sys.executable, *command.split()[1:]])
     screen, end = Screen(), time.monotonic() + _SECONDS
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
@@ -121,22 +124,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, required=True)
     flags = parser.parse_args()
-    words = [sys.executable, *_JOB.split()[1:]]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as home:
         killer = Killer(200)
-        killed = play([*words, "--workers", "3", "--storage", folder, "--run", "killed"], killer)
-        alone = play([*words, "--workers", "1", "--storage", folder, "--run", "alone"], lambda pid, screen: None)
+        killed = play(_KILLED, home, killer)
+        alone = play(_ALONE, home, lambda pid, screen: None)
     hashes = [_hash(screen) for screen in (killed, alone)]
     if not killer.before or len(set(hashes)) != 1:
         raise SystemExit(f"no picture: {killer.before}, {hashes}")
     told = [
-        f"[bold]$ {_JOB} --workers 3[/]",
+        f"[bold]$ {_KILLED}[/]",
         *map(_plain, killer.before),
         "",
         "[dim]# kill -9 of a worker, meanwhile[/]",
     ]
     told += [_plain(line) for line in killed.lines if re.search(r"worker|finished|weights_sha256|test accuracy", line)]
-    told += ["", f"[bold]$ {_JOB} --workers 1[/]"]
+    told += ["", f"[bold]$ {_ALONE}[/]"]
     told += [_plain(line) for line in alone.lines if re.search(r"finished|weights_sha256|test accuracy", line)]
     console = Console(record=True, width=_COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     for line in told:

@@ -1,7 +1,7 @@
 """Many requests at once to a server with TensorFlow Serving's REST API: errors, requests a second, latencies.
 
-    raytf serve ~/raytf-runs/default                                                    # in one terminal
-    python -m benchmarks.serving.load http://127.0.0.1:8501/v1/models/default             # in another
+    raytf serve ~/raytf-runs/mnist                                                    # in one terminal
+    python -m benchmarks.serving.load http://127.0.0.1:8501/v1/models/mnist             # in another
 
 It asks the server what the model takes and sends random numbers of that shape over connections that stay open, each as
 soon as the answer before it is there. A TensorFlow Serving of the same folder takes the same requests.

@@ -23,7 +23,7 @@ class Bisect:
     shard, or an update. Both runs are only read. The exit code is 1 where they part."""
 
     one: tyro.conf.Positional[str]
-    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
+    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
     other: tyro.conf.Positional[str]
     """Folder of another one."""
     json: bool = False

@@ -26,7 +26,7 @@ class Export:
     """
 
     run: tyro.conf.Positional[str]
-    """Folder of the run: STORAGE/NAME, such as s3://bucket/runs/default, or the name of one in ~/raytf-runs; it may be
+    """Folder of the run: STORAGE/NAME, such as s3://bucket/runs/mnist, or the name of one in ~/raytf-runs; it may be
     training."""
     step: str = "last"
     """Which weights: last (the end of a finished run, else the newest checkpoint), best (the checkpoint with the best

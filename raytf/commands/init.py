@@ -112,7 +112,7 @@ def _first(page: str, wheel: str | None) -> str:
     ]
     if "raytf.fit(" in page:
         lines += [
-            "    raytf show default            # what became of the run",
+            "    raytf show job                # what became of the run",
             "    raytf ui                      # all runs in a browser, live",
             "",
             "Stop it at any time, even with `kill -9`: the same command continues.",

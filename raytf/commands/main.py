@@ -16,7 +16,7 @@ from raytf.errors import FOREIGN
 #: What a subcommand was called first -> what it is called now; it does the same, and says so.
 RENAMED = {"watch": "node"}
 #: What a subcommand may be called elsewhere -> what it is called here.
-_ELSEWHERE = {"train": "run", "fit": "run"}
+_ELSEWHERE = {"train": "run", "fit": "run", "delete": "rm", "remove": "rm"}
 #: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
 #: SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("replay", "compute a step of a run again, and compare it bit for bit"),
     "bisect": ("bisect", "find the first step at which two runs part, and why"),
     "prove": ("prove", "check that a run's records fit together, and compute a share of its steps again"),
+    "rm": ("rm", "delete runs, with all their files"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
     "data": ("data", "convert data to TFRecord or Parquet, and find what is damaged in them"),
     "export": ("export", "make a checkpoint a version for TensorFlow Serving, a .keras file or ONNX"),

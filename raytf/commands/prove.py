@@ -26,7 +26,7 @@ from raytf.storage.storage import Storage
 @dataclass(frozen=True)
 class Prove:
     """Check that a run's log of steps, its checkpoints and what they say of each other fit together, then compute a
-    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/default -- python train.py
+    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/mnist -- python train.py
 
     Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run.
     `--share 0` computes nothing and needs no program. The run itself is only read. The exit code is 1 where something
@@ -34,7 +34,7 @@ class Prove:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
     share: float = 0.01
     """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
     computes nothing."""

@@ -26,14 +26,14 @@ from raytf.storage.storage import Storage
 @dataclass(frozen=True)
 class Replay:
     """Compute a step of a run again on this machine, from the nearest checkpoint before it, and compare every step on
-    the way with what the run has noted: raytf replay ~/raytf-runs/default --step 1234 -- python train.py
+    the way with what the run has noted: raytf replay ~/raytf-runs/mnist --step 1234 -- python train.py
 
     Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run. The
     run itself is only read, and may still train. The exit code is 1 where a step differs or nothing can be compared.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
     step: int
     """The step to compute again, counted from 1."""
     workers: int = 1

@@ -13,6 +13,8 @@ from raytf.config.precision import Precision
 from raytf.config.setting import Identity, Setting, When
 from raytf.config.train_config import TrainConfig, every_setting
 
+#: What to do where a run in storage is not the one that is wanted.
+BESIDE = "To start another run beside it, pass --new, or another --run name."
 #: Flags by which runs with parameter servers are told from others, and from each other.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
 

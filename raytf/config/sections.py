@@ -43,8 +43,13 @@ DEFAULT_WORKERS = "2"
 class RunSection:
     """Which run this is and where it is kept."""
 
-    run: Annotated[str, InSearch.OWNED, Usual()] = "default"
-    """Name of the run; the same name on the same storage goes on where that run stopped."""
+    run: Annotated[str | None, InSearch.OWNED, Usual()] = None
+    """Name of the run; the same name on the same storage continues where that run stopped. Default: the name of the
+    program, such as mnist for jobs/mnist.py; in a notebook the name of its file, else notebook; run for a program
+    without a name."""
+    new: Annotated[bool, InSearch.OWNED, Usual()] = False
+    """Start another run beside those of that name: mnist-2, mnist-3 and so on. To continue it later, pass its name as
+    --run instead."""
     storage: Annotated[str, InSearch.OWNED, Usual()] = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     status_file: Annotated[str | None, InSearch.OWNED] = None
@@ -57,6 +62,12 @@ class RunSection:
     of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
     verbose: Annotated[bool, Usual()] = False
     """Show the messages of TensorFlow and Ray, too."""
+
+    @property
+    def name(self) -> str:
+        """The run's name, which `fit` has settled."""
+        assert self.run is not None
+        return self.run
 
 
 @dataclass(frozen=True)

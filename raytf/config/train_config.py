@@ -170,6 +170,8 @@ class TrainConfig:
         run, length = self.run.run, self.length
         if length.epochs is not None and length.steps is not None:
             raise ConfigError("--epochs and --steps exclude each other: give one of them.")
+        if run is None:
+            return
         if not run or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
             raise ConfigError(f"--run {run!r}: expected a name of letters, digits, '-', '_' and '.', such as mnist-1.")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,14 +16,13 @@ import ray
 from raytf._tensorflow import summaries
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
-from raytf.config import precision
-from raytf.config.sections import RunSection
+from raytf.config import identity, precision, program
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, sending
+from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, run_names, sending
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import check_room, has_trained, staying_connected
@@ -159,6 +157,8 @@ def fit(
     overruled += program_settings.check()
     own = precision.of_process()
     refusals.refuse(config, own, model, x, validation, validation_freq)
+    is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
+    config = run_names.named(config, own_program)
     replay = replaying.asked(config)
     config = config if replay is None else replaying.settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
@@ -173,7 +173,9 @@ def fit(
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
-    run = storage.child(config.run.run)
+    if replay is None:
+        config = run_names.settled(config, own_program, is_named, overruled.append)
+    run = storage.child(config.run.name)
     preflight.check_folder(run)
     if replay is None:
         replaying.check_other(run)
@@ -227,12 +229,6 @@ def fit(
     return result_of(run, document, model, callbacks, job)
 
 
-def _parent(run: Storage) -> str:
-    """The storage of a run, as a word of a command; nothing for the usual one."""
-    place = run.locate("").rstrip("/").rpartition("/")[0] or "/"
-    return "" if place == Storage(RunSection().storage).locate("").rstrip("/") else shlex.quote(place)
-
-
 #: Settings with which nothing is divided.
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
@@ -273,12 +269,12 @@ def _finish(
     Returns:
         The contents of `result.json`.
     """
-    name = job.config.run.run
+    name = job.config.run.name
     with notebook.display(job.verbose, job.config.run.verbose) as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         page = ui_address.page_of(run.uri)
-        display.say(f"its page: {page}" if page else f"its page, at any time: raytf ui {_parent(run)}".rstrip())
+        display.say(f"its page: {page}" if page else f"its page, at any time: {ui_address.command_for(run)}")
         with Lease(run, display.say, latest_term=partial(terms.latest, run)) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
@@ -287,16 +283,17 @@ def _finish(
                 if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
                     with follow.tracked(job.config, run, display.say, tracker):
                         pass
-                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do")
+                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {identity.BESIDE}")
                 return finished
             run_log.abort_uploads(run)
-            start_command.write(run, start_command.of_process())
+            start_command.write(run, start_command.of_process(program.of_process(notebook.in_notebook()).path))
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources), term=lease.owner["term"])
-            is_new = not (stored or has_trained() or job.stop_step is not None) and stream is None
+            before = stored if stored and run.exists(run_log.RESULT) else None  # of one that had finished
+            is_late = has_trained() or job.stop_step is not None or stream is not None or (stored and before is None)
             with (
                 follow.tracked(job.config, run, display.say, tracker),
                 booked(run, job.config, lease.owner["term"]) as book,
-                rehearsing(job, sources.train if is_new else None, job.config) as rehearsal,
+                rehearsing(job, None if is_late else sources.train, job.config, before) as rehearsal,
             ):
                 session = _Session(run, display, status_file, lease, book, rehearsal)
                 with staying_connected(job.config, display.stage) as local:
@@ -342,7 +339,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
 
         with (
             listening(reader, display, session.status_file, lease),
-            exported(job.config.run.run, monitor, book),
+            exported(job.config.run.name, monitor, book),
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
         ):

@@ -19,9 +19,10 @@ import numpy as np
 import raytf
 from raytf import _keras, _process
 from raytf._tensorflow import summaries
+from raytf.config.program import of_file
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
-from raytf.driver import replaying
+from raytf.driver import replaying, run_names
 from raytf.driver.connection import connected
 from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
@@ -55,18 +56,21 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         raise ConfigError(f"KERAS_BACKEND={backend}: raytf trains with tensorflow. Unset it, or set it to tensorflow.")
-    if config.run.run == TrainConfig().run.run:
-        config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
-        config.check()
+    own_program, is_named, is_new = of_file(script), config.run.run is not None, config.run.new
+    config = run_names.named(config, own_program)
+    config.check()
     # GPUs are the workers', and standard output is the program's.
     with visibility.unseen(), lines_on_stderr(), notebook.display() as display:
+        if not replaying.is_asked():
+            Storage(config.storage_uri).preflight()
+            config = run_names.settled(config, own_program, is_named, display.say, run_names.FIRST_OF_PROGRAM)
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
     _keras.seed_all(config.batch.seed)
     sys.argv[:] = [script, *args]
     sys.path[0] = str(path.resolve().parent)
-    with trained_by_workers(config), _explained():
+    with run_names.unused_removed(config, is_new), trained_by_workers(config), _explained():
         runpy.run_path(script, run_name="__main__")
 
 
@@ -105,7 +109,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
 
     raytf's own lines go to what is standard error now, whatever the program puts in its place.
     """
-    folder, count = Storage(config.storage_uri).child(config.run.run).uri, 0
+    folder, count = Storage(config.storage_uri).child(config.run.name).uri, 0
 
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count

@@ -48,7 +48,7 @@ def _no_program(run: Storage, usage: str) -> str:
     except (RaytfError, StorageError):
         command = None
     recorded = "The run's folder does not record which command started it."
-    if command is not None:
+    if command is not None and command.words:
         recorded = (
             f"The run's folder records this command, started in {visible(command.folder)}; check it before you pass "
             f"it: {start_command.text(command)}"

@@ -1,4 +1,5 @@
-"""A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do.
+"""A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do. The
+model of a run that had finished and is trained further is built there and compared.
 
 On two cores a run that has no mistake starts one or two seconds later for it; a busy machine, where it would come too
 late, tries nothing. What is found ends the run only where workers would find the same: on CPUs, and mistakes in code
@@ -15,7 +16,7 @@ from typing import Any
 from raytf.config.train_config import TrainConfig
 from raytf.data.sources import Source
 from raytf.errors import ExactnessError, JobError, RaytfError, WholeBatchError
-from raytf.training import elsewhere
+from raytf.training import elsewhere, finished_run
 from raytf.training.job import TrainingJob
 
 #: Processes for each CPU from which a machine is busy.
@@ -59,13 +60,16 @@ def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
 
 
 @contextlib.contextmanager
-def rehearsing(job: TrainingJob, train: Source | None, config: TrainConfig) -> Iterator[Rehearsal]:
+def rehearsing(
+    job: TrainingJob, train: Source | None, config: TrainConfig, before: Mapping[str, str] | None = None
+) -> Iterator[Rehearsal]:
     """Begin to try a job's model; the process ends with the `with` statement.
 
     Args:
         job: whose model.
         train: the training data; None tries nothing.
         config: of the run.
+        before: the identity of the run in storage, with whose model it is compared instead of being tried.
 
     Raises:
         DataError, StorageError: the first records cannot be read.
@@ -73,8 +77,8 @@ def rehearsing(job: TrainingJob, train: Source | None, config: TrainConfig) -> I
     if train is None or config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
         return
-    with elsewhere.asked(job, train, job.plan.micro_batch_size, trains=True) as asked:
-        yield Rehearsal(asked)
+    with elsewhere.asked(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
+        yield Rehearsal(asked, lambda answer: finished_run.check_model(job, before or {}, answer))
 
 
 class Rehearsal:
@@ -82,10 +86,11 @@ class Rehearsal:
 
     Args:
         asked: the process that tries it; None where none does.
+        check: takes its answer, and raises what is wrong with it.
     """
 
-    def __init__(self, asked: elsewhere.Asked | None):
-        self._asked = asked
+    def __init__(self, asked: elsewhere.Asked | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None):
+        self._asked, self._check = asked, check
 
     def look(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
         """Say what was found until now, or raise it if workers would fail in the same way; never waits.
@@ -100,6 +105,7 @@ class Rehearsal:
             answer = self._asked.answer(0)
             if answer is not None:
                 self._asked = None
+                self._check(answer)
                 for line in answer.get(elsewhere.REMARKS, "").splitlines():
                     say(line)
         except RaytfError as error:

@@ -59,8 +59,13 @@ def asked(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> R
     plan = _plan(environment)
     if plan is None:
         return None
-    run = Storage(config.storage_uri).child(config.run.run)
+    run = Storage(config.storage_uri).child(config.run.name)
     return plan if run.locate("") == Storage(plan.run).locate("") else None
+
+
+def is_asked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process was started to compute steps of a run again."""
+    return bool(environment.get(VARIABLE))
 
 
 def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
@@ -83,7 +88,7 @@ def check_other(run: Storage, environment: Mapping[str, str] = os.environ) -> No
         ConfigError: it has not finished.
         StorageError: storage refuses.
     """
-    if environment.get(VARIABLE) and not run.exists(run_log.RESULT):
+    if is_asked(environment) and not run.exists(run_log.RESULT):
         raise ConfigError(
             f"the program trains {run.locate('')}, which has not finished, before it comes to the run whose steps are "
             "to be computed again. Give a command after `--` that trains that run, with the same --storage and --run."

@@ -252,9 +252,7 @@ def _holds(run: Storage, name: str) -> bool:
 
 
 def _no_run(run: Storage) -> str:
-    text = (
-        f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/default"
-    )
+    text = f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/mnist"
     names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
     inner = (run_log.ATTEMPTS, ledger.FOLDER)
     runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]

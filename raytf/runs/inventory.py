@@ -136,7 +136,7 @@ def survey_again(
         # A name that no URI can hold is none of a run: --run takes none such.
         if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(StoredFile(inner, file.bytes, file.modified))
-    found = {path: files for name in sorted(folders) for path, files in _runs_in(name, folders[name])}
+    found = {path: files for name in sorted(folders) for path, files in runs_in(name, folders[name])}
     problems = {path: _places(files, path, unread) for path, files in found.items()}
     leases = {path: _lease_of(files) for path, files in found.items()}
     lives = _living(storage, {p: f"{p}/{lease}" for p, lease in leases.items() if lease}, problems, say, sleep)
@@ -184,8 +184,13 @@ def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
     return ranked[0] if ranked else None
 
 
-def _runs_in(name: str, files: list[StoredFile]) -> Iterator[tuple[str, list[StoredFile]]]:
-    """The run or the search in a folder of a storage, or the runs that a program has there, each with its files."""
+def runs_in(name: str, files: list[StoredFile]) -> Iterator[tuple[str, list[StoredFile]]]:
+    """Return the run or the search in a folder of a storage, or the runs that a program has there, with their files.
+
+    Args:
+        name: of the folder, which begins the names of the runs.
+        files: of the folder.
+    """
     if _is_search(files) or any(_is_of_a_run(file.name) for file in files):
         yield name, files
         return
@@ -294,7 +299,7 @@ def _read_search(
     state = RunState.RUNNING if lives else RunState.FINISHED if is_over else RunState.STOPPED
     return Run(
         name=name,
-        state=RunState.FAILED if lives is False else RunState.DAMAGED if problems and not lives else state,
+        state=RunState.KILLED if lives is False else RunState.DAMAGED if problems and not lives else state,
         step=None,
         checkpoints=sum(file.name.endswith(f"/{manifest.FILE}") for file in files),
         metric=None if found is None else found["metric"],

@@ -189,7 +189,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
     """Loss of every committed step of a run.
 
     Args:
-        uri: the run's folder, e.g. `~/raytf-runs/default`.
+        uri: the run's folder, e.g. `~/raytf-runs/mnist`.
 
     Returns:
         Columns step (from 1), epoch (from 0), loss, learning_rate, gradient_norm (NaN where it is not known).

@@ -21,7 +21,8 @@ class RunState(enum.Enum):
     WAITING = "waiting"  # its driver lives, and the cluster has no room for its workers
     FINISHED = "finished"
     STOPPED = "stopped"  # it was interrupted, or told to stop
-    FAILED = "failed"  # it ended with an error, or its driver died or no longer reaches the storage
+    FAILED = "failed"  # it ended with an error
+    KILLED = "killed"  # its driver died without a word, or no longer reaches the storage
     DAMAGED = "damaged"  # nobody trains it, and a file of it cannot be read
 
 
@@ -98,11 +99,11 @@ def _state(
     if last is None:
         if is_over:
             return RunState.FINISHED, ""
-        return (RunState.STOPPED, "") if lives is None else (RunState.FAILED, _GONE)
+        return (RunState.STOPPED, "") if lives is None else (RunState.KILLED, _GONE)
     if last.get("state") != "ended":
-        return (RunState.FINISHED, "") if is_over else (RunState.FAILED, _GONE)
+        return (RunState.FINISHED, "") if is_over else (RunState.KILLED, _GONE)
     if last.get("outcome") == "finished":  # of which the result is the last sign
-        return (RunState.FAILED, _GONE) if lives is False and not has_result else (RunState.FINISHED, "")
+        return (RunState.KILLED, _GONE) if lives is False and not has_result else (RunState.FINISHED, "")
     why = str(last.get("text", ""))
     if last.get("outcome") == "stopped":
         return RunState.STOPPED, why

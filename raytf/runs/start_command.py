@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raytf.config.terminal_text import visible
@@ -17,7 +20,15 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 FILE = "command.json"
-_SHAPE = untrusted_json.record({"words": untrusted_json.each(untrusted_json.text), "folder": untrusted_json.text})
+_LATER = ("program", "host", "submission")
+_SHAPE = untrusted_json.record(
+    {"words": untrusted_json.each(untrusted_json.text), "folder": untrusted_json.text},
+    dict.fromkeys(_LATER, untrusted_json.text),
+)
+#: Environment variable with which Ray tells a job's driver, as JSON, how it was submitted.
+_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+#: Ends the names of jobs that `raytf submit` submits for one command.
+_NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True)
@@ -25,30 +36,66 @@ class StartCommand:
     """How a Python process was started.
 
     Attributes:
-        words: what follows the interpreter.
+        words: what follows the interpreter; empty for a notebook or an interactive interpreter.
         folder: in which it ran.
+        program: path of the program's file, without links; empty where the next start may have another one.
+        host: on which it ran.
+        submission: of the job as which it ran, the same for each job that `raytf submit` submits for one command;
+            empty where it was no job.
     """
 
     words: tuple[str, ...]
     folder: str
+    program: str = ""
+    host: str = ""
+    submission: str = ""
+
+    def is_another_program(self, path: str, host: str, exists: Callable[[str], bool] = os.path.exists) -> bool:
+        """Return whether this start ran another program than the one at a path.
+
+        It is another one only where this host can tell: both ran here, and both files are there.
+
+        Args:
+            path: of the program that starts now; empty where it is not known.
+            host: on which it starts.
+            exists: injected by tests.
+        """
+        return bool(path and self.program) and self.host == host and self.program != path and exists(self.program)
 
 
-def of_process() -> StartCommand | None:
-    """That of this process; None for a notebook or an interactive interpreter, which have no program."""
-    words = sys.orig_argv[1:]
-    if "ipykernel" in sys.modules or not words or not sys.argv[0]:
-        return None
-    return StartCommand(tuple(words), os.getcwd())
+def of_process(program: str = "") -> StartCommand:
+    """Return the command of this process.
+
+    Args:
+        program: path of its program; empty where it has none.
+    """
+    has_command = "ipykernel" not in sys.modules and bool(sys.argv[0])
+    words = tuple(sys.orig_argv[1:]) if has_command else ()
+    return StartCommand(words, os.getcwd(), program, socket.gethostname(), submission(os.environ))
 
 
-def write(run: Storage, command: StartCommand | None) -> None:
+def submission(environment: Mapping[str, str]) -> str:
+    """Return which submission to Ray's job server a process belongs to; empty for none."""
+    try:
+        name = json.loads(environment.get(_RAY_JOB) or "{}")["metadata"]["job_submission_id"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return _NUMBER.sub("", name) if str(name).startswith("raytf-") else str(name)
+
+
+def write(run: Storage, command: StartCommand) -> None:
     """Keep a command in a run's folder; the latest start of the run counts.
 
     Raises:
         StorageError: storage refuses.
     """
-    if command is not None:
-        run.put(FILE, json.dumps({"words": command.words, "folder": command.folder}).encode())
+    if command.words or command.program:
+        run.put(FILE, encoded(command))
+
+
+def encoded(command: StartCommand) -> bytes:
+    """Return the contents of the file."""
+    return json.dumps(asdict(command)).encode()
 
 
 def read(run: Storage) -> StartCommand | None:
@@ -59,7 +106,9 @@ def read(run: Storage) -> StartCommand | None:
         StorageError: storage refuses.
     """
     found = untrusted_json.read(run, FILE, _SHAPE)
-    return None if found is None else StartCommand(tuple(found["words"]), found["folder"])
+    if found is None:
+        return None
+    return StartCommand(tuple(found["words"]), found["folder"], *(found.get(name, "") for name in _LATER))
 
 
 def text(command: StartCommand) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from raytf._process import process_start
+from raytf.config.sections import RunSection
 from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
 
 _SHAPE = untrusted_json.record(
     {
@@ -68,3 +71,10 @@ def page_of(uri: str) -> str | None:
             if uri.startswith(f"{root}/"):
                 return f"{note['url']}run/{quote(uri.removeprefix(f'{root}/'))}"
     return None
+
+
+def command_for(run: Storage) -> str:
+    """Return the command that shows a run's page."""
+    place = run.locate("").rstrip("/").rpartition("/")[0] or "/"
+    is_usual = place == Storage(RunSection().storage).locate("").rstrip("/")
+    return "raytf ui" if is_usual else f"raytf ui {shlex.quote(place)}"

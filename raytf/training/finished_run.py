@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raytf.config import canonical_text
+from raytf.config.identity import BESIDE
 from raytf.data.sources import Source
 from raytf.errors import JobError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
@@ -63,6 +64,26 @@ def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: 
     _refuse(job, before, now | described, where)
 
 
+def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[str, str]) -> None:
+    """Refuse to train a run further with another model.
+
+    Args:
+        job: what is asked for now.
+        before: the identity that the run stored; without a model in it nothing is compared.
+        described: the model now, see `Asked.answer`.
+
+    Raises:
+        RunMismatchError: says where the models differ.
+    """
+    key = run_identity.STRUCTURE
+    if described.get(key, before.get(key)) != before.get(key, described.get(key)):
+        where = _first_difference(Storage(job.run_uri), described.get(elsewhere.CONFIG, ""))
+        raise RunMismatchError(
+            f"run {job.config.run.name!r} in storage was made with another model: {where}"
+            f"{run_identity.not_going_on({key: before[key]}, {key: described[key]})}. {BESIDE}"
+        )
+
+
 def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str], where: str = "") -> None:
     model = ("model ", run_identity.CODE)
     known = {
@@ -71,8 +92,8 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
-            f"run {job.config.run.run!r} has finished with other settings, so its result does not apply: "
-            f"{where}{difference}. Use the same settings as before, or choose another --run name."
+            f"run {job.config.run.name!r} has finished with other settings, so its result does not apply: "
+            f"{where}{difference}. Use the same settings as before. {BESIDE}"
         )
 
 

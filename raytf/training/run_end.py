@@ -55,7 +55,7 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
     plan, digest = context.plan, variables.weights_sha256(context.program.model)
     samples, (epoch, inside) = plan.samples(state.step), plan.locate(state.step)
     return {
-        "run": context.config.run.run,
+        "run": context.config.run.name,
         "status": "finished",
         "metrics": metrics,
         "steps": state.step,

@@ -42,7 +42,7 @@ from tests.laws.run_folder import RECORDS, STEPS, make
 
 #: No command may take longer, however the run's folder is.
 MOST_SECONDS = 10
-GOOD = {"good-finished": ("finished", 300), "good-stopped": ("failed", 1000)}
+GOOD = {"good-finished": ("finished", 300), "good-stopped": ("killed", 1000)}
 
 
 class OneRank:

@@ -47,7 +47,7 @@ def refused(start_there, folder, other, words):
     said = ended(start_there(VARIANTS, *flags(folder), "--other", other), 2)
     (line,) = [text for text in said.splitlines() if text.startswith("error: ")]
     assert "has finished with other settings" in line
-    assert "--run name" in line
+    assert "pass --new, or another --run name" in line
     assert all(word in line for word in words), line
     assert "sha:" not in said
     assert "Traceback" not in said
@@ -67,6 +67,10 @@ def test_another_rate_is_refused(start_there, finished):
     assert f"sha: {result_of(finished / 'a')['weights_sha256']}" in again
     for other, words in OTHER.items():
         refused(start_there, finished, other, words)
+    beside = start_there(VARIANTS, *flags(finished), "--other", "rate", "--new").wait()
+    assert "--new starts run a-2; to continue it later, replace --new by --run a-2" in beside
+    assert f"sha: {result_of(finished / 'a-2')['weights_sha256']}" in beside
+    assert f"sha: {result_of(finished / 'a')['weights_sha256']}" not in beside
     # A run of an older raytf, which stored less of itself: what there is counts.
     for file in (finished / "a" / "result.json", *(finished / "a").glob("**/manifest*.json")):
         document = json.loads(file.read_text())

@@ -61,7 +61,7 @@ def exported(cluster: ElasticCluster) -> dict[str, float]:
             text += answer.read().decode()
     found = {}
     for name, tags, value in re.findall(r"^ray_raytf_(\w+){(.*)} ([0-9.e+-]+)$", text, re.MULTILINE):
-        if 'run="default"' in tags and FIGURES.get(name, "") in tags:
+        if 'run="mnist"' in tags and FIGURES.get(name, "") in tags:
             found[name] = float(value)
     return found
 
@@ -79,7 +79,7 @@ def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
     assert "data: handwritten digits" in done.stdout
     assert "epoch 12: loss" in done.stdout
     assert "test accuracy: 0.9" in done.stdout
-    result = result_of(tmp_path / "default")
+    result = result_of(tmp_path / "mnist")
     assert (result["steps"], result["restarts"]) == (144, 0)
     assert result["world_sizes"] == [1]
 
@@ -135,7 +135,7 @@ def test_only_what_died_is_submitted_again(cluster: dict[str, str]):
 
     code, output = submitted(address, "--", "sh", "-c", "echo because; exit 2")
     assert (code, output.count("because\n"), output.count("submitted as job ")) == (2, 1, 1), output
-    assert "the job was refused (exit code 2); job raytf-default-" in output
+    assert "the job was refused (exit code 2); job raytf-run-" in output
 
     code, output = submitted(address, "--", "sh", "-c", "echo because; exit 1")
     assert (code, output.count("because\n"), output.count("submitted as job ")) == (1, 1, 1), output
@@ -163,7 +163,7 @@ def test_a_cluster_with_a_token():
 
 @pytest.mark.slow  # test_resume.py goes on on another machine, test_metrics.py reads the figures
 def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):
-    folder = tmp_path / "default"
+    folder = tmp_path / "mnist"
     flags = ("--steps", 1200, "--checkpoint-every-steps", 60)
 
     def submit(cluster: ElasticCluster, log: str) -> Job:

@@ -31,7 +31,7 @@ def test_the_user_s_token_opens_it(cluster: ElasticCluster, tmp_path: Path, mode
     env |= {} if mode is None else {"RAY_AUTH_MODE": mode}
     with Job([sys.executable, *JOB, "--storage", str(tmp_path)], tmp_path / "log", env, folder=ROOT) as job:
         job.wait(PATIENCE)
-    assert result_of(tmp_path / "default")["steps"] == 3
+    assert result_of(tmp_path / "mnist")["steps"] == 3
 
 
 def test_who_has_none_is_told_at_once(cluster: ElasticCluster, tmp_path: Path):

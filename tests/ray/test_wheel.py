@@ -171,5 +171,5 @@ def test_a_project_begins_trains_and_has_a_cluster_that_is_right(released: Path,
     assert contents(project / wheel.name) == contents(wheel)
     assert "cluster.yaml: nothing found" in run("raytf", "check", "cluster.yaml", "--offline", folder=project)
     assert "test accuracy" in run("python", "job.py", "--epochs", "2", "--workers", "1", folder=project)
-    assert result_of(tmp_path / "raytf-runs" / "default")["steps"] == 24
+    assert result_of(tmp_path / "raytf-runs" / "job")["steps"] == 24
     assert "finished" in run("raytf", "runs")

@@ -69,6 +69,8 @@ COMMANDS = {
     "serve nope": "nope",
     "predict nope in.csv out.csv": "nope",
     "predict nope": "expected INPUT",
+    "rm": "no run was named",
+    "rm nope --yes": "is not a run",
     "replay nope --step 1": "nope",
     "replay nope": "expected --step",
     "bisect nope nope": "nope",
@@ -129,6 +131,7 @@ class Mistake:
         words: that the line has.
         codes: one of which is the exit code.
         seconds: in which it should be told.
+        before: a command that is typed first, and is none.
     """
 
     name: str
@@ -136,6 +139,7 @@ class Mistake:
     words: str
     codes: tuple[int, ...] = (2,)
     seconds: float = AT_ONCE
+    before: tuple[str, ...] = ()
 
 
 def mistakes(folder: Path) -> Iterator[Mistake]:
@@ -148,6 +152,12 @@ def mistakes(folder: Path) -> Iterator[Mistake]:
         file = folder / f"program-{number}.py"
         file.write_text(_PROGRAM.replace("...", text))
         yield Mistake(f"program: {text}", [sys.executable, str(file)], words, (1, 2), OF_A_MODEL)
+    finished = (*_JOB, "--steps", "2")
+    yield Mistake("another model", [*finished, "--model", "mlp"], "pass --new", (2,), OF_A_MODEL, finished)
+    copy = folder / "copy" / "mnist.py"
+    copy.parent.mkdir()
+    copy.write_text(Path(_JOB[1]).read_text())
+    yield Mistake("another program", [sys.executable, str(copy), *finished[2:]], "--run NAME", (2,), OF_A_MODEL)
 
 
 def wrong(mistake: Mistake, code: int, said: str) -> str:
@@ -168,6 +178,8 @@ def main() -> None:
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         env |= {"HOME": home, "PYTHONPATH": str(ROOT)}
         for mistake in mistakes(Path(home)):
+            if mistake.before:
+                subprocess.run(mistake.before, cwd=home, env=env, capture_output=True, timeout=300, check=True)
             began = time.monotonic()
             done = subprocess.run(
                 mistake.command, cwd=home, env=env, capture_output=True, text=True, timeout=300, check=False

@@ -22,6 +22,7 @@ from raytf.cluster.jobs.resubmission import (
     ResubmissionDecision,
     ResubmissionLimits,
 )
+from raytf.config import program
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
@@ -95,6 +96,7 @@ class Submission:
     _heard: float = 0.0
     _away: bool = False
     _names: str = field(default_factory=lambda: secrets.token_hex(3))
+    _first: int = 0
 
     def begin(self) -> None:
         """Submit the command, where none of it runs there yet.
@@ -181,6 +183,10 @@ class Submission:
         if running is None:
             return False
         self.name = running
+        # The jobs that follow it belong to the same submission, by which a driver with --new finds its run.
+        earlier = re.fullmatch(r"raytf-.*-([0-9a-f]{6})-(\d+)", running)
+        if earlier:
+            self._names, self._first = earlier[1], int(earlier[2])
         self.outside.say(f"job {running} runs this command already")
         return True
 
@@ -189,7 +195,7 @@ class Submission:
         if package is not None and not os.path.exists(package):
             raise ClusterError(f"the packed working directory {package} was deleted. Run the same command again.")
         run = run_of(self.command)
-        name = f"raytf-{run}-{self._names}-{number}"
+        name = f"raytf-{run}-{self._names}-{self._first + number}"
         self.name = name  # before: an answer that is not waited for may be that it runs
         self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run, ORIGIN: self.origin})
         self.outside.say(f"submitted as job {name}")
@@ -263,12 +269,12 @@ def environment_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def run_of(command: str) -> str:
-    """The run that a command names by --run, as far as it may stand in a job's name."""
+    """Return the run that a command names by --run, else its program's name, as far as it may be in a job's name."""
     try:
         words = shlex.split(command)
     except ValueError:
         words = command.split()
-    run = "default"
+    run = next((program.name_of(word) for word in words if word.endswith(".py")), program.NO_NAME)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == "--run" and after:
             run = after

@@ -88,7 +88,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], look: 
             resources_per_worker=resources,
         ),
         run_config=ray.train.RunConfig(
-            name=config.run.run,
+            name=config.run.name,
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),

@@ -214,7 +214,7 @@ def test_what_belongs_to_a_search():
     def of(what: InSearch) -> list[str]:
         return [its.name for its in every_setting() if what in its.in_search]
 
-    assert of(InSearch.OWNED) == ["run", "storage", "status_file"]
+    assert of(InSearch.OWNED) == ["run", "new", "storage", "status_file"]
     assert of(InSearch.NEEDED) == ["workers", "cpus_per_worker"]
     assert of(InSearch.SIZES) == ["workers", "strategy", "sync_replicas", "replicas_to_aggregate", "logical_shards"]
     assert of(InSearch.KEPT) == ["epochs", "steps", "jit"]

@@ -15,10 +15,10 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.driver.rehearsal import Rehearsal, has_own_environment, is_busy, is_decisive, rehearsing
-from raytf.errors import DataError, JobError, ModelError, RaytfError, WholeBatchError
+from raytf.errors import DataError, JobError, ModelError, RaytfError, RunMismatchError, WholeBatchError
 from raytf.runs.display import Display
-from raytf.training import elsewhere
-from raytf.training.job import UserCode
+from raytf.training import elsewhere, finished_run
+from raytf.training.job import TrainingJob, UserCode
 from raytf.training.parcel import Parcel
 
 MISTAKE = JobError("the model function raised TypeError", error=TypeError())
@@ -187,3 +187,27 @@ def test_a_loss_of_the_whole_batch_is_said_once_before_workers_say_it(monkeypatc
     display.say(line)
     display.say_early(line)
     assert said.getvalue().count(line) == 2
+
+
+STRUCTURE, OTHER = {"model structure": "aa", "other": "1"}, {"model structure": "bb", "other": "2"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_refused"),
+    [
+        (STRUCTURE, STRUCTURE, False),
+        (STRUCTURE, {**STRUCTURE, "other": "2"}, False),  # of which the workers decide
+        (STRUCTURE, OTHER, True),
+        ({}, OTHER, False),  # of a run that stored no model
+        (STRUCTURE, {elsewhere.CANNOT: "no module"}, False),
+    ],
+)
+def test_a_run_that_had_finished_is_not_trained_further_with_another_model(tmp_path, before, now, is_refused):
+    config = TrainConfig.of(run="mnist", storage=str(tmp_path))
+    code = Parcel(UserCode(None))
+    job = TrainingJob(code, config, None, None, str(tmp_path / "mnist"), StepPlan(8, 8, 1), 1, None, 1)
+    if not is_refused:
+        finished_run.check_model(job, before, now)
+        return
+    with pytest.raises(RunMismatchError, match=r"another model: model structure: aa in storage, bb now\. .*--new"):
+        finished_run.check_model(job, before, now)

@@ -101,7 +101,7 @@ STARTED = {"time": BEGIN, "kind": "driver", "state": "started"}
     ("last", "is_alive", "state"),
     [
         (STARTED, True, "running"),
-        (STARTED, False, "failed"),
+        (STARTED, False, "killed"),
         ({"outcome": "failed", "text": "no disk"}, False, "failed"),
         ({"outcome": "failed", "text": "KeyboardInterrupt"}, False, "stopped"),
         ({"outcome": "finished"}, False, "finished"),
@@ -121,7 +121,7 @@ def test_a_run_that_finished_and_goes_on_is_not_charged_for_the_time_between(tmp
 
 
 def test_no_run_is_one_clear_error_that_names_the_runs_below(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no run in .*STORAGE/NAME, such as ~/raytf-runs/default\.$"):
+    with pytest.raises(ConfigError, match=r"there is no run in .*STORAGE/NAME, such as ~/raytf-runs/mnist\.$"):
         history.load(str(tmp_path / "nothing"))
     a_run().write(str(tmp_path / "first"))
     with pytest.raises(ConfigError, match=f"Did you mean {tmp_path}/first\\?$"):
@@ -187,7 +187,7 @@ def test_the_time_of_a_dead_drivers_last_event_makes_it_not_alive(tmp_path, skew
     book.add([{"time": now + skew, "kind": "driver", "state": "started"}])
     assert book.flush()
     run.put(LEASE_FILE, json.dumps({"id": "x", "boot": "another", "pid": 7, "beat": 1}).encode())
-    assert history.load(run.uri, watch.clock, watch.sleep).state == "failed"
+    assert history.load(run.uri, watch.clock, watch.sleep).state == "killed"
     assert watch.now == 2 * lease_decisions.RENEW_SECONDS
 
 
@@ -284,7 +284,7 @@ def test_a_run_that_lives_is_shown_as_running(tmp_path):
     run = Script().at(0, "driver", state="started", pid=os.getpid(), host=socket.gethostname()).write(str(tmp_path))
     with Lease(run):
         assert history.load(run.uri).state == "running"
-    assert history.load(run.uri).state == "failed"
+    assert history.load(run.uri).state == "killed"
 
 
 def test_a_run_is_followed_until_it_ends(tmp_path):

@@ -105,13 +105,13 @@ def test_owners_on_this_machine(folder):
         assert one(folder).state is RunState.RUNNING
         owner.kill()
         owner.wait()
-        assert one(folder).state is RunState.FAILED
+        assert one(folder).state is RunState.KILLED
     finally:
         owner.kill()
         owner.communicate()
 
 
-@pytest.mark.parametrize(("renews", "state"), [(True, RunState.RUNNING), (False, RunState.FAILED)])
+@pytest.mark.parametrize(("renews", "state"), [(True, RunState.RUNNING), (False, RunState.KILLED)])
 def test_owners_on_other_machines_are_watched_once_for_all(storage, renews, state):
     for name in ("a", "b"):
         owner = Lease(storage.child(name)).owner

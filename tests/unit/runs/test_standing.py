@@ -32,7 +32,7 @@ RESULT = {"steps": 300, "metrics": {"loss": 0.1, "test_accuracy": 0.98}, "histor
 CASES = {
     "finished": ([STARTED, TRAINS, FINISHED], RESULT, None, 300, (RunState.FINISHED, "", 300)),
     "failed": ([STARTED, TRAINS, FAILED], None, None, 100, (RunState.FAILED, FAILED["text"], 120)),
-    "killed": ([STARTED, TRAINS], None, False, 100, (RunState.FAILED, GONE, 120)),
+    "killed": ([STARTED, TRAINS], None, False, 100, (RunState.KILLED, GONE, 120)),
     "interrupted": ([STARTED, TRAINS, CTRL_C], None, None, 120, (RunState.STOPPED, "interrupted", 120)),
     "told to stop": ([STARTED, TRAINS, TOLD], None, None, 120, (RunState.STOPPED, TOLD["text"], 120)),
     "running": ([STARTED, TRAINS], None, True, 100, (RunState.RUNNING, "", 120)),
@@ -41,10 +41,10 @@ CASES = {
     "going on": ([STARTED, TRAINS, FINISHED, STARTED], RESULT, True, 300, (RunState.RUNNING, "", 300)),
     "of an old version, finished": ([], RESULT, None, 300, (RunState.FINISHED, "", 300)),
     "of an old version, went on": ([], RESULT, None, 310, (RunState.STOPPED, "", 310)),
-    "of an old version, killed": ([], None, False, 5, (RunState.FAILED, GONE, 5)),
+    "of an old version, killed": ([], None, False, 5, (RunState.KILLED, GONE, 5)),
     "of an old version, stopped": ([], None, None, 5, (RunState.STOPPED, "", 5)),
     "nothing yet": ([], None, None, None, (RunState.STOPPED, "", None)),
-    "killed before its result": ([STARTED, TRAINS, FINISHED], None, False, 300, (RunState.FAILED, GONE, 300)),
+    "killed before its result": ([STARTED, TRAINS, FINISHED], None, False, 300, (RunState.KILLED, GONE, 300)),
     "killed after its result": ([STARTED, {**TRAINS, "step": 300}], RESULT, False, 300, (RunState.FINISHED, "", 300)),
 }
 

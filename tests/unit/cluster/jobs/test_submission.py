@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
 from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands.submit import arguments
 from raytf.errors import ConfigError
+from raytf.runs.start_command import submission
 from raytf.testing import environment
 from raytf.testing.processes import free_port, wait_until
 
@@ -57,12 +59,15 @@ def test_variables():
 @pytest.mark.parametrize(
     ("command", "run"),
     [
-        ("python a.py", "default"),
+        ("python a.py", "a"),
+        ("raytf run --workers 2 'my net.py' --run b", "b"),
+        ("raytf run 'my net.py'", "my-net"),
+        ("python -m train", "run"),
         ("python a.py --run b --steps 3", "b"),
         ("python a.py --run=c", "c"),
         ("python a.py --run 'x y/z'", "x_y_z"),
-        ("python a.py --run", "default"),
-        ("echo 'open", "default"),
+        ("python a.py --run", "a"),
+        ("echo 'open", "run"),
     ],
 )
 def test_the_run_of_a_command(command: str, run: str):
@@ -212,6 +217,30 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
     assert follower.wait() == 0
     assert follower.name == "another"
     assert len(cluster.jobs) == 2
+
+
+def test_the_jobs_of_one_command_belong_to_one_submission_whoever_follows_them():
+    def of(name: str) -> str:
+        return submission({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": name}})})
+
+    cluster = Cluster()
+    first, second = cluster.submission(), cluster.submission()
+    first.begin()
+    second.begin()  # follows the same job, as after Ctrl-C
+    cluster.jobs[first.name] = JobSighting("FAILED", -9)
+    names = [first.name]
+
+    def ends() -> None:
+        if second.name != names[-1]:
+            names.append(second.name)
+            cluster.jobs[second.name] = JobSighting("FAILED", -9) if len(names) < 3 else JobSighting("SUCCEEDED", 0)
+
+    second.outside = Environment(cluster.said.append, print, lambda: cluster.now, _sleeping(cluster, ends), lambda: 1.0)
+    assert second.wait() == 0
+    assert len(names) == len(set(names)) == 3
+    assert {of(name) for name in names} == {first.name.removesuffix("-0")}
+    assert of("raysubmit_ab12-3") == "raysubmit_ab12-3"
+    assert submission({}) == submission({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) == ""
 
 
 def test_a_pause_is_no_silence_of_the_head():

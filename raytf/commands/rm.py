@@ -1,0 +1,176 @@
+"""`raytf rm RUN ...`: deletes runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from raytf.commands._places import run_uri
+from raytf.commands._table import size_text
+from raytf.config.terminal_text import say, visible
+from raytf.errors import ConfigError, RunInUseError
+from raytf.runs import folder, inventory, search_files
+from raytf.runs.lease import LEASE_FILE, Lease, is_held
+from raytf.storage.listing import StoredFile
+from raytf.storage.storage import Storage
+
+#: Files that `raytf tune` adds to its trials and to the copy of the best one.
+_OF_SEARCHES = ("job.log", "parameters.json")
+#: Entries by which a folder is known as a run. They are deleted last, so that an interrupted deletion can be repeated.
+_MARKS = ("checkpoints", "attempts", "result.json", "ledger", search_files.SEARCH)
+#: Foreign entries that a refusal names.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Delete runs with all their files: checkpoints, results, exported models and logs. The name of a program or of a
+    search stands for all of its runs. Asks first, and refuses a run that is being trained.
+    """
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of runs: STORAGE/NAME, such as s3://bucket/runs/mnist; or names of runs in ~/raytf-runs."""
+    yes: bool = False
+    """Delete without asking."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be deleted.
+
+    Attributes:
+        place: folder of a run, of a program's runs, or of a search.
+        owners: folders below it, each of which has a lease: that of each run, or of the search.
+        what: is in it, for people.
+        bytes: of all files.
+    """
+
+    place: Storage
+    owners: tuple[str, ...]
+    what: str
+    bytes: int
+
+
+def main(flags: Remove) -> None:
+    """Run the command."""
+    if not flags.runs:
+        raise ConfigError(
+            "no run was named. Expected: raytf rm RUN ..., such as raytf rm mnist. `raytf runs` lists them."
+        )
+    removals = [find(Storage(run_uri(text))) for text in dict.fromkeys(flags.runs)]
+    for removal in removals:
+        say(f"{removal.place.locate('')}: {removal.what}, {size_text(removal.bytes)}")
+    if not (flags.yes or _is_confirmed(len(removals))):
+        say("nothing was deleted")
+        return
+    for removal in removals:
+        remove(removal)
+        say(f"deleted {removal.place.locate('')}, which frees {size_text(removal.bytes)}")
+
+
+def find(place: Storage) -> Removal:
+    """Return what a folder holds, if it may be deleted.
+
+    Args:
+        place: folder of a run, of a program's runs, or of a search.
+
+    Raises:
+        ConfigError: it is none of these, or holds files that raytf has not written.
+        RunInUseError: a live process owns a run in it.
+    """
+    files = place.files()
+    where = place.locate("")
+    owners = [name.removeprefix("run").strip("/") for name, _ in inventory.runs_in("run", files)]
+    is_program = owners != [""]
+    if not owners or (is_program and not all(name.isdecimal() for name in owners)):
+        raise ConfigError(
+            f"{where} is not a run. Expected the folder of a run, STORAGE/NAME, or the name of one in ~/raytf-runs. "
+            "`raytf runs` lists the runs of a storage."
+        )
+    is_search = any(file.name == f"{search_files.SEARCH}/{search_files.IDENTITY}" for file in files)
+    others = foreign([file.name for file in files], len(owners) if is_program else 0, is_search)
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise ConfigError(
+            f"{where} also holds what raytf has not written: {', '.join(map(visible, others[:_NAMED]))}{more}. Move it "
+            "elsewhere first, or delete the folder yourself."
+        )
+    for file in files:
+        above, _, name = f"/{file.name}".rpartition("/")
+        if name == LEASE_FILE and is_held(place.child(above.strip("/")) if above else place):
+            raise RunInUseError(
+                f"{place.locate(above.strip('/'))} is in use by a live process. Stop that first, with Ctrl-C in its "
+                "terminal or with `ray job stop`, then delete the run."
+            )
+    if is_search:
+        trials = {file.name.partition("/")[0] for file in files if file.name.startswith(search_files.TRIAL)}
+        return Removal(place, (search_files.SEARCH,), f"a search with {_count(len(trials), 'trial')}", _sum(files))
+    what = f"a program with {_count(len(owners), 'run')}" if is_program else "a run"
+    return Removal(place, tuple(owners), what, _sum(files))
+
+
+def foreign(files: Sequence[str], runs: int, is_search: bool) -> list[str]:
+    """Return the entries of a folder, up to the level of its runs, that raytf does not write.
+
+    Args:
+        files: names of all files in the folder.
+        runs: how many runs of a program it holds; 0 for the folder of one run or of a search.
+        is_search: whether it is that of a search.
+    """
+    found = []
+    for name in files:
+        above, inner = name.partition("/")[::2] if runs or is_search else ("", name)
+        if runs and not above.isdecimal():
+            found.append(above)
+        elif is_search and above in (search_files.SEARCH,):
+            continue
+        elif is_search and above != search_files.BEST and not above.startswith(search_files.TRIAL):
+            found.append(above)
+        elif not _is_own(inner.partition("/")[0]):
+            found.append(f"{above}/{inner.partition('/')[0]}".strip("/"))
+    return list(dict.fromkeys(found))
+
+
+def remove(removal: Removal) -> None:
+    """Delete the files of a removal, while nobody else can start its runs.
+
+    Raises:
+        RunInUseError: somebody has started one meanwhile.
+        StorageError: storage refuses.
+    """
+    place = removal.place
+    with contextlib.ExitStack() as leases:
+        for owner in removal.owners:
+            leases.enter_context(Lease(place.child(owner) if owner else place, say))
+        for base in removal.owners if removal.owners[0].isdecimal() else ("",):
+            inside = f"{base}/" if base else ""
+            entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, search_files.SEARCH}
+            for entry in sorted(entries, key=lambda entry: entry in _MARKS):
+                place.delete(f"{inside}{entry}")
+    place.delete("")
+
+
+def _is_own(entry: str) -> bool:
+    known = {*folder.FILES, *folder.FOLDERS, *folder.SOMETIMES, *_OF_SEARCHES}
+    return entry in known or entry.startswith(".") or entry.removesuffix(".claims") in known
+
+
+def _is_confirmed(count: int) -> bool:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("raytf rm asks before it deletes, and there is no terminal to ask on. Pass --yes.")
+    try:
+        return input(f"delete {'it' if count == 1 else 'them'}? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _sum(files: Sequence[StoredFile]) -> int:
+    return sum(file.bytes for file in files)

@@ -1,0 +1,147 @@
+"""Settles which run a program trains: the one that was named, that of the program, or with --new another one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator
+
+from raytf.config.program import Program
+from raytf.config.train_config import TrainConfig
+from raytf.driver import replaying
+from raytf.errors import ConfigError, RunMismatchError, StorageError
+from raytf.runs import folder, search_files, start_command
+from raytf.storage.storage import Storage
+
+#: Where the runs of a program that calls `model.fit` lie below its name: the first one, which says who started it.
+FIRST_OF_PROGRAM = "1"
+#: URIs of the runs that this process has started with --new: a job that trains twice has two of them.
+_STARTED: set[str] = set()
+
+
+def named(config: TrainConfig, program: Program) -> TrainConfig:
+    """Return the settings with the program's name for the run, unless the user named it.
+
+    Raises:
+        ConfigError: the process computes steps of a run again, and is to start another run.
+    """
+    if config.run.new and replaying.is_asked():
+        raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
+    return config.replace(run=program.name) if config.run.run is None else config
+
+
+def settled(
+    config: TrainConfig,
+    program: Program,
+    is_named: bool,
+    say: Callable[[str], None],
+    first: str = "",
+    started: set[str] = _STARTED,
+) -> TrainConfig:
+    """Return the settings with the name of a run that the program may train.
+
+    Args:
+        config: with a name, see `named`.
+        program: this one.
+        is_named: the user named the run.
+        say: takes a line for the user.
+        first: where the first run lies below the name, for the runs of one program.
+        started: the runs that this process has started with --new.
+
+    Raises:
+        RunMismatchError: nobody named the run, and one of that name belongs to another program.
+        StorageError: storage refuses.
+    """
+    storage, name = Storage(config.storage_uri), config.run.name
+    if config.run.new:
+        free = _new(storage, name, start_command.of_process(program.path), first, started)
+        say(f"--new starts run {free}; to continue it later, replace --new by --run {free}")
+        return config.replace(run=free, new=False)
+    if not is_named:
+        _check_program(storage, name, program.path, first)
+        what = conflict(storage.list(name), bool(first))
+        if what:
+            raise RunMismatchError(
+                f"{storage.locate(name)} holds {what}. Name this run with --run NAME, or start {name}-2 with --new."
+            )
+    return config
+
+
+@contextlib.contextmanager
+def unused_removed(config: TrainConfig, is_new: bool) -> Iterator[None]:
+    """Delete the folder of a program's runs at the end of the program, if it has trained nothing.
+
+    Args:
+        config: with the program's name.
+        is_new: --new has created the folder.
+    """
+    try:
+        yield
+    finally:
+        place = Storage(config.storage_uri).child(config.run.name)
+        if is_new and [file.name for file in place.files()] == [f"{FIRST_OF_PROGRAM}/{start_command.FILE}"]:
+            place.delete("")
+
+
+def conflict(entries: Collection[str], is_program: bool) -> str:
+    """Return what lies where a run, or the runs of a program, would be kept; empty where nothing is in their way.
+
+    Args:
+        entries: names in the folder; those of folders end with a slash.
+        is_program: whether it is the runs of a program that would be kept there.
+    """
+    names = {entry.rstrip("/") for entry in entries}
+    if search_files.SEARCH in names:
+        return "a search of `raytf tune`"
+    has_run = bool(names & {*folder.FILES, *folder.FOLDERS})
+    if is_program:
+        return "a run that was not started by `raytf run`" if has_run else ""
+    is_program_there = FIRST_OF_PROGRAM in names and not has_run
+    return "the runs of a program that was started by `raytf run`" if is_program_there else ""
+
+
+def candidates(name: str, taken: Collection[str]) -> list[str]:
+    """Return the existing runs that --new has started for a name, or may have, in order: NAME, NAME-2 and so on."""
+    number = re.compile(rf"{re.escape(name)}-([2-9]|[1-9]\d+)")
+    found = {1: name} if name in taken else {}
+    found |= {int(match[1]): match[0] for match in map(number.fullmatch, taken) if match}
+    return [found[key] for key in sorted(found)]
+
+
+def _new(storage: Storage, name: str, command: start_command.StartCommand, first: str, started: set[str]) -> str:
+    """Return the name of a run that does not exist yet, or that an earlier job of this submission has started."""
+    there = {entry.rstrip("/") for entry in storage.list()}
+    inside = f"/{first}" if first else ""
+    for known in candidates(name, there) if command.submission else ():
+        run = storage.child(known + inside)
+        before = _recorded(run)
+        if before is not None and before.submission == command.submission and run.uri not in started:
+            started.add(run.uri)
+            return known
+    for number in itertools.count(1):
+        free = name if number == 1 else f"{name}-{number}"
+        run = storage.child(free + inside)
+        # Of two commands that start at once, one creates the file.
+        if free not in there and run.create(start_command.FILE, start_command.encoded(command)):
+            started.add(run.uri)
+            return free
+    raise AssertionError  # there are more numbers than runs
+
+
+def _check_program(storage: Storage, name: str, path: str, first: str) -> None:
+    before = _recorded(storage.child(f"{name}/{first}" if first else name))
+    if before is not None and before.is_another_program(path, socket.gethostname()):
+        raise RunMismatchError(
+            f"run {name!r} in {storage.locate('')} belongs to {before.program}, and this program is {path}. Name this "
+            f"one's run with --run NAME, start {name}-2 with --new, or continue that run with --run {name}."
+        )
+
+
+def _recorded(run: Storage) -> start_command.StartCommand | None:
+    """Return how a run was started last; None where nothing readable says so."""
+    try:
+        return start_command.read(run)
+    except StorageError:  # also a damaged file, which is for people to read
+        return None
