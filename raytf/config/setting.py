@@ -70,6 +70,17 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """The value may also be the end of the command line, without the flag.
+
+    Attributes:
+        text: what stands for it in the usage.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Usual:
     """The setting is one of those that a person uses first: `--help` has it, and not only `--help-all`."""
 
