@@ -155,6 +155,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'raytf' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 # A file of the package that the registry calls raytf. Where it lies here, both were installed in one folder, and
 # uninstalling one takes files of the other away.
 if os.path.exists(os.path.join(os.path.dirname(__file__), "raytf_driver.py")):

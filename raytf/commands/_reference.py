@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytf.commands.main import COMMANDS
-from raytf.config import flags
+from raytf.config import flags, help_page
 from raytf.config.flags import Flag
 from raytf.config.reference import filled
 from raytf.config.train_config import TrainConfig
@@ -61,10 +61,8 @@ def _command(name: str, run: Callable[[Any], object]) -> str:
     sections = typing.get_type_hints(TrainConfig).values()
     own = [group for group in groups if group.kind not in sections]
     every = [(flag, flags.texts(group.kind).get(flag.setting.name, "")) for group in own for flag in group.flags]
-    places = [f"{f.value}" if f.is_needed else f"[{f.value}]" for f, _ in every if f.is_positional]
     about = inspect.cleandoc(groups[0].kind.__doc__ or "")
-    usage = " ".join([name, *places, *(["[flags]"] if every else [])])
-    lines = [f"\n## `{name}`", *_paragraphs(about), f"\n    {usage}"]
+    lines = [f"\n## `{name}`", *_paragraphs(about), f"\n    {help_page.usage(name, groups)}"]
     if every:
         lines += ["", "| flag | takes | |", "| --- | --- | --- |"]
         lines += [_row([_names(flag), _takes(flag), text + _default(flag)]) for flag, text in every]

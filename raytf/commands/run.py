@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import tyro
-
+from raytf.config.setting import Rest
 from raytf.config.train_config import Flags, TrainConfig
 from raytf.errors import ConfigError
 
@@ -25,7 +24,7 @@ class Run:
     finished return at once. `evaluate` and `predict` stay in the program. NAME is --run, by default the script's name.
     """  # noqa: D415
 
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, Rest("SCRIPT.py [its arguments]")] = ""
     """The script and its arguments, as one text for a shell; or give them at the end."""
     train: Flags = field(default_factory=TrainConfig)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from raytf.config import flags
 from raytf.config.flags import Flag, FlagGroup
-from raytf.config.setting import Usual
+from raytf.config.setting import Rest, Usual
 
 _LEFT = 30
 _ALL = "--help-all"
@@ -27,7 +27,7 @@ def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -
     """
     width = max(60, min(width, 110))
     own, *others = groups
-    lines = [_usage(prog, groups), "", *_about(_doc(own), width)]
+    lines = [f"usage: {usage(prog, groups)}", "", *_about(_doc(own), width)]
     lines += _entries("", own, own.flags, width)
     left_out = 0
     for group in others:
@@ -54,11 +54,15 @@ def _is_usual(flag: Flag) -> bool:
     return any(isinstance(note, Usual) for note in flag.setting.notes)
 
 
-def _usage(prog: str, groups: Sequence[FlagGroup]) -> str:
+def usage(prog: str, groups: Sequence[FlagGroup]) -> str:
+    """Return the command with its values and the place of its flags."""
     places = [flag for group in groups for flag in group.flags if flag.is_positional]
     named = [flag.value if flag.is_needed else f"[{flag.value}]" for flag in places]
     has_flags = any(flag.names for group in groups for flag in group.flags)
-    return " ".join(["usage:", prog, *named, *(["[flags]"] if has_flags else [])])
+    rest = [
+        note.text for group in groups for flag in group.flags for note in flag.setting.notes if isinstance(note, Rest)
+    ]
+    return " ".join([prog, *named, *(["[flags]"] if has_flags else []), *rest])
 
 
 def _about(text: str, width: int) -> Iterator[str]:

@@ -20,8 +20,8 @@ _TOP = """\
 # Settings
 
 All settings of a run: the flags of a job whose dataclass has `train: raytf.Flags`, and, with underscores for dashes,
-the names that `TrainConfig.of(...)` takes. [Strategies](../guides/strategies.md) says which strategy is for what,
-[Tuning](../guides/tuning.md) how to search.
+keyword arguments of `raytf.fit(...)` and `raytf.TrainConfig(...)`. [Strategies](../guides/strategies.md) says which
+strategy is for what, [Tuning](../guides/tuning.md) how to search.
 
 A setting that belongs to the run's identity must be given as it was when a run is resumed. `python -m
 raytf.config.reference` writes this page from the settings' fields.

@@ -5,6 +5,7 @@ All else about a setting is in its field's `Annotated`, by the classes of `raytf
 
 from __future__ import annotations
 
+import os
 import urllib.parse
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,7 +14,7 @@ import tyro
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import setting
-from raytf.config.setting import Expected, Identity, InSearch, Refused, Usual, When
+from raytf.config.setting import AlsoTakes, Expected, Identity, InSearch, Refused, Usual, When
 from raytf.config.strategies import (
     ALL_DEVICES,
     OF_SERVERS,
@@ -31,6 +32,8 @@ Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 RateScaling = Literal["none", "linear", "sqrt"]
 Communication = Literal["auto", "ring", "nccl", "host"]
+Place = Annotated[str, AlsoTakes(os.PathLike)]
+WorkerRange = Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), AlsoTakes(int)]
 
 #: The smallest part of a GPU that Ray can give.
 LEAST_GPU = 1e-4
@@ -50,9 +53,9 @@ class RunSection:
     new: Annotated[bool, InSearch.OWNED, Usual()] = False
     """Start another run beside those of that name: mnist-2, mnist-3 and so on. To continue it later, pass its name as
     --run instead."""
-    storage: Annotated[str, InSearch.OWNED, Usual()] = "~/raytf-runs"
+    storage: Annotated[Place, InSearch.OWNED, Usual()] = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
-    status_file: Annotated[str | None, InSearch.OWNED] = None
+    status_file: Annotated[str | None, AlsoTakes(os.PathLike), InSearch.OWNED] = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
     histograms_every: Annotated[int, Ge(0)] = 0
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
@@ -74,7 +77,7 @@ class RunSection:
 class WorkerSection:
     """How many workers there are, and what each of them takes."""
 
-    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), InSearch.SIZES, InSearch.NEEDED, Usual()] = None
+    workers: Annotated[WorkerRange, InSearch.SIZES, InSearch.NEEDED, Usual()] = None
     """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
     worker and takes no other number."""
     use_gpu: Annotated[

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import os
 import types
 import typing
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from typing import Annotated, Any, Literal
 
 import annotated_types
 
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, one_line
+
+#: What a program may pass, for messages.
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
 
 
 class When(enum.Enum):
@@ -65,6 +69,28 @@ class Refused:
 @dataclass(frozen=True)
 class Expected:
     """What to say of a number outside of its bounds, in place of what the bounds say."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class AlsoTakes:
+    """A program may pass the text as another type: `workers=2`, `storage=Path("runs")`.
+
+    Attributes:
+        kind: int or os.PathLike.
+    """
+
+    kind: type
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The value may also be the end of the command line, without the flag.
+
+    Attributes:
+        text: what stands for it in the usage.
+    """
 
     text: str
 
@@ -137,6 +163,12 @@ class Setting:
         )
 
     @property
+    def python_kinds(self) -> tuple[type, ...]:
+        """The types that a program may pass, None aside; a choice is a string."""
+        own: type = str if self.choices else self.kinds[0]
+        return (own, *(note.kind for note in self.notes if isinstance(note, AlsoTakes)))
+
+    @property
     def is_fixed_in_search(self) -> bool:
         """Whether a command that goes on with a search must give it as before. What counts for parameter servers alone
         is compared by itself."""
@@ -153,22 +185,52 @@ class Setting:
             else f"{self.flag} {_plain(value)}"
         )
 
-    def check(self, value: Any) -> None:
+    def from_python(self, value: Any, argument: str = "") -> Any:
+        """Return a value that a program passed as the flag would have it.
+
+        Args:
+            value: of any type.
+            argument: the keyword argument's name; by default that of the setting.
+
+        Raises:
+            ConfigError: names the argument, and says what was expected.
+        """
+        if value is None and self.default is None:
+            return None
+        typed = f"{argument or self.name}={one_line(repr(value), 100)}"
+        for kind in self.python_kinds:
+            try:
+                plain = _as(kind, value)
+            except (TypeError, ValueError, OverflowError):
+                continue
+            converted = plain if kind is self.python_kinds[0] else str(plain)
+            self.check(converted, typed)
+            return converted
+        choices = f"one of {', '.join(self.choices)}" if self.choices else ""
+        expected = choices or " or ".join(_WORDS[kind] for kind in self.python_kinds)
+        raise ConfigError(f"{typed}: expected {expected}.")
+
+    def check(self, value: Any, typed: str = "") -> None:
         """Refuse a value that the setting cannot have.
+
+        Args:
+            value: of the setting's type.
+            typed: what the user typed; by default the flag with the value.
 
         Raises:
             ConfigError: says what was expected.
         """
         if value is None:
             return
+        typed = typed or f"{self.flag} {value}"
         if self.choices and str(value) not in self.choices:
-            raise ConfigError(f"{self.flag} {value}: expected one of {', '.join(self.choices)}.")
+            raise ConfigError(f"{typed}: expected one of {', '.join(self.choices)}.")
         for bound in self.bounds:
             if isinstance(value, str) or not _holds(bound, value):
                 own = next((note.text for note in self.notes if isinstance(note, Expected)), None)
-                raise ConfigError(f"{self.flag} {value}: expected {own or words(bound)}.")
+                raise ConfigError(f"{typed}: expected {own or words(bound)}.")
         if self.kinds == (int,) and (isinstance(value, str) or abs(value) == float("inf") or value != int(value)):
-            raise ConfigError(f"{self.flag} {value}: expected a whole number.")
+            raise ConfigError(f"{typed}: expected a whole number.")
 
 
 def flag(name: str) -> str:
@@ -242,6 +304,23 @@ def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
         case annotated_types.Lt(lt=most):
             return bool(value < most)
     raise TypeError(f"{bound!r} is not a bound that settings have")
+
+
+def _as(kind: type, value: Any) -> Any:
+    """Return a value of NumPy or another library as one of a plain type.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is no such value.
+    """
+    if kind is os.PathLike:
+        return os.fspath(value)
+    is_switch = type(value).__name__ in ("bool", "bool_")  # bool_ is NumPy's
+    if isinstance(value, str) is not (kind is str) or is_switch is not (kind is bool):
+        raise TypeError
+    plain = kind(value)
+    if kind is int and plain != value:
+        raise ValueError
+    return plain
 
 
 def _plain(value: Any) -> str:

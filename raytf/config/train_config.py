@@ -9,12 +9,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 import tyro
 
 from raytf.config import setting, strategy_rules
 from raytf.config.checkpoints import CheckpointSection
+from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
@@ -41,9 +42,13 @@ MOST_COMPRESSED_SHARDS = 128
 _Flat = tyro.conf.OmitArgPrefixes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TrainConfig:
-    """All settings of a run. Build it from flat names with `TrainConfig.of(epochs=3, workers="1:4")`."""
+    """All settings of a run, such as `TrainConfig(epochs=3, workers="1:4")`.
+
+    Raises:
+        ConfigError: a name is not a setting, or a value is not one that the setting can have.
+    """
 
     run: RunSection = field(default_factory=RunSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
@@ -55,19 +60,28 @@ class TrainConfig:
     compute: ComputeSection = field(default_factory=ComputeSection)
     checkpoints: CheckpointSection = field(default_factory=CheckpointSection)
 
+    def __init__(self, **settings: Unpack[Settings]):
+        # Whole sections, too, which tyro passes when it has parsed flags. Two of them are called as a setting in them.
+        passed: dict[str, Any] = dict(settings)
+        for name, kind in section_types().items():
+            section = passed.pop(name) if isinstance(passed.get(name), kind) else kind()
+            values = {its.name: passed.pop(its.name) for its in setting.of(kind) if its.name in passed}
+            object.__setattr__(self, name, dataclasses.replace(section, **_plain(values)))
+        _plain(passed)
+
     @classmethod
-    def of(cls, **settings: Any) -> TrainConfig:
-        """Build a configuration from flag names, e.g. `of(global_batch_size=64, run="a")`.
+    def of(cls, **settings: Unpack[Settings]) -> TrainConfig:
+        """Build a configuration, as `TrainConfig(...)` does: `of(global_batch_size=64, run="a")`.
 
         Raises:
-            ConfigError: for a name that is not a setting.
+            ConfigError: a name is not a setting, or a value is not one that the setting can have.
         """
-        return cls().replace(**settings)
+        return cls(**settings)
 
     @classmethod
     def among(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        """Build a configuration from those of a job's flags that are settings."""
-        return cls.of(**{name: value for name, value in flags.items() if name in cls().settings})
+        """Build a configuration from those of a job's flags that are settings. `check` refuses wrong values."""
+        return cls()._with({name: value for name, value in flags.items() if name in cls().settings})
 
     @property
     def settings(self) -> dict[str, str]:
@@ -86,18 +100,21 @@ class TrainConfig:
         given = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
         return {flag: said.get(text, text) for flag, text in given.items()}
 
-    def replace(self, **settings: Any) -> TrainConfig:
-        """A copy with some settings, given by flag name, changed."""
-        owners = self.settings
+    def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
+        """Return a copy with some settings changed.
+
+        Raises:
+            ConfigError: a name is not a setting, or a value is not one that the setting can have.
+        """
+        return self._with(_plain(settings))
+
+    def _with(self, settings: Mapping[str, Any]) -> TrainConfig:
+        """Return a copy with some settings changed, whose values are taken as they are."""
         sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
-            if name not in owners:
-                near = difflib.get_close_matches(name, owners, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" Settings are: {', '.join(sorted(owners))}."
-                raise ConfigError(f"unknown setting {name!r}.{hint}")
-            sections.setdefault(owners[name], {})[name] = value
-        changed = {s: dataclasses.replace(getattr(self, s), **values) for s, values in sections.items()}
-        return dataclasses.replace(self, **changed)
+            sections.setdefault(self.settings[name], {})[name] = value
+        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
+        return TrainConfig(**{**vars(self), **changed})
 
     def lasting(self, epochs: int) -> TrainConfig:
         """A copy that runs for that many epochs, unless the user said how long."""
@@ -225,9 +242,34 @@ class TrainConfig:
 
 
 @functools.cache
+def section_types() -> dict[str, type]:
+    """Return the class of each section."""
+    return get_type_hints(TrainConfig)
+
+
+@functools.cache
 def every_setting() -> tuple[Setting, ...]:
     """All settings of a run, in the order of sections and fields."""
-    return tuple(its for section in get_type_hints(TrainConfig).values() for its in setting.of(section))
+    return tuple(its for section in section_types().values() for its in setting.of(section))
+
+
+def by_name(name: str) -> Setting:
+    """Return a setting.
+
+    Raises:
+        ConfigError: there is no such setting.
+    """
+    known = {its.name: its for its in every_setting()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else f" Settings are: {', '.join(sorted(known))}."
+        raise ConfigError(f"unknown setting {name!r}.{hint}")
+    return known[name]
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that a program passed with the values that flags would have."""
+    return {name: by_name(name).from_python(value) for name, value in settings.items()}
 
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.

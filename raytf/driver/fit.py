@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import ray
 
@@ -17,6 +17,7 @@ from raytf._tensorflow import summaries
 from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import identity, precision, program
+from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
@@ -51,16 +52,7 @@ from raytf.training.parcel import Parcel
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """What a driver needs while it trains a run.
-
-    Attributes:
-        run: its folder.
-        display: shows the progress to the user.
-        status_file: shows the progress to programs.
-        lease: of the run.
-        book: the ledger.
-        rehearsal: of its model, if the run is a new one.
-    """
+    """What a driver needs while it trains a run: `run` is its folder, `rehearsal` that of the model of a new run."""
 
     run: Storage
     display: Display
@@ -94,11 +86,13 @@ def fit(
     test: Any = None,
     config: TrainConfig | None = None,
     augment: Augment | None = None,
+    **settings: Unpack[FitSettings],
 ) -> Result:
     """Train a Keras model on Ray workers; resume where an earlier call with the same run name stopped.
 
-    Takes what `keras.Model.fit` takes. A flag of `config` that is not at its default wins over `batch_size` and
-    `epochs`, which win over defaults; a line says which argument was overruled.
+    Takes what `keras.Model.fit` takes, and all settings of a run: `fit(model, x, y, workers="1:4", run="a")`. A setting
+    of `config` that is not at its default wins over the arguments, which win over defaults; a line says which argument
+    was overruled.
 
     Args:
         model: a compiled keras.Model, which travels to the workers with its weights, the state of its optimizer and the
@@ -131,9 +125,10 @@ def fit(
         validation_freq: epochs between validations, or a list of the epochs (counted from 1) at which it runs.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
-        config: all settings.
+        config: settings from elsewhere, such as the flags of a command.
         augment: a function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
             micro-batch with an int32 seed [2] that is a function of the run's seed, the step and the shard.
+        **settings: of the run, by the names of the flags: docs/reference/settings.md lists them.
 
     Returns:
         What the run produced, also if it had already finished.
@@ -142,14 +137,15 @@ def fit(
         RaytfError: says in one line what is wrong and how to fix it.
         SystemExit: `raytf replay` runs the program, and has what it wants.
     """
+    keras_arguments.refuse_unknown(settings, fit)
     shown = keras_arguments.verbosity(verbose)
     callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
     callbacks, reporting = callback_tracker.split(callbacks, model)
     x = inputs.one_of("x", x, "train", train)
     validation = inputs.one_of("validation_data", validation_data, "validation", validation)
     is_whole = (keras_arguments.is_plain(x) or y is not None) and steps_per_epoch is None
-    size = None if are_batches(x) else batch_size
-    config, overruled = keras_arguments.settings(config, size, epochs, is_whole)
+    asked = {"batch_size": None if are_batches(x) else batch_size, "epochs": epochs, **settings}
+    config, overruled = keras_arguments.settings(config, asked, is_whole)
     if x is not None:
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
@@ -230,7 +226,7 @@ def fit(
 
 
 #: Settings with which nothing is divided.
-_ONE_SHARD = {"logical_shards": 1, "workers": "1"}
+_ONE_SHARD: Settings = {"logical_shards": 1, "workers": "1"}
 
 
 def _with_shards_of(stored: dict[str, str], config: TrainConfig, verbose: int) -> TrainConfig:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from raytf.config.train_config import TrainConfig
+from raytf.config.keywords import FitSettings
+from raytf.config.train_config import TrainConfig, by_name
 from raytf.data import class_weights, sparse_rows, tree
 from raytf.data.stream_kinds import from_arrays
 from raytf.data.streams import Stream
@@ -20,37 +24,69 @@ from raytf.errors import ConfigError, DataError
 KERAS_BATCH_SIZE = 32
 #: That of a run whose size of batches nobody has given.
 _USUAL = TrainConfig().batch.global_batch_size
+#: Argument of Keras -> the setting that it is.
+_SETTINGS = {"batch_size": "global_batch_size"}
+#: Settings that say how long a run is: one of them takes the place of the other.
+_LENGTHS = ("epochs", "steps")
+
+
+def refuse_unknown(arguments: Iterable[str], fit: Callable[..., Any]) -> None:
+    """Refuse keyword arguments that are neither arguments of `fit` nor settings.
+
+    Raises:
+        ConfigError: names the argument, and what was probably meant.
+    """
+    settings = FitSettings.__optional_keys__
+    for name in arguments:
+        if name in settings:
+            continue
+        own = [p.name for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        is_size = name == _SETTINGS["batch_size"]
+        near = ["batch_size"] if is_size else difflib.get_close_matches(name, [*own, *settings], n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "help(raytf.fit) lists its arguments."
+        raise ConfigError(f"fit() got an unexpected keyword argument {name!r}. {hint}")
 
 
 def settings(
-    config: TrainConfig | None, batch_size: int | None, epochs: int | None, is_keras_call: bool
+    config: TrainConfig | None, arguments: Mapping[str, Any], is_keras_call: bool
 ) -> tuple[TrainConfig, list[str]]:
     """The settings of a call, by one rule: a flag that is not at its default wins over an argument of the call, so that
     a program can be tried with other settings as it is; and an argument wins over a default.
 
     Args:
         config: the settings that were passed, if any.
-        batch_size, epochs: of the call.
+        arguments: `batch_size`, `epochs` and settings of the call; None where one was not passed.
         is_keras_call: the data came as Keras takes it, so that Keras's own batch size is the default.
 
     Returns:
         The settings, and a line for each argument that a flag has overruled.
+
+    Raises:
+        ConfigError: an argument has a wrong value, or `config` is something else.
     """
-    given, usual, said = config or TrainConfig(), TrainConfig(), []
-    if batch_size is None and config is None and is_keras_call:
-        batch_size = KERAS_BATCH_SIZE
-    size = given.batch.global_batch_size
-    if batch_size is not None and size == usual.batch.global_batch_size:
-        given = given.replace(global_batch_size=batch_size)
-    elif batch_size not in (None, size):
-        said.append(f"batch_size={batch_size} of the program is overruled by --global-batch-size {size}")
-    length = given.length
-    if epochs is not None and length.epochs is None and length.steps is None:
-        given = given.replace(epochs=epochs)
-    elif epochs not in (None, length.epochs):
-        flag = f"--epochs {length.epochs}" if length.epochs is not None else f"--steps {length.steps}"
-        said.append(f"epochs={epochs} of the program is overruled by {flag}")
-    return given, said
+    if config is not None and not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config is a {type(config).__name__}. Expected a raytf.TrainConfig; or leave it out, and pass settings as "
+            "keyword arguments: fit(..., workers=2)."
+        )
+    passed = {name: value for name, value in arguments.items() if value is not None}
+    if "batch_size" not in passed and config is None and is_keras_call:
+        passed["batch_size"] = KERAS_BATCH_SIZE
+    values = (config or TrainConfig()).values
+    taken: dict[str, Any] = {}
+    overruled = []
+    for argument, value in passed.items():
+        its = by_name(_SETTINGS.get(argument, argument))
+        plain = its.from_python(value, argument)
+        flags = map(by_name, _LENGTHS if its.name in _LENGTHS else [its.name])
+        flag = next((flag for flag in flags if values[flag.name] != flag.default), None)
+        if flag is None:
+            taken[its.name] = plain
+        elif (flag, plain) != (its, values[its.name]):
+            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.given(values[flag.name])}")
+    if taken.keys() >= set(_LENGTHS):
+        raise ConfigError("epochs and steps exclude each other: pass one of them.")
+    return (config or TrainConfig()).replace(**taken), overruled
 
 
 def verbosity(verbose: Any) -> int:

@@ -45,7 +45,7 @@ def on_workers(
     function: Callable[[Part], Answer],
     parts: Sequence[Part],
     *,
-    workers: WorkerSection | None = None,
+    workers: WorkerSection | str | int | None = None,
     on_answer: Callable[[int, Answer], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[Answer]:
@@ -58,7 +58,7 @@ def on_workers(
         function: of the part alone: a seed must be in the part. Runs in the workers' processes; what it needs must be
             installed there, or be in the job's own file.
         parts: of the work, a few times as many as workers. Anything that can be pickled.
-        workers: how many, and the resources of each.
+        workers: how many, such as 2 or "1:8"; or a WorkerSection, which also has the resources of each.
         on_answer: called in this process with a part's number and its answer, as answers come.
         say: takes a line for the user; prints it by default.
 
@@ -69,7 +69,7 @@ def on_workers(
         JobError: the function raised; the work ends at once.
         RaytfError: says in one line what is wrong and how to fix it.
     """
-    section = workers or WorkerSection()
+    section = workers if isinstance(workers, WorkerSection) else TrainConfig(workers=workers).cluster
     section.check()
     config = TrainConfig.of(
         workers=section.workers,

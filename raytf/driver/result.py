@@ -39,6 +39,17 @@ class Result:
     _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
     params: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        epochs = len(self.document.get("history", []))
+        return (
+            f"raytf.Result of {self.path}\n"
+            f"  steps:   {self.steps:,} in {epochs} epoch{'s' if epochs != 1 else ''}\n"
+            f"  metrics: {metrics or 'none'}\n"
+            f"  weights: SHA-256 {self.weights_sha256}\n"
+            "  more:    .history, .model, .load_model(), .document"
+        )
+
     @property
     def history(self) -> dict[str, list[Any]]:
         """The values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""

@@ -131,6 +131,15 @@ def test_a_script_beside_a_clone_has_raytf_its_types_and_its_wheel(wheel: Path, 
     programs = environment(tmp_path / "venv", "-e", tmp_path / "raytf")
     script = tmp_path / "script.py"
     script.write_text("import raytf\n\nprint(raytf.__file__, raytf.fit)\nwrong: int = raytf.TrainConfig.of()\n")
+    typed = tmp_path / "typed.py"
+    typed.write_text(
+        "import raytf\n\n"
+        "raytf.fit(None, workers=2, exact=True, storage='runs', batch_size=8)\n"
+        "raytf.TrainConfig(epochs=3, workers='1:2')\n"
+        "raytf.fit(None, wrokers=2)\n"
+        "raytf.TrainConfig(exact='yes')\n"
+        "raytf.fit(None, config={})\n"
+    )
 
     def run(*words: str | Path) -> str:
         done = subprocess.run(
@@ -142,6 +151,9 @@ def test_a_script_beside_a_clone_has_raytf_its_types_and_its_wheel(wheel: Path, 
     told = run(sys.executable, "-m", "mypy", "--python-executable", programs / "python", script)
     assert 'expression has type "TrainConfig", variable has type "int"' in told
     assert contents(begun(programs, tmp_path / "x") / wheel.name) == contents(wheel)
+    told = run(sys.executable, "-m", "mypy", "--python-executable", programs / "python", typed)
+    assert [line.split(":")[1] for line in told.splitlines() if ": error: " in line] == ["5", "6", "7"]
+    assert 'Unexpected keyword argument "wrokers" for "fit"; did you mean "workers"?' in told
 
 
 def test_a_project_begins_trains_and_has_a_cluster_that_is_right(released: Path, wheel: Path, tmp_path: Path):

@@ -2,7 +2,7 @@
 
     python -m tests.stress.mistakes
 
-Ends with 1 where something is not told in one line or with another exit code. The seconds are for a quiet machine: 3
+Ends with 1 where something is not told in one line or with another exit code. The seconds are for a quiet machine: 1.5
 for what is known when the command line is read, 12 for mistakes in a model and its data; slower ones are marked.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-AT_ONCE, OF_A_MODEL = 3.0, 12.0
+AT_ONCE, OF_A_MODEL = 1.5, 12.0
 _JOB = [sys.executable, str(ROOT / "jobs" / "mnist.py"), "--data", "digits"]
 _RAYTF = [sys.executable, "-m", "raytf"]
 
@@ -60,8 +60,11 @@ FLAGS = {
 #: Commands of raytf -> words of the line.
 COMMANDS = {
     "shw": "Did you mean raytf show",
+    "train": "Did you mean raytf run",
+    "fit": "Did you mean raytf run",
     "show": "expected RUN",
     "show nope": "nope",
+    "show train": "train",
     "runs /no/such/folder": "/no/such/folder",
     "report nope": "nope",
     "verify nope": "nope",
@@ -87,7 +90,15 @@ COMMANDS = {
     "run": "there is no script",
     "run nope.py": "nope.py",
     "ui --host 0.0.0.0": "--token",
+    "ui /nonexistent": "/nonexistent",
     "node": "there is nothing to run",
+}
+#: Settings of a program -> words of the line.
+SETTINGS = {
+    "raytf.TrainConfig.of(exact='yes')": "exact='yes'",
+    "raytf.TrainConfig(wrokers=2)": "Did you mean 'workers'",
+    "raytf.TrainConfig(workers=2.5)": "workers=2.5",
+    "raytf.TrainConfig(keep=0)": "keep=0",
 }
 #: What a program does wrong, as Python that follows `_PROGRAM` -> words of the line.
 PROGRAMS = {
@@ -101,7 +112,24 @@ PROGRAMS = {
     "raytf.fit(lambda: 1 / 0, (x, y), config=config)": "ZeroDivisionError",
     "model.compile('adam', 'mse'); raytf.fit(model, x, np.zeros((64, 3)), config=config)": "do not take the labels",
     "raytf.fit(model, x, y, config=config.replace(epohcs=3))": "epohcs",
+    "raytf.fit(model, x, y, batch_size=0, config=config)": "batch_size=0",
+    "raytf.fit(model, x, y, exact='yes')": "exact='yes'",
+    "raytf.fit(model, x, y, wrokers=2)": "Did you mean 'workers'",
+    "raytf.fit(model, x, y, config={})": "config is a dict",
 }
+_OF_SETTINGS = """
+import dataclasses
+import raytf
+
+@dataclasses.dataclass
+class Job:
+    pass
+
+def main(job: Job):
+    ...
+
+raytf.cli(main)
+"""
 _PROGRAM = """
 import dataclasses
 import keras, numpy as np, raytf
@@ -148,6 +176,10 @@ def mistakes(folder: Path) -> Iterator[Mistake]:
         yield Mistake(f"mnist.py {flags}", [*_JOB, *flags.split()], words)
     for text, words in COMMANDS.items():
         yield Mistake(f"raytf {text.replace(str(ROOT), '')}", [*_RAYTF, *text.split()], words, (1, 2))
+    for number, (text, words) in enumerate(SETTINGS.items()):
+        file = folder / f"settings-{number}.py"
+        file.write_text(_OF_SETTINGS.replace("...", text))
+        yield Mistake(f"program: {text}", [sys.executable, str(file)], words)
     for number, (text, words) in enumerate(PROGRAMS.items()):
         file = folder / f"program-{number}.py"
         file.write_text(_PROGRAM.replace("...", text))

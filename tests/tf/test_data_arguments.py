@@ -171,7 +171,8 @@ def of_raytf(
     x, size, steps, epochs = (given.get(name) for name in ("x", "batch_size", "steps_per_epoch", "epochs"))
     shuffle = given.get("shuffle", False)
     is_whole = not are_batches(x) and steps is None
-    config, _ = keras_arguments.settings(None, None if are_batches(x) else size, epochs, is_whole)
+    asked = {"batch_size": None if are_batches(x) else size, "epochs": epochs}
+    config, _ = keras_arguments.settings(None, asked, is_whole)
     data, _ = keras_arguments.training_data(x, given.get("y"), given.get("sample_weight"), 0.0)
     made, _, _ = keras_arguments.streams((data, None, None), config, size, steps, None, shuffle, None, epochs or 1)
     run_data = inputs.RunData.of(made, None, None)

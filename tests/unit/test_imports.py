@@ -140,6 +140,10 @@ def test_exported_names_exist(name):
     assert getattr(raytf, name) is not None
 
 
+def test_dir_has_every_public_name_before_it_is_loaded():
+    assert python("import raytf; print(set(raytf.__all__) - set(dir(raytf)))").stdout == "set()\n"
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         _ = raytf.fti

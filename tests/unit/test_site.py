@@ -15,6 +15,7 @@ import pytest
 
 import raytf
 from raytf.commands import _reference
+from raytf.config.keywords import FitSettings
 from raytf.config.setting import Setting
 from raytf.config.train_config import every_setting
 
@@ -101,12 +102,12 @@ def mistakes(text: str, settings: dict[str, Setting]) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         called, given = ast.unparse(node.func), {word.arg for word in node.keywords if word.arg}
-        if called == "raytf.TrainConfig.of":
+        if called in ("raytf.TrainConfig", "raytf.TrainConfig.of"):
             yield from sorted(given - set(settings))
         elif re.fullmatch(r"raytf\.\w+", called) and hasattr(raytf, called[6:]):
             names = inspect.signature(getattr(raytf, called[6:])).parameters
-            if not any(p.kind is p.VAR_KEYWORD for p in names.values()):
-                yield from (f"{called}({name}=)" for name in sorted(given - set(names)))
+            known = {*names, *FitSettings.__optional_keys__} if called == "raytf.fit" else set(names)
+            yield from (f"{called}({name}=)" for name in sorted(given - known))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -120,7 +121,9 @@ def test_python_on_pages_is_python_and_names_what_there_is(page: Path):
     [
         ("raytf.fitt()", ["raytf.fitt"]),
         ("raytf.fit(m, x, ephocs=3)", ["raytf.fit(ephocs=)"]),
+        ("raytf.fit(m, x, workers=2)", []),
         ("raytf.TrainConfig.of(worker=3)", ["worker"]),
+        ("raytf.TrainConfig(worker=3)", ["worker"]),
         ("raytf.fit(m, x, epochs=3, config=raytf.TrainConfig.of(workers='2'))", []),
     ],
 )

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from raytf.commands import run
+from raytf.config import flags, help_page
 from raytf.testing import environment
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "run"]
+
+
+def test_the_usage_says_where_the_script_is_typed():
+    assert help_page.usage("raytf run", flags.of_command(run.main)) == "raytf run [flags] SCRIPT.py [its arguments]"
 
 
 @pytest.mark.parametrize(

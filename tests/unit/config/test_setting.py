@@ -11,7 +11,7 @@ import annotated_types
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from raytf.config import reference, setting
+from raytf.config import keywords, reference, setting, write_keywords
 from raytf.config.identity import OF_STRATEGY, batch_identity, strategy_identity
 from raytf.config.precision import Precision
 from raytf.config.setting import Expected, Identity, InSearch, Setting
@@ -78,11 +78,14 @@ def test_each_number_of_a_run_has_a_bound_that_is_checked(its: Setting):
                 wrong = most + 1
             case Lt(lt=most):
                 wrong = most
+        strategy = "parameter-server" if its.name == "ps" else "mirrored"
         with pytest.raises(ConfigError, match=f"{its.flag} "):
-            TrainConfig.of(strategy="parameter-server" if its.name == "ps" else "mirrored", **{its.name: wrong}).check()
+            TrainConfig.among({"strategy": strategy, its.name: wrong}).check()
+        with pytest.raises(ConfigError, match=f"{its.name}="):
+            TrainConfig(**{its.name: wrong})
     if its.choices:
         with pytest.raises(ConfigError, match=f"{its.flag} x: expected one of {', '.join(its.choices)}"):
-            TrainConfig.of(**{its.name: "x"}).check()
+            TrainConfig.among({its.name: "x"}).check()
 
 
 def test_a_bound_of_a_kind_that_is_never_checked_is_refused():
@@ -218,6 +221,12 @@ def test_what_belongs_to_a_search():
     assert of(InSearch.NEEDED) == ["workers", "cpus_per_worker"]
     assert of(InSearch.SIZES) == ["workers", "strategy", "sync_replicas", "replicas_to_aggregate", "logical_shards"]
     assert of(InSearch.KEPT) == ["epochs", "steps", "jit"]
+
+
+def test_the_keyword_arguments_are_written_from_the_fields():
+    assert Path(keywords.__file__).read_text() == write_keywords.source(), "python -m raytf.config.write_keywords"
+    assert keywords.Settings.__optional_keys__ == set(NAMES)
+    assert set(NAMES) - keywords.FitSettings.__optional_keys__ == {"global_batch_size", "epochs", "verbose"}
 
 
 def test_the_reference_page_is_written_from_the_fields():

@@ -12,8 +12,8 @@ from raytf.errors import ConfigError
 
 #: settings -> words of the message.
 REFUSED = [
-    ({"strategy": "horovod"}, ["--strategy horovod", "one of", "mirrored"]),
-    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl, host"]),
+    ({"strategy": "horovod"}, ["strategy='horovod'", "one of", "mirrored"]),
+    ({"communication": "mpi"}, ["communication='mpi'", "auto, ring, nccl, host"]),
     ({"strategy": "one-device", "workers": "4"}, ["--workers 4", "one-device", "one worker", "Leave out"]),
     ({"strategy": "mirrored", "workers": "1:2"}, ["--workers 1:2", "mirrored", "multi-worker-mirrored"]),
     ({"strategy": "tpu", "workers": "2"}, ["--workers 2", "tpu"]),
@@ -21,7 +21,7 @@ REFUSED = [
     ({"logical_devices": 2}, ["--logical-devices 2", "multi-worker-mirrored", "--workers", "--strategy mirrored"]),
     ({"strategy": "one-device", "logical_devices": 2}, ["--logical-devices 2", "one-device"]),
     ({"strategy": "parameter-server", "logical_devices": 2}, ["--logical-devices 2", "parameter-server"]),
-    ({"strategy": "mirrored", "logical_devices": 0}, ["--logical-devices 0", "1 or more"]),
+    ({"strategy": "mirrored", "logical_devices": 0}, ["logical_devices=0", "1 or more"]),
     ({"strategy": "mirrored", "logical_devices": 2, "use_gpu": True}, ["--logical-devices 2", "--use-gpu"]),
     (
         {"strategy": "mirrored", "logical_devices": 8, "logical_shards": 4},
@@ -38,9 +38,9 @@ REFUSED = [
     ({"gpus_per_worker": 0.5, "use_gpu": False}, ["--gpus-per-worker 0.5", "--no-use-gpu"]),
     ({"strategy": "tpu", "gpus_per_worker": 0.5}, ["--gpus-per-worker 0.5", "tpu"]),
     ({"strategy": "mirrored", "gpus_per_worker": 0.5}, ["--gpus-per-worker 0.5", "mirrored", "all GPUs"]),
-    ({"gpus_per_worker": 0.0}, ["--gpus-per-worker 0.0", "above 0", "more --workers"]),
-    ({"gpus_per_worker": 2.0}, ["--gpus-per-worker 2.0", "at most 1", "more --workers"]),
-    ({"gpus_per_worker": float("nan")}, ["--gpus-per-worker nan"]),
+    ({"gpus_per_worker": 0.0}, ["gpus_per_worker=0.0", "above 0", "more --workers"]),
+    ({"gpus_per_worker": 2.0}, ["gpus_per_worker=2.0", "at most 1", "more --workers"]),
+    ({"gpus_per_worker": float("nan")}, ["gpus_per_worker=nan"]),
     ({"strategy": "mirrored", "overlap": True}, ["--overlap", "--strategy mirrored", "Leave out"]),
     ({"strategy": "parameter-server", "overlap": True}, ["--overlap", "--strategy parameter-server", "Leave out"]),
     ({"compress_gradients": True, "reduction": "float"}, ["--compress-gradients", "--reduction float", "order"]),

@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+import pickle
 import re
 
+import numpy as np
 import pytest
 
 from raytf.config.train_config import MIN_LOGICAL_SHARDS, TrainConfig
@@ -13,26 +15,26 @@ SYNC_SERVERS = {"strategy": "parameter-server", "sync_replicas": True}
 #: settings -> words of the message.
 REFUSED = [
     ({"epochs": 1, "steps": 1}, ["--epochs", "--steps", "exclude"]),
-    ({"epochs": 0}, ["--epochs 0", "1 or more"]),
-    ({"steps": -5}, ["--steps -5", "1 or more"]),
-    ({"global_batch_size": 0}, ["--global-batch-size 0", "1 or more"]),
+    ({"epochs": 0}, ["epochs=0", "1 or more"]),
+    ({"steps": -5}, ["steps=-5", "1 or more"]),
+    ({"global_batch_size": 0}, ["global_batch_size=0", "1 or more"]),
     (
         {"global_batch_size": 130, **SYNC_SERVERS},
         ["--global-batch-size 130", "4 equal", "--global-batch-size 128", "--logical-shards 2"],
     ),
     ({"global_batch_size": 3, "workers": "2", **SYNC_SERVERS}, ["--global-batch-size 3", "Use --global-batch-size 4"]),
-    ({"logical_shards": 0}, ["--logical-shards 0", "1 or more"]),
+    ({"logical_shards": 0}, ["logical_shards=0", "1 or more"]),
     ({"logical_shards": 2, "workers": "1:4"}, ["--logical-shards 2", "4 workers", "at least 4"]),
-    ({"seed": -1}, ["--seed -1", "0 or more"]),
-    ({"steps_per_call": -1}, ["--steps-per-call -1"]),
-    ({"checkpoint_every_steps": 0}, ["--checkpoint-every-steps 0", "1 or more"]),
-    ({"checkpoint_every_seconds": -1.0}, ["--checkpoint-every-seconds -1"]),
-    ({"keep": 0}, ["--keep 0", "1 or more"]),
-    ({"max_failures": -2}, ["--max-failures -2", "-1 or more"]),
-    ({"resize_every_seconds": -1.0}, ["--resize-every-seconds -1"]),
+    ({"seed": -1}, ["seed=-1", "0 or more"]),
+    ({"steps_per_call": -1}, ["steps_per_call=-1"]),
+    ({"checkpoint_every_steps": 0}, ["checkpoint_every_steps=0", "1 or more"]),
+    ({"checkpoint_every_seconds": -1.0}, ["checkpoint_every_seconds=-1"]),
+    ({"keep": 0}, ["keep=0", "1 or more"]),
+    ({"max_failures": -2}, ["max_failures=-2", "-1 or more"]),
+    ({"resize_every_seconds": -1.0}, ["resize_every_seconds=-1"]),
     ({"exact": True, "jit": True}, ["--exact with --jit", "XLA", "Leave out --jit"]),
     ({"exact": True, "reduction": "float"}, ["--exact with --reduction float", "order", "Leave out"]),
-    ({"strategy": "parameter-server", "ps": 0}, ["--ps 0", "1 or more"]),
+    ({"strategy": "parameter-server", "ps": 0}, ["ps=0", "1 or more"]),
     ({"ps": 1}, ["--ps", "--strategy is multi-worker-mirrored", "--strategy parameter-server"]),
     ({"strategy": "one-device", "sync_replicas": True}, ["--sync-replicas", "--strategy is one-device"]),
     ({"strategy": "parameter-server", "replicas_to_aggregate": 1}, ["--replicas-to-aggregate 1", "--sync-replicas"]),
@@ -53,7 +55,7 @@ REFUSED = [
     ({"strategy": "parameter-server", "snapshot_every_steps": 5}, ["--snapshot-every-steps", "Leave it out"]),
     ({"strategy": "parameter-server", "replace_stragglers": True}, ["--replace-stragglers", "slow worker"]),
     ({"strategy": "parameter-server", "mixed_precision": "float16"}, ["float16", "bfloat16"]),
-    ({"cpus_per_worker": 0.0}, ["--cpus-per-worker 0", "above 0"]),
+    ({"cpus_per_worker": 0.0}, ["cpus_per_worker=0", "above 0"]),
     *[
         ({"workers": w}, [f"--workers {w}", "1:4"])
         for w in ("", "0", "-1", "two", "3:2", "0:2", ":4", "1:2:3", "2-4", "1.5")
@@ -65,19 +67,28 @@ REFUSED = [
 ]
 #: What only Python can get wrong: the command line parses types.
 WRONG_TYPES = [
-    ({"epochs": "3"}, ["--epochs", "3"]),
-    ({"global_batch_size": 12.5}, ["--global-batch-size", "12.5"]),
-    ({"mixed_precision": "float8"}, ["--mixed-precision", "float8"]),
-    ({"checkpoint_every_seconds": float("nan")}, ["--checkpoint-every-seconds", "nan"]),
+    ({"exact": "yes"}, ["exact='yes'", "expected True or False"]),
+    ({"exact": 1}, ["exact=1", "expected True or False"]),
+    ({"epochs": "3"}, ["epochs='3'", "a whole number"]),
+    ({"epochs": True}, ["epochs=True", "a whole number"]),
+    ({"epochs": float("inf")}, ["epochs=inf", "a whole number"]),
+    ({"seed": None}, ["seed=None", "a whole number"]),
+    ({"global_batch_size": 12.5}, ["global_batch_size=12.5", "a whole number"]),
+    ({"mixed_precision": "float8"}, ["mixed_precision='float8'", "one of off"]),
+    ({"mixed_precision": 16}, ["mixed_precision=16", "one of off"]),
+    ({"checkpoint_every_seconds": float("nan")}, ["checkpoint_every_seconds=nan"]),
+    ({"run": 3}, ["run=3", "a string"]),
+    ({"storage": 3}, ["storage=3", "a string or a path"]),
+    ({"workers": 2.5}, ["workers=2.5", "a string or a whole number"]),
     ({"workers": "2:"}, ["--workers 2:"]),
-    *[({"strategy": "parameter-server", "ps": n}, [f"--ps {n}", "number"]) for n in ("x", 1.5, 0)],
+    *[({"strategy": "parameter-server", "ps": n}, [f"ps={n!r}", "number"]) for n in ("x", 1.5, 0)],
     (
         {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": "x"},
-        ["--replicas-to-aggregate x"],
+        ["replicas_to_aggregate='x'", "a whole number"],
     ),
-    ({"warmup_epochs": "x"}, ["--warmup-epochs x", "number"]),
-    ({"base_batch_size": "y"}, ["--base-batch-size y", "number"]),
-    ({"histograms_every": 2.5}, ["--histograms-every 2.5", "whole"]),
+    ({"warmup_epochs": "x"}, ["warmup_epochs='x'", "number"]),
+    ({"base_batch_size": "y"}, ["base_batch_size='y'", "number"]),
+    ({"histograms_every": 2.5}, ["histograms_every=2.5", "whole"]),
 ]
 
 
@@ -100,14 +111,37 @@ def test_what_is_not_at_its_default():
     assert config.changed == {"--workers": "1:3", "--exact": "on", "--warm-workers": "off", "--epochs": "3"}
 
 
-def test_workers_as_a_number_from_python():
-    config = TrainConfig.of(workers=3)
-    try:
+def test_a_value_of_python_becomes_that_of_the_flag(tmp_path):
+    config = TrainConfig(
+        workers=3,
+        storage=tmp_path,
+        epochs=np.int64(2),
+        seed=1e3,
+        exact=np.True_,
+        hang_seconds=5,
+        keep_best=None,
+        warmup_epochs=np.float32(0.5),
+    )
+    config.check()
+    texts = [repr(config.values[name]) for name in ("workers", "storage", "epochs", "seed", "exact", "hang_seconds")]
+    assert texts == ["'3'", repr(str(tmp_path)), "2", "1000", "True", "5.0"]
+    assert repr(config.rate.warmup_epochs) == "0.5"
+
+
+def test_the_constructor_takes_settings_and_sections():
+    settings = {"run": "a", "strategy": "mirrored", "workers": "1", "global_batch_size": 64}
+    config = TrainConfig(**settings)
+    assert config == TrainConfig.of(**settings) == TrainConfig().replace(**settings)
+    assert dataclasses.replace(config, batch=TrainConfig().batch) == TrainConfig(
+        run="a", strategy="mirrored", workers=1
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_flags_are_checked_as_flags():
+    config = TrainConfig.among({"keep": 0})
+    with pytest.raises(ConfigError, match="--keep 0: expected a number, 1 or more"):
         config.check()
-    except ConfigError as refused:
-        assert "--workers" in str(refused)  # noqa: PT017 - either outcome is clear to the user
-    else:
-        assert config.cluster.worker_range == (3, 3)
 
 
 def test_defaults_are_fine():
@@ -130,7 +164,7 @@ def test_worker_range(workers, expected):
 )
 def test_unknown_setting_has_a_suggestion(wrong, right):
     with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'.*Did you mean '{right}'"):
-        TrainConfig.of(**{wrong: 1})
+        TrainConfig(**{wrong: 1})
 
 
 def test_unknown_setting_without_a_near_one_lists_all():

@@ -67,3 +67,15 @@ def test_a_history_says_what_keras_would_say():
     assert result.epoch == [4, 5]
     assert result.history == {"loss": [1.0, 0.5]}
     assert result.params == {"verbose": "auto", "epochs": 6, "steps": 3}
+
+
+def test_a_result_is_shown_in_five_lines():
+    document = {"history": [{"epoch": 0, "step": 700, "loss": 1.0}, {"epoch": 1, "step": 1407, "loss": 0.5}]}
+    result = Result({"loss": 0.04119, "val_accuracy": 0.5}, 1407, "/runs/a", "ab" * 32, document)
+    assert repr(result).splitlines() == [
+        "raytf.Result of /runs/a",
+        "  steps:   1,407 in 2 epochs",
+        "  metrics: loss 0.04119, val_accuracy 0.5",
+        f"  weights: SHA-256 {'ab' * 32}",
+        "  more:    .history, .model, .load_model(), .document",
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 from raytf.config.train_config import TrainConfig
 from raytf.driver import keras_arguments
-from raytf.errors import DataError
+from raytf.errors import ConfigError, DataError
 
 X, Y, WEIGHT = np.arange(20.0).reshape(10, 2), np.arange(10), np.ones(10)
 
@@ -41,11 +41,74 @@ class Table:
 )
 def test_a_flag_wins_over_an_argument_and_an_argument_over_a_default(flags, batch_size, epochs, is_keras, expected):
     config = None if flags is None else TrainConfig.of(**flags)
-    found, said = keras_arguments.settings(config, batch_size, epochs, is_keras)
+    found, said = keras_arguments.settings(config, {"batch_size": batch_size, "epochs": epochs}, is_keras)
     size, length, words = expected
     assert (found.batch.global_batch_size, found.length.epochs) == (size, length)
     assert bool(said) is bool(words)
     assert all(word in " ".join(said) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments", "expected", "overruled"),
+    [
+        (None, {"workers": 2, "exact": True}, {"workers": "2", "exact": True, "global_batch_size": 32}, ""),
+        ({}, {"workers": 2, "run": "a"}, {"workers": "2", "run": "a", "global_batch_size": 128}, ""),
+        ({"workers": "4"}, {"workers": 2}, {"workers": "4"}, "workers=2 of the program is overruled by --workers 4"),
+        ({"workers": "4"}, {"workers": 4}, {"workers": "4"}, ""),
+        ({"exact": True}, {"exact": False}, {"exact": True}, "exact=False of the program is overruled by --exact"),
+        ({"keep": 3}, {"keep": 5}, {"keep": 5}, ""),
+        ({}, {"steps": 7}, {"steps": 7, "epochs": None}, ""),
+        ({"epochs": 2}, {"steps": 7}, {"steps": None}, "steps=7 of the program is overruled by --epochs 2"),
+        (
+            {"steps": 7},
+            {"steps": 7, "epochs": 2},
+            {"epochs": None},
+            "epochs=2 of the program is overruled by --steps 7",
+        ),
+    ],
+)
+def test_settings_of_a_call_follow_the_same_rule(flags, arguments, expected, overruled):
+    config = None if flags is None else TrainConfig(**flags)
+    found, said = keras_arguments.settings(config, arguments, True)
+    assert {name: found.values[name] for name in expected} == expected
+    assert said == ([overruled] if overruled else [])
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (None, {"batch_size": 0}, "batch_size=0: expected a number, 1 or more."),
+        (None, {"batch_size": "8"}, "batch_size='8': expected a whole number."),
+        (TrainConfig(epochs=3), {"epochs": 0}, "epochs=0: expected a number, 1 or more."),
+        (None, {"exact": "yes"}, "exact='yes': expected True or False."),
+        (None, {"epochs": 2, "steps": 7}, "epochs and steps exclude each other: pass one of them."),
+        ({}, {}, "config is a dict. Expected a raytf.TrainConfig; or leave it out, and pass settings as keyword "
+         "arguments: fit(..., workers=2)."),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_argument(config, arguments, message):
+    with pytest.raises(ConfigError) as refused:
+        keras_arguments.settings(config, arguments, True)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("wrokers", "Did you mean 'workers'?"),
+        ("epoch", "Did you mean 'epochs'?"),
+        ("global_batch_size", "Did you mean 'batch_size'?"),
+        ("settings", "help(raytf.fit) lists its arguments."),
+        ("xyzzy", "help(raytf.fit) lists its arguments."),
+    ],
+)
+def test_an_unknown_argument_is_refused_as_by_keras_with_a_suggestion(name, hint):
+    def fit(model, *, batch_size=None, epochs=None, **settings): ...
+
+    keras_arguments.refuse_unknown(["workers", "exact"], fit)
+    with pytest.raises(ConfigError) as refused:
+        keras_arguments.refuse_unknown(["workers", name], fit)
+    assert str(refused.value) == f"fit() got an unexpected keyword argument '{name}'. {hint}"
 
 
 def test_arrays_stay_together_and_the_last_ones_are_held_out():

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.map_workers import LOSSES_OF_A_PART, PartQueue
-from raytf.errors import ClusterError
+from raytf.driver.map_workers import LOSSES_OF_A_PART, PartQueue, on_workers
+from raytf.errors import ClusterError, ConfigError
 
 
 @given(total=st.integers(1, 12), workers=st.integers(1, 5), draws=st.data())
@@ -26,6 +26,12 @@ def test_every_part_is_counted_once_whichever_workers_are_lost(total: int, worke
     assert parts.answers == {number: number**2 for number in range(total)}
     assert parts.take() is None
     assert at_work == []
+
+
+def test_workers_may_be_a_number_and_nothing_else_of_python():
+    assert on_workers(abs, [], workers=2) == on_workers(abs, [], workers="1:4") == []
+    with pytest.raises(ConfigError, match=r"^workers=\{\}: expected a string or a whole number\.$"):
+        on_workers(abs, [-1], workers={})
 
 
 def test_a_part_that_was_lost_comes_before_the_others():

@@ -74,11 +74,11 @@ def test_only_flags_that_were_given_are_part_of_the_identity():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"scale_learning_rate": "cubic"}, ["--scale-learning-rate cubic", "none, linear, sqrt"]),
-        ({"base_batch_size": 0}, ["--base-batch-size 0", "1 or more"]),
-        ({"warmup_epochs": -1.0}, ["--warmup-epochs -1.0", "0 or more"]),
-        ({"warmup_epochs": float("nan")}, ["--warmup-epochs nan"]),
-        ({"warmup_epochs": float("inf")}, ["--warmup-epochs inf"]),
+        ({"scale_learning_rate": "cubic"}, ["scale_learning_rate='cubic'", "none, linear, sqrt"]),
+        ({"base_batch_size": 0}, ["base_batch_size=0", "1 or more"]),
+        ({"warmup_epochs": -1.0}, ["warmup_epochs=-1.0", "0 or more"]),
+        ({"warmup_epochs": float("nan")}, ["warmup_epochs=nan"]),
+        ({"warmup_epochs": float("inf")}, ["warmup_epochs=inf"]),
     ],
 )
 def test_what_cannot_work_is_refused(flags: dict, words: list[str]):
