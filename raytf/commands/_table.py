@@ -4,33 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from raytf.config.terminal_text import visible
 
+#: Characters of a cell above which it may be folded into several lines on a terminal, and those between two columns.
+_FOLDED, _BETWEEN = 24, 2
 
-def show(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None) -> None:
+
+def show(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    console: Console | None = None,
+    dispensable: Sequence[str] = (),
+) -> None:
     """Print a table.
 
     Args:
         columns: headings.
         rows: a cell for each column.
         console: where to; standard output by default.
+        dispensable: columns that a narrow terminal does without, the least important one first.
     """
     console = console or Console(highlight=False)
     columns, rows = [visible(c) for c in columns], [[visible(cell) for cell in row] for row in rows]
     if console.is_terminal:
-        table = Table(*(Column(Text(c)) for c in columns))
+        shown = fitting(columns, rows, console.width, dispensable)
+        one_line = [bool(dispensable) and _width(columns, rows, i) <= _FOLDED for i in shown]
+        heads = (Column(Text(columns[i]), no_wrap=w, overflow="fold") for i, w in zip(shown, one_line, strict=True))
+        table = Table(*heads, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(row[i]) for i in shown))
         console.print(table)
+        left_out = [name for i, name in enumerate(columns) if i not in shown]
+        if left_out:
+            console.print(f"left out, as the terminal is narrow: {', '.join(left_out)}")
         return
     widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
     for line in (columns, *rows):
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         console.file.write("  ".join(cells).rstrip() + "\n")
+
+
+def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, dispensable: Sequence[str]) -> list[int]:
+    """Return the columns that are shown in a width, by their numbers: without dispensable ones, in their order, until
+    the others fit. Long cells may be folded."""
+    shown = list(range(len(columns)))
+    for name in dispensable:
+        if sum(min(_FOLDED, _width(columns, rows, i)) for i in shown) + _BETWEEN * (len(shown) - 1) <= width:
+            break
+        shown.remove(columns.index(name))
+    return shown
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], number: int) -> int:
+    return max(len(line[number]) for line in (columns, *rows))
 
 
 def size_text(count: int) -> str:

@@ -17,6 +17,7 @@ from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
+from raytf.runs.status import number_text
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
@@ -57,14 +58,16 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def listing(found: Sequence[Run], now: float) -> None:
-    """Print runs as a table; what is damaged has a column of its own where something is.
+    """Print runs as a table; what is damaged has a column of its own where something is. A narrow terminal does without
+    some columns.
 
     Args:
         now: seconds of the epoch.
     """
     columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
     damaged = ("problems",) if any(run.problems for run in found) else ()
-    show((*columns, *damaged), [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in found])
+    rows = [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in found]
+    show((*columns, *damaged), rows, dispensable=("checkpoints", "last", "size", "metric", "best"))
 
 
 def _look(storage: Storage) -> None:
@@ -84,7 +87,7 @@ def _step(run: Run) -> str:
 def _best(run: Run) -> str:
     if run.best is None:
         return "-"
-    return f"{run.best:.4g}" + ("" if run.epoch is None else f" (epoch {run.epoch + 1})")
+    return number_text(run.best) + ("" if run.epoch is None else f" (epoch {run.epoch + 1})")
 
 
 def _row(run: Run, now: float) -> tuple[str, ...]:
@@ -94,7 +97,7 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
         _step(run),
         run.metric or "-",
         _best(run),
-        "-" if run.last is None else f"{run.last:.4g}",
+        number_text(run.last),
         str(run.checkpoints),
         size_text(run.bytes),
         f"{age_text(now - run.modified)} ago",

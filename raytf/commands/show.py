@@ -22,7 +22,7 @@ from raytf.runs import history, restart_phases, run_log, spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent
 from raytf.runs.spikes import QUANTITIES, Spike
-from raytf.runs.status import clock_text
+from raytf.runs.status import clock_text, number_text
 from raytf.runs.timeline import CATEGORIES
 from raytf.storage import strict_json
 
@@ -161,9 +161,9 @@ def headline(run: History) -> list[str]:
     first += f", {restart_phases.counted(len(again), again.count(HELD))}"
     lines = [first]
     if run.metrics:
-        lines.append(", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items()))
+        lines.append(", ".join(f"{name} {number_text(value)}" for name, value in run.metrics.items()))
     if run.seconds:
-        lines.append(f"goodput {run.goodput:.1%} of {run.wall_clock:.1f} s")
+        lines.append(f"goodput {run.goodput:.1%} of {run.wall_clock - run.seconds.get('down', 0.0):.1f} s")
     return lines
 
 

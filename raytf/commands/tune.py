@@ -13,6 +13,7 @@ from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
+from raytf.runs.status import number_text
 
 Scheduler = Literal["none", "asha"]
 
@@ -99,7 +100,7 @@ def main(flags: Tune) -> None:
         raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
     if goal.metric.startswith("test_"):
         say(f"note: {goal.metric} has chosen the trial, so it is not a measure of what the model does on new data")
-    say(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
+    say(f"best: trial-{best.number:03d}, {goal.metric} {number_text(best.value)}")
     say("flags: " + shlex.join(tuner.flags(board.rows[best.number].parameters)))
     say(f"its run: {copy.locate('')}")
 

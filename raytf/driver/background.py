@@ -25,7 +25,7 @@ from raytf.driver.monitor.actor import Monitor
 from raytf.errors import StorageError, one_line
 from raytf.runs import ledger, metrics, timeline
 from raytf.runs.display import Display
-from raytf.runs.events import Driver, RunEvent
+from raytf.runs.events import INTERRUPTED, Driver, RunEvent
 from raytf.runs.lease import Lease
 from raytf.runs.metrics import Metrics, RunFigures
 from raytf.runs.program_output import Explained, ProgramOutput
@@ -125,6 +125,9 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
         with _in_background("raytf-ledger", write):
             try:
                 yield book
+            except KeyboardInterrupt:
+                book.note(Driver("ended", outcome="stopped", why=INTERRUPTED))
+                raise
             except BaseException as error:
                 book.note(Driver("ended", outcome="failed", why=one_line(error, 300) or type(error).__name__))
                 raise
@@ -142,10 +145,14 @@ def _versions() -> dict[str, str]:
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
-    """Add how long the run took, where its time went, and its goodput, unless the ledger cannot be read."""
+    """Add how long the run took, where its time went, its goodput and its speed, unless the ledger cannot be read."""
     book.flush()
+    document["samples_per_second"] = 0.0
     with contextlib.suppress(StorageError):
-        seconds = timeline.account(timeline.timeline(ledger.read(run)))
+        spans = timeline.timeline(ledger.read(run))
+        seconds = timeline.account(spans)
+        records = document["samples"] / document["steps"] if document["steps"] else 0.0  # of a step, on average
+        document["samples_per_second"] = timeline.steps_per_second(spans) * records
         document["seconds"] = seconds
         document["wall_seconds"] = sum(seconds.values())
         document["goodput"] = timeline.goodput(seconds)

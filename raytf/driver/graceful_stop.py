@@ -168,7 +168,8 @@ class _GracefulEnd:
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{said}: {result}")
-            os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
+            if self.asked.interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
+                os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
             return
         try:
             with contextlib.suppress(Exception, SystemExit):
@@ -216,7 +217,7 @@ def save(
         return max(0.0, deadline - clock())
 
     try:
-        ticket = monitor.park(seconds)
+        ticket = monitor.park(seconds, is_stop=True)
         while clock() < deadline:
             answer, group, wanted = monitor.saving(ticket, left())
             if answer is not None:
@@ -224,7 +225,7 @@ def save(
             if all(sighting.beat.activity is Activity.START for sighting in group):  # also if there is no group
                 return None
             if wanted != ticket:  # a resize has replaced the request
-                ticket = monitor.park(left())
+                ticket = monitor.park(left(), is_stop=True)
             time.sleep(_LOOK_SECONDS)
     except ray.exceptions.RayError:
         pass

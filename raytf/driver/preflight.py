@@ -104,14 +104,16 @@ def stored_identity(run: Storage) -> dict[str, str]:
 
 
 def check_folder(run: Storage) -> None:
-    """Refuse a run's folder in which a file lies where raytf writes a folder, the other way round, or a link that leads
-    out of it: a save or the final result would fail, or another run would be written to.
+    """Refuse a run's folder in which a file lies where raytf writes a folder, the other way round, a link that leads
+    out of it, or a folder in which this process may not write: a save or the final result would fail, or another run
+    would be written to.
 
     Args:
         run: its folder.
 
     Raises:
         DamagedFileError: says what lies where.
+        StorageError: a file cannot be written.
     """
     if not run.is_local or not os.path.isdir(run.root):
         return
@@ -129,6 +131,10 @@ def check_folder(run: Storage) -> None:
         for name, entry in run.entries(below):
             if entry.is_symlink():
                 raise DamagedFileError(run.locate(f"{below}/{name}"), "it is a link", _REMOVE)
+    run.preflight()
+    for name in folder.FOLDERS:
+        if os.path.isdir(os.path.join(run.root, name)):
+            run.child(name).preflight()
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:

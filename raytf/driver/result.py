@@ -9,6 +9,7 @@ from typing import Any
 from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.runs.restart_phases import counted
+from raytf.runs.status import number_text
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
@@ -136,11 +137,13 @@ def load_weights(run: str, model: Any) -> Any:
 
 def summary(document: dict[str, Any]) -> str:
     """The last lines that the user sees of a run."""
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
+    metrics = ", ".join(f"{name} {number_text(value)}" for name, value in document["metrics"].items())
+    rate = document["samples_per_second"]
     waited, restarts = document["imbalance_seconds"], counted(document["restarts"], document.get("regroups", 0))
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
-        f"{document['samples_per_second']:,.0f} samples/s, {restarts}, "
+        + (f"{rate:,.0f} samples/s, " if rate else "")
+        + f"{restarts}, "
         + _goodput(document)
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
         + _left(document.get("export") or {})

@@ -78,8 +78,13 @@ class Screen:
         self._console = console or Console(file=stream_of(1), highlight=False)
         self._live: Live | None = None
 
+    @property
+    def _draws(self) -> bool:
+        """Whether the part below the lines is drawn; a terminal that cannot move its cursor gets lines, as a file."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._draws:
             # rich writes what the program prints above the bar, to the bar's terminal; a file gets it as it is.
             self._live = Live(
                 console=self._console,
@@ -139,7 +144,7 @@ class Display(Screen):
     def __enter__(self) -> Self:
         if self._shows_progress:
             super().__enter__()
-        if not self._console.is_terminal and self._most_quiet is not None:
+        if not self._draws and self._most_quiet is not None:
             self._ticker = Ticker(self.break_silence)
         return self
 
@@ -263,7 +268,8 @@ class Bar:
         turning = Text("  ") + _turning(self._spinner, self._clock(), self.began) if self.moves else Text()
         size = max(_LEAST_BAR, min(_BAR, options.max_width - len(after) - 2 - _TURNING))
         done = round(share * size)
-        yield _line(("━" * done, "green"), ("━" * (size - done), "bright_black"), f" {visible(after)}", turning)
+        # The parts differ without colors, too.
+        yield _line(("━" * done, "green"), ("·" * (size - done), "bright_black"), f" {visible(after)}", turning)
         yield _line(visible("  ".join(learned(status))))
         saves = ", ".join(saved(status, self._shows_saves))
         if saves:

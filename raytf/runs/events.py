@@ -26,8 +26,10 @@ _TIERS = {
     "durable": "from storage",
     HELD: "where they were",
 }
+#: Why a driver ended that Ctrl-C has stopped.
+INTERRUPTED = "interrupted"
 #: Of a row that is told by its fields: what is told elsewhere, or fills pages.
-_NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
+_NOT_SAID = ("time", "kind", "step", "stall", "trace", "silent", "stacks", "rank", "attempt", "retry")
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,10 @@ KINDS: dict[str, type[RunEvent]] = {
 #: Kinds that are told by their fields -> when they come, and what their fields are beside `step`.
 OTHERS = {
     "phase": ("The phase of the run changes.", "`phase`, `total`, `workers`, `loss`, `checkpoint`, `snapshot`"),
-    "progress": ("Every 5 s while a driver runs.", "as of `phase`, and `samples_per_second`, `snapshot_bytes`"),
+    "progress": (
+        "Every 5 s while a driver runs.",
+        "as of `phase`, and `samples_per_second`, `samples_per_step`, `snapshot_bytes`",
+    ),
     "replicas": ("The ranks' weights differ.", "`of_step`, `from_step`, `ranks`, `fixed`, `text`"),
     "audit": ("A shard that was computed twice differs.", "`of_step`, `shard`, `ranks`, `text`"),
 }

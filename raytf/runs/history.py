@@ -238,7 +238,7 @@ def build(
         happenings=list(_happenings(events)),
         restarts=list(_restarts(events)),
         metrics=stands.metrics,
-        samples_per_second=_rate(events, result),
+        samples_per_second=_rate(spans, events, result),
     )
 
 
@@ -259,18 +259,23 @@ def _no_run(run: Storage) -> str:
     return f"{text}. Did you mean {' or '.join(run.locate(name) for name in runs[:3])}?" if runs else f"{text}."
 
 
-def _rate(events: Sequence[Event], result: dict[str, Any] | None) -> float | None:
+def _rate(spans: Sequence[Span], events: Sequence[Event], result: dict[str, Any] | None) -> float | None:
     if result is not None and result.get("samples_per_second"):
         return float(result["samples_per_second"])
+    records = _last(events, "samples_per_step").get("samples_per_step")
+    if records:
+        return timeline.steps_per_second(spans) * float(records)
+    # Earlier versions did not note how many records a step has.
     rates = sorted(float(e["samples_per_second"]) for e in events if e.get("samples_per_second"))
     return rates[len(rates) // 2] if rates else None
 
 
 def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
     before: Event | None = None
-    is_open = False
+    is_open = has_failed = False
     for event in events:
         kind = event["kind"]
+        has_failed |= kind == "fault" and event.get("retry") is False
         if kind == "driver":
             if event.get("state") == "started" and is_open and before is not None:
                 gap = max(0.0, event["time"] - before["time"])
@@ -278,13 +283,20 @@ def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
                 yield HistoryEvent(before["time"], "driver", "fault", _step(before), text)
             is_open = event.get("state") == "started"
         if kind not in _QUIET:
-            yield HistoryEvent(event["time"], kind, _sort(event), _step(event), describe(event))
+            yield HistoryEvent(event["time"], kind, _sort(event, has_failed), _step(event), describe(event))
+        has_failed &= kind != "driver"
         before = event
 
 
-def _sort(event: Event) -> str:
-    if event["kind"] == "driver" and event.get("outcome") == "failed":
-        return "fault"
+def _sort(event: Event, has_failed: bool) -> str:
+    """What an event is to a reader.
+
+    Args:
+        event: of the ledger.
+        has_failed: whether a fault before it has ended the run: then the end of the driver is no other one.
+    """
+    if event["kind"] == "driver" and event.get("outcome") == "failed" and event.get("text") != "KeyboardInterrupt":
+        return "driver" if has_failed else "fault"
     return _CLASSES.get(event["kind"], "note")
 
 

@@ -54,7 +54,10 @@ _EVENT = untrusted_json.record(
             ("step", "of_step", "from_step", "total", "workers", "world_size", "from", "to", "lost"), _COUNT
         ),
         **dict.fromkeys(("checkpoint", "snapshot", "snapshot_bytes", "possible", "wanted"), _COUNT),
-        **dict.fromkeys(("stall", "silent", "seconds", "deadline_seconds", "samples_per_second"), _SECONDS),
+        **dict.fromkeys(
+            ("stall", "trace", "silent", "seconds", "deadline_seconds", "samples_per_second", "samples_per_step"),
+            _SECONDS,
+        ),
         **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text", "machine"), _WORDS),
         **dict.fromkeys(("settings", "versions"), untrusted_json.values(untrusted_json.text)),
         "ratio": untrusted_json.optional(untrusted_json.number),

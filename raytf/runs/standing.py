@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytf.runs.events import INTERRUPTED
 from raytf.runs.ledger import Event
 
 #: Of events that say what workers do, so that the last one counts.
@@ -107,7 +108,9 @@ def _state(
     why = str(last.get("text", ""))
     if last.get("outcome") == "stopped":
         return RunState.STOPPED, why
-    return (RunState.STOPPED, "interrupted") if why == "KeyboardInterrupt" else (RunState.FAILED, why)
+    if why == "KeyboardInterrupt":  # as earlier versions wrote it
+        return RunState.STOPPED, INTERRUPTED
+    return RunState.FAILED, why
 
 
 def _numbers(values: Any) -> dict[str, float]:

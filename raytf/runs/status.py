@@ -12,6 +12,9 @@ from typing import Any
 from raytf.errors import ConfigError
 from raytf.storage import strict_json
 
+#: Phase in which the ranks save and wait because they were asked to; the Monitor says what for.
+PARKED = "parked"
+
 
 @dataclass(frozen=True)
 class SaveTrouble:
@@ -36,12 +39,14 @@ class Status:
         step, total: global steps done and wanted.
         epoch, epochs: from 1; epochs counts those that `total` reaches.
         metrics: running loss and metrics of the epoch.
+        samples_per_step: records of a step, on average.
         samples_per_second: over the last seconds; see `Pace`.
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
         snapshot: step of the newest copy of the state in memory, or None.
         snapshot_bytes: that the copies take on each node.
         stall_seconds: for which this group of workers has stood still to save or copy the state.
+        trace_seconds: for which it has traced graphs, the first call of the step included.
         phase: what goes on, where it is not training.
         trouble: that checkpoints cannot be saved, or None.
         history: the last epochs that have ended: metrics, and `epoch` (from 0) and `step`.
@@ -53,12 +58,14 @@ class Status:
     epochs: int
     workers: int
     metrics: dict[str, float] = field(default_factory=dict)
+    samples_per_step: float = 0.0
     samples_per_second: float = 0.0
     seconds_left: float | None = None
     checkpoint: int | None = None
     snapshot: int | None = None
     snapshot_bytes: int = 0
     stall_seconds: float = 0.0
+    trace_seconds: float = 0.0
     phase: str = "training"
     trouble: SaveTrouble | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -71,11 +78,13 @@ class Status:
             "total": self.total,
             "workers": self.workers,
             "loss": self.metrics.get("loss"),
+            "samples_per_step": self.samples_per_step,
             "samples_per_second": self.samples_per_second,
             "checkpoint": self.checkpoint,
             "snapshot": self.snapshot,
             "snapshot_bytes": self.snapshot_bytes,
             "stall": self.stall_seconds,
+            "trace": self.trace_seconds,
         }
 
 
@@ -105,7 +114,7 @@ def left(status: Status) -> str:
 def learned(status: Status) -> list[str]:
     """The epoch's metrics so far, and how fast and with how many workers the run trains."""
     rate = f"{status.samples_per_second:,.0f} samples/s" if status.samples_per_second else ""
-    metrics = [f"{name} {value:.4g}" for name, value in status.metrics.items()]
+    metrics = [f"{name} {number_text(value)}" for name, value in status.metrics.items()]
     return [*metrics, *([rate] if rate else []), workers_text(status.workers)]
 
 
@@ -125,6 +134,13 @@ def saved(status: Status, shows_saves: bool) -> list[str]:
 def workers_text(number: int) -> str:
     """A number of workers in words: `1 worker`, `3 workers`."""
     return f"{number} worker{'' if number == 1 else 's'}"
+
+
+def number_text(value: float | None) -> str:
+    """Return a loss or a metric with four significant digits: `0.9731`, `3.2e-05`, `12,345`; `-` for none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def clock_text(seconds: float) -> str:

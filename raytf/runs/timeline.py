@@ -21,13 +21,13 @@ CATEGORIES = {
     "redone": "steps done once more after a failure",
     "checkpoint": "training stood still to save or copy the state",
     "validation": "validation",
-    "startup": "from the start of a driver to its first step",
+    "startup": "to the first step of a driver, and later traces",
     "restart": "from a failure to the next step",
     "resize": "planned changes of the number of workers",
     "waiting": "for nodes",
     "hang": "a worker made no progress",
-    "finish": "test and export",
-    "down": "no driver ran",
+    "finish": "the last save, test and export",
+    "down": "no driver ran; goodput leaves it out",
 }
 
 
@@ -70,7 +70,7 @@ class Timeline:
         #: What a start of a group is for, until it trains.
         self._cause = "startup"
         self._workers = self._step = self._highest = 0
-        self._stall = 0.0
+        self._stall = self._trace = 0.0
         self._has_ended = False
         #: What the clock of the present driver is behind that of the ones before.
         self._behind = 0.0
@@ -98,6 +98,7 @@ class Timeline:
     def _book(self, event: Event, time: float) -> None:
         assert self._now is not None
         step = int(event.get("step") or self._step)
+        traced, self._trace = self._trace, float(event.get("trace") or self._trace)
         if self._state != "training":
             self._cut(time, self._state, self._step)
             return
@@ -111,9 +112,11 @@ class Timeline:
         self._stall = max(self._stall, float(event.get("stall") or 0.0))
         again = min(step, self._highest) - self._step
         share = again / (step - self._step) if again > 0 else 0.0
-        begin, middle = self._now + stall, self._step + max(0, again)
-        self._cut(begin, "checkpoint", self._step)
-        self._cut(begin + (length - stall) * share, "redone", middle)
+        trace = min(max(self._trace - traced, 0.0), length - stall)
+        begin, middle = self._now + stall + trace, self._step + max(0, again)
+        self._cut(self._now + stall, "checkpoint", self._step)
+        self._cut(begin, self._cause, self._step)  # a start has not ended before its graphs are traced
+        self._cut(begin + (length - stall - trace) * share, "redone", middle)
         self._cut(time - silent, "training", step)
         self._cut(time, _pause(event), step)
         self._highest = max(self._highest, step)
@@ -137,7 +140,7 @@ class Timeline:
         elif kind == "waiting":
             self._state = "waiting"
         elif kind == "group":
-            self._stall = 0.0
+            self._stall = self._trace = 0.0
             if self._state in ("training", "resize"):
                 self._cause = "resize"
             self._state = self._cause
@@ -153,7 +156,7 @@ class Timeline:
                 self._step = int(event.get("step") or 0) if phase == "training" else self._step
             self._workers = int(event.get("workers") or self._workers)
         elif kind == "attempt" and event.get("tier") == HELD and self._state in ("hang", "restart"):
-            self._state = "training"  # no phase begins: the ranks go on where they were
+            self._state, self._cause = "training", "restart"  # no phase begins: the ranks go on where they were
 
 
 def _pause(event: Event) -> str:
@@ -180,6 +183,14 @@ def account(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def goodput(seconds: dict[str, float]) -> float:
-    """Share of the run's time that went into new steps; 0 where there was no time."""
-    total = sum(seconds.values())
+    """Return the share of the run's time that went into new steps; 0 where there was no time. The time in which no
+    driver ran does not count: nobody knows whether the run was meant to go on then."""
+    total = sum(seconds.values()) - seconds.get("down", 0.0)
     return seconds.get("training", 0.0) / total if total else 0.0
+
+
+def steps_per_second(spans: Iterable[Span]) -> float:
+    """Return the new steps in a second of training, over all spans; 0 where no time went into steps. See `Pace`."""
+    made = [span for span in spans if span.category == "training"]
+    seconds = sum(span.seconds for span in made)
+    return sum(span.last_step - span.first_step for span in made) / seconds if seconds else 0.0

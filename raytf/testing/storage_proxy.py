@@ -46,7 +46,7 @@ class StorageProxy:
         self._share, self._draw, self._tries = 0.0, random.Random(), 1
         self._left: dict[tuple[str, str], int] = {}
         self._access_key: str | None = None
-        self._refusal = ""
+        self._refusal, self._is_read_only = "", False
         self._create = self._swap = "atomic"
         self._knows_chunks = self._knows_batches = True
         self.writes = self.requests = self.failed = 0
@@ -105,6 +105,10 @@ class StorageProxy:
         """Answer 403 with an error code of S3's to requests that another key signed, from now on; None accepts all."""
         self._access_key, self._refusal = access_key, code
 
+    def refuse_writes(self) -> None:
+        """Answer 403 to every request that would change something, from now on."""
+        self._is_read_only = True
+
     def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
         """Be a store that knows less than Amazon's, from now on.
 
@@ -134,6 +138,8 @@ class StorageProxy:
             "Authorization", ""
         ):
             _refuse(request, 403, self._refusal, "refused as the test wants it")
+        elif self._is_read_only and request.command not in ("GET", "HEAD"):
+            _refuse(request, 403, "AccessDenied", "refused as the test wants it")
         elif self._fails(request) or self._is_unlucky(request):
             _refuse(request, 500, "InternalError", "injected fault")
         elif why := self._unknown(request):

@@ -120,13 +120,15 @@ class Context:
         """Sum values over all ranks, as float32; every rank must call it."""
         return self.attempt.group.sum(np.asarray(values, np.float32))
 
-    def show(self, phase: str) -> None:
-        """Report the run's status to the driver, from rank 0."""
-        metrics = (
-            models.numbers(self.program.model)
-            if phase == "training" and self.is_first_rank and self.has_trained
-            else None
-        )
+    def show(self, phase: str, metrics: dict[str, float] | None = None) -> None:
+        """Report the run's status to the driver, from rank 0.
+
+        Args:
+            phase: what goes on.
+            metrics: of the epoch; by default the model's own, while it trains.
+        """
+        if metrics is None and phase == "training" and self.is_first_rank and self.has_trained:
+            metrics = models.numbers(self.program.model)
         saves = Saves(
             checkpoint=self.state.durable_step,
             snapshot=self.memory.step,
@@ -134,4 +136,5 @@ class Context:
             stall_seconds=self.saving.stall_seconds,
             trouble=self.saving.trouble(),
         )
-        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history)
+        traced = self.pulse.trace_seconds
+        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history, traced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raytf.config.objective import flat
+from raytf.runs.status import number_text
 from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
 
@@ -30,7 +31,7 @@ class EpochEnd:
         """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, keep the state if it is the best."""
         state, reporter = context.state, context.reporter
         if context.sum([float(self._validated is None)])[0]:
-            self._validated = _validate(context, self._epoch)
+            self._validated = _validate(context, self._epoch, self._logs)
         logs = context.callbacks.end_epoch(self._epoch, self._logs | (self._validated or {}))
         state.stopped_early = context.callbacks.stopped
         if not self._is_noted:
@@ -55,11 +56,11 @@ class EpochEnd:
         if context.is_first_rank:
             numbers = flat(logs)
             context.reporter.scalars({f"epoch_{name}": value for name, value in numbers.items()}, self.step)
-            said = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+            said = ", ".join(f"{name} {number_text(value)}" for name, value in numbers.items())
             context.reporter.note(f"epoch {self._epoch + 1}: {said}")
 
 
-def _validate(context: Context, epoch: int) -> dict[str, Any]:
+def _validate(context: Context, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
     """Loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
     if source is None or not context.job.validates_after(epoch):
@@ -67,4 +68,5 @@ def _validate(context: Context, epoch: int) -> dict[str, Any]:
     context.show("validating")
     with context.pulse.doing(Activity.VALIDATION):
         found = context.evaluators.evaluate("validation", source, context.pulse.progress)
+    context.show("training", flat(logs))  # from here on, the time is that of steps again
     return {f"val_{name}": value for name, value in found.items()}

@@ -69,6 +69,8 @@ class Heartbeat:
         self._excluded = 0.0
         #: Total seconds spent waiting for records.
         self._input = 0.0
+        #: Total seconds spent tracing graphs.
+        self.trace_seconds = 0.0
         self._lengths: deque[float] = deque(maxlen=_CALLS)
         self._probed_at = self._since
         #: Seconds until the next measurement of a single shard; grows with the cost of the last one.
@@ -111,7 +113,9 @@ class Heartbeat:
             now = time.monotonic()
             if activity is Activity.INPUT:
                 self._input += now - began
-            elif activity not in USUAL and before is self._base:
+            elif activity is Activity.TRACE:
+                self.trace_seconds += now - began
+            if activity not in USUAL and before is self._base:
                 self._excluded += now - began
             self._activity, self._since = before, now
 

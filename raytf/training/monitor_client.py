@@ -196,9 +196,9 @@ class MonitorClient:
 
     # -- saving together -----------------------------------------------------------------------------------------------
 
-    def park(self, seconds: float | None = None) -> int:
-        """Ask the ranks to save and wait; returns a ticket for this request."""
-        return Question[int](self.handle.park.remote()).answer(seconds)
+    def park(self, seconds: float | None = None, is_stop: bool = False) -> int:
+        """Ask the ranks to save and wait; returns a ticket for this request: see `Parking.park`."""
+        return Question[int](self.handle.park.remote(is_stop)).answer(seconds)
 
     def release(self, ticket: int) -> None:
         """Let the ranks that wait because of this request train on."""

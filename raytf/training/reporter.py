@@ -17,7 +17,7 @@ import ray.train
 
 from raytf.config.objective import flat
 from raytf.errors import one_line
-from raytf.runs.pace import Pace
+from raytf.runs.pace import Moment, Pace
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.run_log import MirroredFolder
 from raytf.runs.status import SaveTrouble, Status
@@ -80,9 +80,8 @@ class Reporter:
         self._writer: Any = None
         self.take_place(rank, world_size, attempt)
         self._reported_at = self._status_at = time.monotonic()
-        #: Step of the last status, from which the next one computes the pace.
-        self._status_step = 0
         self._pace = Pace()
+        self._samples_per_step = job.plan.samples(job.plan.steps_per_epoch) / job.plan.steps_per_epoch
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._report_thread: threading.Thread | None = None
         #: Whether ranks were lost, or have come.
@@ -108,20 +107,18 @@ class Reporter:
         """Local folder for files of callbacks; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
-    def resume(self, step: int, files: dict[str, bytes] | None = None) -> None:
-        """Resume from a step: fetch the files that an earlier attempt left.
+    def resume(self, files: dict[str, bytes] | None = None) -> None:
+        """Resume: fetch the files that an earlier attempt left.
 
         Args:
-            step: global step from which the run resumes.
             files: what `pack_files` returned, if it was kept in memory.
         """
-        self._status_step = step
         if self._files is not None:
             self._files.fetch(files)
 
-    def stands_at(self, step: int) -> None:
-        """The ranks have met again after a step: reports on which they have not agreed are dropped."""
-        self._status_at, self._status_step, self._has_met_again = time.monotonic(), step, True
+    def met_again(self) -> None:
+        """Drop reports that the ranks had not agreed on before they met again."""
+        self._status_at, self._has_met_again = time.monotonic(), True
         self._pace = Pace()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -160,12 +157,13 @@ class Reporter:
         saves: Saves,
         metrics: dict[str, float] | None = None,
         history: Sequence[dict[str, Any]] = (),
+        trace_seconds: float = 0.0,
     ) -> None:
-        """Send the status of the run to the driver; from rank 0."""
+        """Send the status of the run to the driver; from rank 0. The arguments are fields of `Status`."""
         if self._rank != 0:
             return
-        job, plan, now = self._job, self._job.plan, time.monotonic()
-        rate = self._pace.add(step - self._status_step, now - self._status_at)
+        job, now = self._job, time.monotonic()
+        self._pace.see(Moment(step, now - trace_seconds, phase == "training", saves.stall_seconds))
         latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
         status = Status(
             step=step,
@@ -174,18 +172,20 @@ class Reporter:
             epochs=job.epochs,
             workers=self._world_size,
             metrics=metrics or {},
-            samples_per_second=rate * plan.global_batch_size,
-            seconds_left=(job.total_steps - step) / rate if rate else None,
+            samples_per_step=self._samples_per_step,
+            samples_per_second=self._pace.steps_per_second * self._samples_per_step,
+            seconds_left=self._pace.seconds_left(job.total_steps - step),
             checkpoint=saves.checkpoint,
             snapshot=saves.snapshot,
             snapshot_bytes=saves.snapshot_bytes,
             stall_seconds=saves.stall_seconds,
+            trace_seconds=trace_seconds,
             phase=phase,
             trouble=saves.trouble,
             history=[flat(epoch) for epoch in history[-_HISTORY_EPOCHS:]],
         )
         job.monitor.update(status)
-        self._status_at, self._status_step = now, step
+        self._status_at = now
 
     def say(self, message: str | ProgramOutput) -> None:
         """Print a line for the user that is the same on every rank, or pass on what the program's code printed; only

@@ -64,7 +64,6 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "stopped_early": state.stopped_early,
         "train_seconds": state.train_seconds,
         "imbalance_seconds": state.imbalance_seconds,
-        "samples_per_second": samples / state.train_seconds if state.train_seconds else 0.0,
         "world_sizes": sorted({a["world_size"] for a in attempts}),
         "restarts": max(0, len(attempts) - 1),
         "regroups": sum(a.get("tier") == HELD for a in attempts),

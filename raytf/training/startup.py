@@ -163,7 +163,7 @@ def _handed_over(
     state = held.progress
     if before is not None and not is_taken:  # of the epochs that have ended each rank knows itself
         state = dataclasses.replace(before.state, durable_step=state.durable_step, best=state.best)
-    attempt.reporter.stands_at(state.step)
+    attempt.reporter.met_again()
     is_described = before is not None and before.live.rank == 0 and before.live.note.is_described
     live = _live_state(attempt, program, state, callbacks, rows, HELD, is_described)
     imbalance = executor.imbalance_seconds(attempt, program.pipeline)
@@ -192,7 +192,7 @@ def _handed_over(
 def _take_over(context: Context, callbacks: MovingCallbacks) -> None:
     """Have this rank, which is rank 0 from now on, run the callbacks."""
     step, reporter = context.state.step, context.reporter
-    reporter.resume(step, callbacks.packed_files)
+    reporter.resume(callbacks.packed_files)
     has_end = context.ended == step or not context.is_at_epoch_end
     callbacks.take_over(reporter.files, context.job.epoch_of(step), not context.is_at_epoch_end, has_end)
 
@@ -230,7 +230,7 @@ def _begun(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers,
     """Begin with a checkpoint, or a new run."""
     state = TrainingState.of(chosen, tiers.restorer.known_step)
     if chosen is not None:
-        attempt.reporter.resume(chosen.step, chosen.files)
+        attempt.reporter.resume(chosen.files)
     callbacks = _make_callbacks(attempt, program, None if chosen is None else chosen.step)
     imbalance = executor.imbalance_seconds(attempt, program.pipeline)
     _begin(attempt, program, callbacks, chosen)

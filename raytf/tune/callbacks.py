@@ -8,6 +8,7 @@ from typing import Any
 from ray import tune
 
 from raytf.errors import one_line
+from raytf.runs.status import number_text
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord
@@ -95,7 +96,7 @@ class Watcher(tune.Callback):
             outcome, value, why = TrialOutcome(last["outcome"]), last.get("score"), last.get("why", "")
         else:
             outcome, value = TrialOutcome.STOPPED, row.value
-            why = f"others were better after {epochs_text(row.epoch)} than {metric} {value:.4f}"
+            why = f"others were better after {epochs_text(row.epoch)} than {metric} {number_text(value)}"
         self._settle(number, outcome, value, why, last.get("metrics", {}))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import visible
 from raytf.runs.display import Screen
+from raytf.runs.status import number_text
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 from raytf.tune.space import short
 
@@ -71,7 +72,7 @@ class TrialTable:
                 row.state,
                 *(short(row.parameters.get(name, "-")) for name in self.names),
                 str(row.epoch) if row.epoch else "-",
-                "-" if row.value is None else f"{row.value:.4f}",
+                number_text(row.value),
                 row.why or "-",
             ]
             for i, row in enumerate(self.rows)
@@ -125,7 +126,7 @@ def told(number: int, row: TrialRow, goal: MetricObjective) -> str:
             values = ", ".join(f"{k}={short(v)}" for k, v in row.parameters.items())
             return f"{name} starts: {values or 'the defaults'}"
         case "finished":
-            return f"{name} finished: {goal.metric} {row.value:.4f} after {epochs_text(row.epoch)}"
+            return f"{name} finished: {goal.metric} {number_text(row.value)} after {epochs_text(row.epoch)}"
         case "stopped":
             return f"{name} stopped: {row.why}"
         case "failed":

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from raytf.testing.storage_proxy import StorageProxy
+
 ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE, OF_A_MODEL = 1.5, 12.0
 _JOB = [sys.executable, str(ROOT / "jobs" / "mnist.py"), "--data", "digits"]
@@ -55,6 +57,8 @@ FLAGS = {
     "--storage ftp://host/runs": "ftp",
     "--storage s3:/bucket": "two slashes",
     "--storage /proc/runs": "/proc/runs",
+    "--storage / --run proc": "cannot write /",
+    "--storage /dev/null/runs": "/dev/null/runs",
     "--status-file /no/such/folder/s.json": "--status-file",
 }
 #: Commands of raytf -> words of the line.
@@ -170,8 +174,15 @@ class Mistake:
     before: tuple[str, ...] = ()
 
 
-def mistakes(folder: Path) -> Iterator[Mistake]:
-    """All of them; programs are written into a folder."""
+def mistakes(folder: Path, refusing: str) -> Iterator[Mistake]:
+    """Return all mistakes.
+
+    Args:
+        folder: to write programs into.
+        refusing: HOST:PORT of an S3 server that refuses to write.
+    """
+    bucket = f"s3://bucket/runs?endpoint_override={refusing}&scheme=http&region=us-east-1"
+    yield Mistake("mnist.py --storage s3://bucket/runs", [*_JOB, "--storage", bucket], "Check the credentials")
     for flags, words in FLAGS.items():
         yield Mistake(f"mnist.py {flags}", [*_JOB, *flags.split()], words)
     for text, words in COMMANDS.items():
@@ -206,10 +217,11 @@ def wrong(mistake: Mistake, code: int, said: str) -> str:
 def main() -> None:
     """Run the command."""
     failed, slow, count = 0, 0, 0
-    with tempfile.TemporaryDirectory(prefix="raytf-mistakes-") as home:
+    with tempfile.TemporaryDirectory(prefix="raytf-mistakes-") as home, StorageProxy("127.0.0.1:9") as server:
+        server.refuse_writes()
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        env |= {"HOME": home, "PYTHONPATH": str(ROOT)}
-        for mistake in mistakes(Path(home)):
+        env |= {"HOME": home, "PYTHONPATH": str(ROOT), "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        for mistake in mistakes(Path(home), server.endpoint):
             if mistake.before:
                 subprocess.run(mistake.before, cwd=home, env=env, capture_output=True, timeout=300, check=True)
             began = time.monotonic()

@@ -7,6 +7,7 @@ long as a call that arrives twice, or after a later one, does no harm here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pickle
 import time
@@ -20,7 +21,7 @@ from raytf.driver.monitor.past import Past
 from raytf.driver.monitor.progress import Progress
 from raytf.driver.monitor.roster import Roster
 from raytf.runs.program_output import ProgramOutput
-from raytf.runs.status import Status
+from raytf.runs.status import PARKED, Status
 from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
 #: Seconds between two stores of the state because of heartbeats alone, which are repeated anyway.
@@ -106,7 +107,9 @@ class Monitor:
 
     @_changes
     def update(self, status: Status) -> None:
-        """Take the status of the run, from rank 0."""
+        """Take the status of the run, from rank 0. Only this Monitor knows for what the ranks wait."""
+        if status.phase == PARKED:
+            status = dataclasses.replace(status, phase=self._parking.phase)
         note = self._progress.update(status, self._clock())
         if note is not None:
             self.event(*note)
@@ -261,8 +264,8 @@ class Monitor:
     # -- saving together: see Parking ----------------------------------------------------------------------------------
 
     @_changes
-    def park(self) -> int:
-        return self._parking.park()
+    def park(self, is_stop: bool = False) -> int:
+        return self._parking.park(is_stop)
 
     @_changes
     def release(self, ticket: int) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 
 class Parking:
-    """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket."""
+    """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket.
+
+    Attributes:
+        phase: what the ranks do because of it, for people.
+    """
 
     def __init__(self) -> None:
+        self.phase = "resizing"
         self._ticket = self._tickets = self._released = 0
         self._parked: bool | None = None
 
@@ -15,8 +20,13 @@ class Parking:
         # Not released: ranks of the last group that wait would otherwise train on until they are ended.
         self._ticket = 0
 
-    def park(self) -> int:
-        """Ask the ranks to save and wait, even those that already wait; returns the ticket of this request."""
+    def park(self, is_stop: bool = False) -> int:
+        """Ask the ranks to save and wait, even those that already wait; returns the ticket of this request.
+
+        Args:
+            is_stop: whether the run stops then, rather than changes the number of workers.
+        """
+        self.phase = "saving" if is_stop else "resizing"
         self._released = self._tickets
         self._tickets += 1
         self._ticket, self._parked = self._tickets, None

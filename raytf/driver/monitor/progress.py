@@ -98,7 +98,10 @@ class Progress:
             The fields, completed with what is known here; and a line for the user, empty for none.
         """
         status = self.status
-        fields = ({} if status is None else {"step": status.step, "stall": status.stall_seconds}) | fields
+        known: dict[str, Any] = {}
+        if status is not None:
+            known = {"step": status.step, "stall": status.stall_seconds, "trace": status.trace_seconds}
+        fields = known | fields
         if fields.get("survived"):
             return fields, ""
         if kind in ("fault", "hang"):

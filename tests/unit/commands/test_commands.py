@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from raytf import __version__ as version
-from raytf.commands._table import age_text, size_text
+from raytf.commands._table import age_text, fitting, size_text
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save, share
 
@@ -166,3 +166,26 @@ def test_sizes(count, text):
 )
 def test_ages(seconds, text):
     assert age_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, "run step metric size"),
+        (35, "run step metric size"),
+        (34, "run step metric"),
+        (25, "run step metric"),
+        (24, "run step"),
+        (5, "run step"),
+    ],
+)
+def test_a_narrow_terminal_does_without_the_least_important_columns(width, shown):
+    columns = ("run", "step", "metric", "size")
+    rows = [("mnist", "1", "accuracy", "12.5 MiB"), ("spirals-2", "40", "-", "1 B")]
+    found = fitting(columns, rows, width, ("size", "metric"))
+    assert [columns[i] for i in found] == shown.split()
+
+
+def test_a_long_name_is_folded_and_takes_no_column_away():
+    assert fitting(("run", "state"), [("x" * 99, "finished")], 34, ("state",)) == [0, 1]
+    assert fitting(("run", "state"), [("x" * 99, "finished")], 33, ("state",)) == [0]

@@ -43,7 +43,7 @@ def test_events_signs_of_life_and_times_are_right_when_the_clock_is_set_while_a_
     assert times[-1] - times[0] < 60
     book.figures.update()
     assert all(age < 60 for (name, _), age in book.figures.gauges().items() if name == "raytf_checkpoint_age_seconds")
-    document = {}
+    document = {"steps": 0, "samples": 0}
     book.note(Driver("ended", outcome="finished"))
     add_times(document, run, book)
     assert document["wall_seconds"] == pytest.approx(sum(document["seconds"].values()))

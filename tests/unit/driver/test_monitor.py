@@ -8,7 +8,7 @@ from raytf.driver import crash_safe_memory
 from raytf.driver.crash_safe_memory import CrashSafeMemory
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.monitor.progress import PROGRESS_SECONDS
-from raytf.runs.status import Status
+from raytf.runs.status import PARKED, Status
 from raytf.training.beat import Activity, HangFinding, HeartbeatState
 
 
@@ -173,6 +173,14 @@ def test_ranks_that_wait_train_on_when_they_are_released_or_asked_anew():
     assert heard.is_released(second)
     assert heard.wanted() == 0
     assert not heard.is_released(heard.park())
+
+
+def test_ranks_that_wait_save_before_the_run_stops_and_are_resized_otherwise():
+    heard, _ = monitor()
+    for is_stop, phase in ((False, "resizing"), (True, "saving")):
+        heard.park(is_stop)
+        heard.update(status(5, PARKED))
+        assert heard.read()[0].phase == phase
 
 
 def test_a_new_group_is_not_asked_what_the_last_one_was_whose_ranks_wait_until_they_are_ended():

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -11,7 +17,7 @@ from raytf.checkpoint.naming import name_of
 from raytf.config.train_config import TrainConfig
 from raytf.driver import preflight
 from raytf.driver.preflight import cpus_here, why_on_cpus
-from raytf.errors import CheckpointError, ClusterError, DamagedFileError
+from raytf.errors import CheckpointError, ClusterError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
 
@@ -73,6 +79,34 @@ def test_what_is_no_folder_is_refused_before_anything_starts(tmp_path, name, is_
         DamagedFileError, match=f"{name} is damaged: .*link" if is_link else "where a folder is expected"
     ):
         preflight.check_folder(Storage(str(run)))
+
+
+def test_a_folder_in_which_nobody_may_write_is_refused_before_anything_starts(tmp_path):
+    # Root writes wherever permission bits forbid it, but not to a read-only mount.
+    inner = tmp_path / "runs" / "a" / "checkpoints"
+    inner.mkdir(parents=True)
+    mounts = f"mount --bind {inner} {inner} && mount -o remount,bind,ro {inner}"
+    look = (
+        "from raytf.driver import preflight; from raytf.storage.storage import Storage; "
+        f"preflight.check_folder(Storage({str(tmp_path / 'runs' / 'a')!r}))"
+    )
+    preflight.check_folder(Storage(str(tmp_path / "runs" / "a")))
+    command = ["unshare", "-rm", "sh", "-c", f"{mounts} || exit 77; exec {sys.executable} -c {shlex.quote(look)}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("no mount namespace here")
+    assert f"cannot write {inner}: Read-only file system. Choose a folder in which this user may write." in done.stderr
+    assert os.listdir(tmp_path / "runs" / "a") == ["checkpoints"]
+
+
+def test_a_bucket_that_refuses_to_write_is_refused_before_anything_starts(behind, proxy):
+    behind.preflight()
+    proxy.refuse_writes()
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="Check the credentials") as refused:
+        behind.preflight()
+    assert refused.value.kind == "denied"
+    assert time.monotonic() - began < 15
 
 
 def test_what_callbacks_may_write_through_is_refused(tmp_path):

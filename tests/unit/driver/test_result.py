@@ -27,5 +27,5 @@ DOCUMENT = {
 def test_goodput_is_told_of_runs_that_lasted(seconds: dict[str, float], told: str):
     document = {**DOCUMENT, "seconds": seconds, "goodput": seconds.get("train", 0.0) / (sum(seconds.values()) or 1.0)}
     first, last = summary(document).splitlines()
-    assert first == "finished: 40 steps, loss 0.2500"
+    assert first == "finished: 40 steps, loss 0.25"
     assert last == f"1,234 samples/s, 1 restart, {told}model in /runs/a/export/1"

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from raytf.runs import notebook
 from raytf.runs.display import PLAIN_SECONDS, Display, lines_on_stderr
-from raytf.runs.status import SaveTrouble, Status, clock_text, describe
+from raytf.runs.status import SaveTrouble, Status, clock_text, describe, number_text
 
 
 def seen(out):
@@ -69,6 +69,25 @@ def test_clock_text(seconds, text):
     assert clock_text(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.9731, "0.9731"),
+        (0.25, "0.25"),
+        (0.0000321, "3.21e-05"),
+        (0.0, "0"),
+        (-1234.56, "-1235"),
+        (12345.6, "12,346"),
+        (2e12, "2e+12"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (None, "-"),
+    ],
+)
+def test_number_text(value, text):
+    assert number_text(value) == text
+
+
 FULL = status(
     metrics={"loss": 0.12345, "accuracy": 0.9}, samples_per_second=12345.6, seconds_left=65.0, checkpoint=2, snapshot=3
 )
@@ -113,6 +132,20 @@ def test_a_status_is_not_repeated(out, clock):
     assert len(out.getvalue().splitlines()) == 1
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(out, clock, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    with Display(Console(file=out, force_terminal=True, width=120), clock) as display:
+        display.stage("starting Ray")
+        display.show(status(1))
+        clock.now += PLAIN_SECONDS
+        display.show(status(5))
+    assert out.getvalue().splitlines() == [
+        "starting Ray",
+        "epoch 1/2, step 1/10, 2 workers",
+        "epoch 1/2, step 5/10, 2 workers",
+    ]
+
+
 def test_messages_are_not_markup_and_not_wrapped(out, clock):
     message = "[red]kept[/red] [/] " + "x" * 300
     with plain(out, clock) as display:
@@ -138,7 +171,8 @@ def test_the_bar_and_the_metrics_are_two_lines_that_fit(out, clock, width):
         drawn = seen(out).splitlines()
     assert len(drawn) == 2
     assert all(len(line) <= width for line in drawn)
-    assert drawn[0].startswith("━━━━━")
+    bar = drawn[0].partition(" ")[0]
+    assert bar == "━" * round(len(bar) / 10) + "·" * (len(bar) - round(len(bar) / 10))  # also without colors
     if width >= 80:
         assert drawn[0].endswith("  10%  epoch 100/1000  step 123456/1234567  ETA 3:25:45")
     assert drawn[1].startswith("loss 0.1235  accuracy 0.9  2 workers")

@@ -35,7 +35,7 @@ def test_figures_of_a_run(run):
     assert sum(run.seconds.values()) == pytest.approx(100)
     # 210 - 195 steps of the first fault, 300 - 95 of the driver's death.
     assert run.redone == 15 + 205
-    assert run.goodput == pytest.approx(run.seconds["training"] / 100)
+    assert run.goodput == pytest.approx(run.seconds["training"] / (100 - run.seconds["down"]))
 
 
 def test_each_restart_has_its_cause_and_all_of_its_phases(run):
@@ -61,6 +61,59 @@ def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
     (death,) = [h for h in run.happenings if h.kind == "driver" and h.sort == "fault"]
     assert death.time == BEGIN + 50
     assert "10.0 s after its last word" in death.text
+
+
+def faults(*events):
+    line = Script().at(0, "driver", state="started")
+    for i, (kind, fields) in enumerate(events, 1):
+        line.at(i, kind, **fields)
+    return [h.kind for h in history.build("/x/a", line.events, None, False).happenings if h.sort == "fault"]
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ([("driver", {"state": "ended", "outcome": "stopped", "text": "interrupted"})], []),
+        ([("driver", {"state": "ended", "outcome": "failed", "text": "KeyboardInterrupt"})], []),  # of earlier versions
+        ([("driver", {"state": "ended", "outcome": "failed", "text": "no disk"})], ["driver"]),
+        # A mistake in the labels ends the run, and its driver.
+        (
+            [
+                ("fault", {"text": "bad labels", "retry": False}),
+                ("driver", {"state": "ended", "outcome": "failed", "text": "bad labels"}),
+            ],
+            ["fault"],
+        ),
+        # The run went on after the first.
+        (
+            [
+                ("fault", {"text": "gone", "retry": True}),
+                ("driver", {"state": "ended", "outcome": "failed", "text": "no disk"}),
+            ],
+            ["fault", "driver"],
+        ),
+        (
+            [
+                ("fault", {"text": "bad labels", "retry": False}),
+                ("driver", {"state": "ended", "outcome": "failed", "text": "bad labels"}),
+                ("driver", {"state": "started"}),
+                ("driver", {"state": "ended", "outcome": "failed", "text": "no disk"}),
+            ],
+            ["fault", "driver"],
+        ),
+    ],
+)
+def test_a_fault_is_counted_once_and_an_interruption_is_none(events, found):
+    assert faults(*events) == found
+
+
+def test_the_speed_of_a_run_that_was_stopped_is_that_of_its_time_in_training():
+    line = Script().at(0, "driver", state="started").at(1, "group", workers=2)
+    line.at(20, "phase", phase="training", step=1, workers=2, samples_per_step=99.5)
+    line.at(30, "progress", phase="training", step=101, workers=2, samples_per_step=99.5, samples_per_second=7.0)
+    line.at(40, "driver", state="ended", outcome="stopped", text="interrupted")
+    found = history.build("/x/a", line.events, None, False)
+    assert found.samples_per_second == pytest.approx(100 / 20 * 99.5)
 
 
 NODE = "abcdef" * 9 + "ab"

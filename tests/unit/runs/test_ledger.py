@@ -196,6 +196,22 @@ def test_a_run_without_faults():
     ) == {"training": 28.5, "checkpoint": 1.5, "validation": 3, "startup": 10, "finish": 2}
 
 
+def test_a_graph_that_is_traced_later_belongs_to_the_start():
+    found = seconds(
+        started(0),
+        event(1, "group", workers=2),
+        phase(10, "training", 1, trace=4.0),  # the first call
+        event(20, step=31, trace=7.0, stall=1.0),
+        event(30, step=51, trace=7.0, stall=1.0),
+        event(31, "fault", cause="worker_died", step=51, trace=7.0, silent=1.0),
+        event(32, "group", workers=2),
+        phase(40, "training", 51, trace=3.0),
+        event(50, step=71, trace=5.0),
+        ended(50),
+    )
+    assert found == pytest.approx({"startup": 10 + 3, "checkpoint": 1, "training": 6 + 10 + 8, "restart": 10 + 2})
+
+
 def test_steps_that_are_done_again_are_no_progress():
     found = seconds(
         started(0),
@@ -264,7 +280,28 @@ def test_world_sizes_and_steps_of_spans():
 
 def test_goodput():
     assert timeline.goodput({}) == 0
-    assert timeline.goodput({"training": 3.0, "down": 1.0}) == 0.75
+    assert timeline.goodput({"training": 3.0, "restart": 1.0}) == 0.75
+    assert timeline.goodput({"training": 3.0, "restart": 1.0, "down": 172_800.0}) == 0.75  # a weekend
+
+
+def test_steps_per_second_are_those_of_training():
+    assert timeline.steps_per_second([]) == 0
+    events = [
+        started(0),
+        phase(20, "starting", 0),
+        phase(29, "training", 1),  # after the first call
+        phase(39, "validating", 101),
+        phase(49, "training", 101),
+        event(61, step=201, stall=2.0),
+        event(70, "fault", cause="worker_died", step=201, silent=9.0),
+        phase(80, "training", 151),
+        event(85, step=201),  # made again
+        event(95, step=301),
+        ended(95),
+    ]
+    spans = timeline.timeline(events)
+    assert timeline.account(spans)["training"] == pytest.approx(10 + 10 + 10)
+    assert timeline.steps_per_second(spans) == pytest.approx(10)
 
 
 EVENTS = st.one_of(
@@ -277,7 +314,7 @@ EVENTS = st.one_of(
         st.integers(1, 4),
     ),
     st.builds(
-        lambda k, s, x: {"kind": k, "step": s, "silent": x, "stall": x},
+        lambda k, s, x: {"kind": k, "step": s, "silent": x, "stall": x, "trace": x},
         st.sampled_from(["progress", "fault", "hang", "group", "waiting", "attempt", "save", "new in a later version"]),
         st.integers(0, 500),
         st.floats(0, 50),

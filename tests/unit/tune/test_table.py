@@ -25,9 +25,9 @@ def board() -> TrialTable:
 def test_the_best_of_those_that_finished_has_the_star():
     assert board().columns() == ["", "trial", "state", "learning_rate", "epoch", "val_accuracy", "why"]
     assert board().cells() == [
-        ["", "trial-000", "finished", "1", "6", "0.9100", "-"],
-        ["", "trial-001", "stopped", "0.1", "2", "0.9900", "others were better"],
-        ["*", "trial-002", "finished", "0.01", "6", "0.9700", "-"],
+        ["", "trial-000", "finished", "1", "6", "0.91", "-"],
+        ["", "trial-001", "stopped", "0.1", "2", "0.99", "others were better"],
+        ["*", "trial-002", "finished", "0.01", "6", "0.97", "-"],
         ["", "trial-003", "failed", "0.001", "-", "-", "the loss became nan"],
         ["", "trial-004", "waiting", "0.0001", "-", "-", "-"],
     ]
@@ -55,6 +55,6 @@ def test_changes_as_lines():
     rows[4].state = "running"
     assert told(4, rows[4], GOAL) == "trial-004 starts: learning_rate=0.0001"
     assert told(0, TrialRow({}, "running"), GOAL) == "trial-000 starts: the defaults"
-    assert told(2, rows[2], GOAL) == "trial-002 finished: val_accuracy 0.9700 after 6 epochs"
+    assert told(2, rows[2], GOAL) == "trial-002 finished: val_accuracy 0.97 after 6 epochs"
     assert told(1, rows[1], GOAL) == "trial-001 stopped: others were better"
     assert told(3, rows[3], GOAL) == "trial-003 failed: the loss became nan"
