@@ -55,6 +55,15 @@ class RaytfError(Exception):
         # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
         return (_rebuild, (type(self), self.args, self.__dict__))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in place of a traceback: the message, and the cause where it has another
+        one."""
+        cause = self.__cause__
+        told = [f"{type(self).__name__}: {one_line(self)}"]
+        if cause is not None and one_line(cause, 60).removesuffix("...") not in told[0]:
+            told.append(f"caused by {type(cause).__name__}: {one_line(cause, 300)}")
+        return told
+
 
 def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
     """An error that says which extra to install.
@@ -261,6 +270,13 @@ class JobError(RaytfError):
         super().__init__(message)
         self.traceback = traceback
         self.is_bug = type(error) in _BUGS
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in place of a traceback: the message, and where the program failed."""
+        places = self.traceback.split("\n  File ")[1:]
+        places = [place for place in places if "site-packages" not in place] or places
+        told = [f"{type(self).__name__}: {one_line(self)}"]
+        return [*told, "  File " + "\n".join(places[-1].splitlines()[:2])] if places else told
 
 
 #: What Python raises for mistakes in code, and what ends a program; subclasses of the former come from files and

@@ -196,7 +196,7 @@ def with_sign(run: History, sign: Event) -> History:
         return run
     events = [*run.events, sign]
     stands = standing.of(events, None, True, None, run.epochs)
-    fields = ("problems", "epochs", "settings", "saves", "command", "changed", "made_with")
+    fields = ("name", "problems", "epochs", "settings", "saves", "command", "changed", "made_with")
     return replace(build(run.place, events, None, True, stands), **{name: getattr(run, name) for name in fields})
 
 
@@ -226,7 +226,7 @@ def build(
     spans = timeline.timeline(events)
     stands = stands or standing.of(events, result, is_alive or None)
     return History(
-        name=place.rstrip("/").rpartition("/")[2],
+        name=_name(place),
         place=place,
         state=stands.state.value,
         why=stands.why,
@@ -240,6 +240,12 @@ def build(
         metrics=stands.metrics,
         samples_per_second=_rate(spans, events, result),
     )
+
+
+def _name(place: str) -> str:
+    """Return a run's name: of a program's n-th run, the program's name too."""
+    parts = place.rstrip("/").split("/")
+    return "/".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 def _is_run(run: Storage) -> bool:

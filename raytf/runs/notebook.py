@@ -13,6 +13,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from raytf.config.terminal_text import visible
+from raytf.errors import one_line
 from raytf.runs.display import QUIET_SECONDS, Display, stream_of
 from raytf.runs.status import Status, describe
 
@@ -63,7 +64,7 @@ class NotebookDisplay(Display):
         self._draw = draw or _in_cell()
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._status: Status | None = None
-        self._stage = ""
+        self._stage = self._outcome = ""
         #: (step, loss) of the statuses so far.
         self._loss: list[tuple[float, float]] = []
         self._drawn = float("-inf")
@@ -72,7 +73,11 @@ class NotebookDisplay(Display):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: Any) -> None:
+        self._stage = ""
+        self._outcome = outcome(error, self._lines)
+        if isinstance(error, KeyboardInterrupt):  # IPython would show raytf's own frames
+            error._render_traceback_ = lambda: ["KeyboardInterrupt"]  # type: ignore[attr-defined]
         self._redraw(is_due=True)
 
     def say(self, message: str) -> None:
@@ -102,10 +107,26 @@ class NotebookDisplay(Display):
             if is_due or now - self._drawn >= _SECONDS:
                 self._drawn = now
                 said = self._stage or ("" if self._status is None else describe(self._status, self._shows_saves))
-                self._draw(page(self._status, self._loss, list(self._lines), said))
+                self._draw(page(self._status, self._loss, list(self._lines), said, self._outcome))
 
 
-def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str], now: str = "") -> str:
+def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
+    """Return in a line how what a display showed has ended.
+
+    Args:
+        error: that ended it, if any.
+        lines: messages so far, of which the last says how a run has ended that no error ended.
+    """
+    if error is None:
+        return lines[-1] if lines else ""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped: interrupted; run the cell again to continue from the last checkpoint"
+    return f"failed: {type(error).__name__}: {one_line(error, 600)}"
+
+
+def page(
+    status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str], now: str = "", ending: str = ""
+) -> str:
     """The widget as HTML without scripts.
 
     Args:
@@ -113,8 +134,10 @@ def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequ
         loss: (step, loss) so far.
         lines: messages, the oldest first.
         now: what goes on.
+        ending: how it has ended, which stands last.
     """
     parts = []
+    above = lines[:-1] if lines and ending == lines[-1] else lines
     if status is None and now:
         parts.append(f"<div>{html.escape(visible(now))}</div>")
     if status is not None:
@@ -126,11 +149,13 @@ def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequ
         )
         curves = [_curve("loss", [loss], ["loss"])] if len(loss) > 1 else []
         parts.append(f'<div style="display:flex;gap:20px">{"".join(curves + _of_epochs(status.history))}</div>')
-    shown = "".join(f"<div>{html.escape(line)}</div>" for line in lines[-6:])
+    shown = "".join(f"<div>{html.escape(line)}</div>" for line in above[-6:])
     parts.append(f'<div style="font-size:85%;color:#555">{shown}</div>')
     if len(lines) > 6:
         every = html.escape("\n".join(lines))
         parts.append(f'<details><summary style="font-size:85%">all messages</summary><pre>{every}</pre></details>')
+    if ending:
+        parts.append(f'<div style="font-weight:600;margin-top:4px">{html.escape(visible(ending))}</div>')
     return f'<div style="font-family:sans-serif;font-size:13px">{"".join(parts)}</div>'
 
 

@@ -10,7 +10,7 @@ killed loses the seconds since its last write, and storage that is away loses no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
@@ -171,7 +171,18 @@ def timeline(events: Sequence[Event]) -> list[Span]:
     line = Timeline()
     for event in events:
         line.add(event)
+    last = events[-1] if events else {}
+    if last.get("kind") == "driver" and last.get("state") == "ended" and last.get("outcome") != "finished":
+        return _without_next_step(line.spans)
     return line.spans
+
+
+def _without_next_step(spans: list[Span]) -> list[Span]:
+    """Return the spans of a run that has ended, in which the time after its last failure restarts nothing."""
+    count = len(spans)
+    while count and spans[count - 1].category == "restart":
+        count -= 1
+    return spans[:count] + [replace(span, category="finish") for span in spans[count:]]
 
 
 def account(spans: Iterable[Span]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raytf.errors import ConfigError, RaytfError
 from raytf.runs.report.page import document
-from raytf.ui.gallery import Gallery
+from raytf.ui.gallery import Gallery, settings
 
 #: Seconds between two looks for what has changed, and between two signs of life of a stream.
 _LOOK_SECONDS, _LIFE_SECONDS = 0.5, 15.0
@@ -66,7 +66,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
     async def curves(request: Request) -> Response:
         found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json(found.data["curves"])
+        return _json({**found.data["curves"], "settings": {} if found.run is None else settings(found.run)})
 
     async def search(request: Request) -> Response:
         return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))

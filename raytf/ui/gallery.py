@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import re
 import threading
@@ -186,7 +187,7 @@ class Gallery:
         seen = self._look(name)
         drawn, sign = self._drawn(name, seen.mark), ledger.sign_of(seen.sign)
         if drawn is None or drawn.run is None or sign is None:
-            found = history.load(self.find(name).uri)
+            found = self._load(name)
         else:
             found = history.with_sign(drawn.run, sign)
         return RunPage(seen.mark, f"{name}: {found.state}", page.head(found), {})
@@ -203,8 +204,11 @@ class Gallery:
         run = self.find(name)
         if sum(file.bytes for file in run.files(run_log.STEPS)) < _MANY_BYTES:
             return self.page(name)
-        found = history.load(run.uri)
+        found = self._load(name)
         return RunPage("", f"{name}: {found.state}", *page.parts(found))
+
+    def _load(self, name: str) -> History:
+        return replace(history.load(self.find(name).uri), name=name)
 
     def page(self, name: str) -> RunPage:
         """A run's page, drawn again where something that is kept has changed.
@@ -218,7 +222,7 @@ class Gallery:
             if known is not None:
                 return known
             uri = self.find(name).uri
-            run, steps = history.load(uri), None
+            run, steps = self._load(name), None
             with contextlib.suppress(StorageError):  # a page without that curve is better than none
                 steps = run_log.read_steps(uri)
             made = RunPage(mark, f"{name}: {run.state}", *page.parts(run, steps), run)
@@ -247,6 +251,24 @@ class Gallery:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
                 trials.append({key: found.get(key) for key in kept})
         return {"name": name, "trials": sorted(trials, key=lambda trial: trial["number"])}
+
+
+def settings(run: History) -> dict[str, str]:
+    """Return all settings of a run by name, as one table; each value within an object of JSON has a name of its own."""
+    told: dict[str, str] = {}
+    for name, text in {**run.made_with, **run.changed, **run.settings}.items():
+        before, brace, inner = text.partition("{")
+        with contextlib.suppress(ValueError):  # a text that only looks like JSON is shown as it is
+            values = untrusted_json.decode((brace + inner).encode())
+            told |= {f"{name}, {key}": _short(value) for key, value in values.items()}
+            text = before.strip()
+        if text:
+            told[name] = text
+    return told
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _sign(run: Storage) -> bytes:

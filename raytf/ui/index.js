@@ -1,10 +1,10 @@
 "use strict";
 // The list of runs, kept fresh; ticked runs are drawn side by side, and a search unfolds to its trials.
 (() => {
-  const { along, smooth, number, fit, clear } = window.raytfChartTools;
+  const { charts, along, fractions, smooth, number, isFew, fit, clear } = window.raytfChartTools;
   const start = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const rowsBox = byId("rows"), picked = new Set(), open = new Set(), trials = new Map(), curves = new Map();
+  const rowsBox = byId("rows"), open = new Set(), trials = new Map(), curves = new Map();
   let runs = start.runs;
   byId("place").textContent = start.place;
   const make = (tag, attributes = {}, ...inner) => {
@@ -19,11 +19,12 @@
     return Math.max(0, Math.floor(seconds)) + " s ago";
   };
   const spark = (values) => {
-    if (values.length < 2) return make("span", {}, "–");
+    if (!values.length) return make("span", {}, "–");
     const low = Math.min(...values), high = Math.max(...values), wide = 96, tall = 24;
-    const points = values.map((v, i) => (i / (values.length - 1) * wide).toFixed(1) + "," + (tall - 2 - (v - low) / (high - low || 1) * (tall - 4)).toFixed(1)).join(" ");
+    const places = values.map((v, i) => [(3 + i / Math.max(1, values.length - 1) * (wide - 6)).toFixed(1), (tall - 3 - (v - low) / (high - low || 1) * (tall - 6)).toFixed(1)]);
     return make("svg", { svg: true, width: wide, height: tall, role: "img", "aria-label": "from " + number(values[0]) + " to " + number(values[values.length - 1]) },
-      make("polyline", { svg: true, points, fill: "none", stroke: "var(--loss)", "stroke-width": 1.5 }));
+      ...(isFew(values) ? places.map(([cx, cy]) => make("circle", { svg: true, cx, cy, r: 2.5, fill: "var(--loss)" }))
+        : [make("polyline", { svg: true, points: places.join(" "), fill: "none", stroke: "var(--loss)", "stroke-width": 1.5 })]));
   };
   const stepOf = (run) => run.trials !== null ? run.trials + (run.trials === 1 ? " trial" : " trials")
     : run.step === null ? "–" : run.step.toLocaleString("en") + (run.total && run.total !== run.step ? " of " + run.total.toLocaleString("en") : "");
@@ -34,7 +35,7 @@
     if (isSearch) tick.addEventListener("click", () => unfold(run.name));
     else {
       tick.checked = picked.has(run.name);
-      tick.addEventListener("input", () => { tick.checked ? picked.add(run.name) : picked.delete(run.name); compare(); });
+      tick.addEventListener("input", () => { tick.checked ? picked.add(run.name) : picked.delete(run.name); remember(); compare(); });
     }
     const name = isSearch ? make("b", {}, run.name) : make("a", { href: "/run/" + path(run.name) }, run.name);
     const why = run.why || run.problems.join("; ");
@@ -95,14 +96,53 @@
     if (answer.ok) trials.set(name, (await answer.json()).trials);
     draw();
   };
+  // What somebody has chosen is in the address: runs, metrics, and how they are drawn and sorted.
+  const address = new URLSearchParams(location.hash.slice(1));
+  const controls = { by: "compare-by", smooth: "compare-smooth", log: "compare-log", together: "compare-together", all: "all-settings", show: "filter" };
+  const isBox = (control) => control.type === "checkbox";
+  const usual = (control) => control.options ? control.options[0].value : control.defaultValue;
+  for (const [name, id] of Object.entries(controls)) if (address.has(name)) {
+    if (isBox(byId(id))) byId(id).checked = true; else byId(id).value = address.get(name);
+  }
+  const picked = new Set(address.getAll("run")), metrics = new Set(address.getAll("metric"));
+  if (!metrics.size) metrics.add("loss");
+  let sorted = address.get("sort") || "";
+  const remember = () => {
+    const kept = new URLSearchParams();
+    for (const name of picked) kept.append("run", name);
+    for (const name of metrics) kept.append("metric", name);
+    for (const [name, id] of Object.entries(controls)) {
+      const control = byId(id), value = isBox(control) ? control.checked && "1" : control.value;
+      if (value && value !== usual(control)) kept.set(name, value);
+    }
+    if (sorted) kept.set("sort", sorted);
+    history.replaceState(null, "", "#" + kept);
+  };
+  addEventListener("hashchange", () => location.reload());
+  // A column's name sorts by it, the second time in the other order; what has no value comes last.
+  const inOrder = (rows) => {
+    const key = sorted.replace(/^-/, ""), sign = sorted.startsWith("-") ? -1 : 1;
+    const compared = (a, b) => typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    return !key ? rows : [...rows].sort((a, b) => (a[key] === null) - (b[key] === null) || (a[key] === null ? 0 : sign * compared(a[key], b[key])));
+  };
+  for (const cell of document.querySelectorAll("th[data-sort]")) {
+    const button = make("button", { type: "button" }, cell.textContent);
+    button.addEventListener("click", () => {
+      sorted = sorted === cell.dataset.sort ? "-" + sorted : cell.dataset.sort;
+      remember(); draw();
+    });
+    cell.replaceChildren(button);
+  }
   const draw = () => {
     const wanted = byId("filter").value.trim().toLowerCase();
-    const shown = runs.filter((run) => !wanted || run.name.toLowerCase().includes(wanted) || run.state.includes(wanted));
+    const shown = inOrder(runs.filter((run) => !wanted || run.name.toLowerCase().includes(wanted) || run.state.includes(wanted)));
     const focus = document.activeElement && document.activeElement.getAttribute("aria-label");
     rowsBox.replaceChildren(...shown.flatMap((run) => open.has(run.name) ? [row(run), inside(run.name)] : [row(run)]));
     if (focus) { const again = rowsBox.querySelector(`[aria-label="${CSS.escape(focus)}"]`); if (again) again.focus(); }
     byId("nothing").hidden = runs.length > 0;
     byId("count").textContent = shown.length === runs.length ? runs.length + (runs.length === 1 ? " run" : " runs") : shown.length + " of " + runs.length;
+    for (const cell of document.querySelectorAll("th[data-sort]"))
+      cell.setAttribute("aria-sort", sorted === cell.dataset.sort ? "ascending" : sorted === "-" + cell.dataset.sort ? "descending" : "none");
   };
   const curveOf = async (name, isFresh) => {
     if (isFresh || !curves.has(name)) {
@@ -111,35 +151,68 @@
     }
     return curves.get(name);
   };
+  // The values of a metric, [x, y], by x: of each step where they are known, or of each epoch.
+  const points = ({ steps, epochs }, metric, by, weight) => {
+    const isOfSteps = steps.step.length && (metric === "loss" ? by !== "epoch" : steps[metric]);
+    const xs = !isOfSteps ? epochs.map((e) => e[by]) : by === "epoch" ? fractions(steps) : steps[by];
+    const ys = !isOfSteps ? epochs.map((e) => e[metric]) : metric === "loss" ? smooth(steps.loss, weight) : steps[metric];
+    const [x, [y]] = along(xs, [ys]);
+    const kept = x.map((v, i) => i).filter((i) => (i === 0 || x[i] !== x[i - 1]) && y[i] !== null);
+    return [kept.map((i) => x[i]), kept.map((i) => y[i])];
+  };
+  const chartOf = (title, lines, by, log, height) => {
+    const [xs, ...columns] = uPlot.join(lines.map(({ points }) => points));
+    const series = columns.map((values, i) => ({ name: lines[i].name, values: values.map((v) => v === undefined ? null : v), color: lines[i].color, points: xs.length < 80 }));
+    return { title, xName: by, xs, series, options: { height, log } };
+  };
+  // Settings side by side: those that differ, or all.
+  const settingsOf = (names, found) => {
+    const told = found.map((one) => one ? one.settings : {}), isAll = byId("all-settings").checked;
+    const keys = [...new Set(told.flatMap(Object.keys))].filter((key) => key !== "--run" && key !== "--storage");
+    const valueOf = (one, key) => key in one ? one[key] : key.startsWith("--") ? "default" : "–";
+    const isEqual = (key) => told.every((one) => valueOf(one, key) === valueOf(told[0], key));
+    const shown = keys.filter((key) => isAll || !isEqual(key)).sort();
+    byId("settings-note").textContent = shown.length ? "" : names.length < 2 ? "Select another run to see where their settings differ." : "Their settings are equal.";
+    byId("settings").replaceChildren(...(shown.length ? [make("thead", {}, make("tr", {}, make("th", {}, "setting"), ...names.map((name) => make("th", { scope: "col" }, name)))),
+      make("tbody", {}, ...shown.map((key) => make("tr", { class: isEqual(key) && "equal" }, make("th", { scope: "row" }, key), ...told.map((one) => make("td", {}, valueOf(one, key))))))] : []));
+  };
+  let turn = 0;
   const compare = async (isFresh = false) => {
-    const chosen = [...picked].filter((name) => runs.some((run) => run.name === name));
+    const chosen = [...picked].filter((name) => runs.some((run) => run.name === name)), mine = ++turn;
     byId("compare").hidden = !chosen.length;
     if (!chosen.length) { clear(); byId("compare-chart").replaceChildren(); return; }
-    const metrics = [...new Set(["loss", ...runs.filter((run) => picked.has(run.name)).flatMap((run) => run.metrics.flatMap((m) => [m, "val_" + m]))])];
-    const select = byId("metric"), before = select.value;
-    select.replaceChildren(...metrics.map((m) => make("option", {}, m)));
-    if (metrics.includes(before)) select.value = before;
-    const all = await Promise.all(chosen.map((name) => curveOf(name, isFresh)));
-    const by = byId("compare-by").value, weight = +byId("compare-smooth").value, metric = select.value;
-    const tables = [], names = [];
-    all.forEach((found, i) => {
-      if (!found) return;
-      let xs = found.epochs.map((e) => e[by]), ys = found.epochs.map((e) => e[metric] === undefined ? null : e[metric]);
-      if (metric === "loss" && found.steps.step.length && by !== "epoch") { xs = found.steps[by]; ys = smooth(found.steps.loss, weight); }
-      const [x, [y]] = along(xs, [ys]);
-      const seen = new Set(), kept = x.map((v, at) => [v, y[at]]).filter(([v]) => !seen.has(v) && seen.add(v));
-      if (kept.some(([, v]) => v !== null)) { tables.push([kept.map(([v]) => v), kept.map(([, v]) => v)]); names.push(chosen[i]); }
+    const found = await Promise.all(chosen.map((name) => curveOf(name, isFresh)));
+    if (mine !== turn) return;  // something else was chosen meanwhile
+    const names = [...new Set(["loss", ...runs.filter((run) => picked.has(run.name)).flatMap((run) => run.metrics.flatMap((m) => [m, "val_" + m])), "learning_rate", "gradient_norm"])];
+    byId("metrics").replaceChildren(...names.map((name) => {
+      const box = make("input", { type: "checkbox" });
+      box.checked = metrics.has(name);
+      box.addEventListener("input", () => { box.checked ? metrics.add(name) : metrics.delete(name); remember(); compare(); });
+      return make("label", {}, box, name);
+    }));
+    const by = byId("compare-by").value, weight = +byId("compare-smooth").value, isTogether = byId("compare-together").checked;
+    const colors = ["loss", "redone", "training", "startup", "finish", "resize", "waiting", "fault"];
+    const equal = [], lines = names.filter((name) => metrics.has(name)).map((metric) => {
+      const drawn = chosen.flatMap((name, i) => found[i] ? [{ run: name, name, metric, points: points(found[i], metric, by, weight), color: colors[i % 8] }] : []).filter(({ points }) => points[0].length);
+      const texts = drawn.map(({ points }) => JSON.stringify(points));
+      const groups = [...new Set(texts)].map((text) => drawn.filter((line, i) => texts[i] === text)).filter((group) => group.length > 1);
+      equal.push(...groups.map((group) => metric + ": " + group.map((line) => line.run).join(", ")));
+      return drawn;
     });
     clear(); byId("compare-chart").replaceChildren();
-    if (!tables.length) { byId("compare-chart").textContent = "None of them has " + metric + " yet."; return; }
-    const [xs, ...columns] = uPlot.join(tables);
-    window.raytfChart(byId("compare-chart"), metric, by, xs, columns.map((values, i) => ({ name: names[i], values, points: xs.length < 80 })), { height: 300 });
+    const all = lines.flat(), few = lines.filter((group) => group.length);
+    byId("equal").textContent = equal.length ? "Equal curves, with dashes: " + equal.join("; ") + "." : "";
+    settingsOf(chosen, found);
+    if (!all.length) { byId("compare-chart").textContent = metrics.size ? "None of them has " + [...metrics].join(", ") + " yet." : "Select a metric."; return; }
+    const log = byId("compare-log").checked;
+    charts(byId("compare-chart"), isTogether && few.length > 1
+      ? [chartOf(few.map(([line]) => line.metric).join(", "), all.map((line, i) => ({ ...line, name: line.run + ", " + line.metric, color: colors[i % 8] })), by, log, 300)]
+      : few.map((group) => chartOf(group[0].metric, group, by, log, few.length > 1 ? 240 : 300)));
     fit();
   };
-  for (const id of ["metric", "compare-by", "compare-smooth"]) byId(id).addEventListener("input", () => compare());
-  byId("filter").addEventListener("input", draw);
-  byId("clear").addEventListener("click", () => { picked.clear(); draw(); compare(); });
-  draw();
+  for (const id of Object.values(controls)) byId(id).addEventListener("input", () => { remember(); id === "filter" ? draw() : compare(); });
+  byId("clear").addEventListener("click", () => { picked.clear(); remember(); draw(); compare(); });
+  draw(); compare();
   setInterval(() => { for (const cell of rowsBox.querySelectorAll("[data-age]")) cell.textContent = age(Date.now() / 1000 - +cell.dataset.age); }, 1000);
   let first = true;
   new EventSource("/events").onmessage = async () => {

@@ -1,6 +1,6 @@
 "use strict";
-// The page of a run is drawn again when something of the run has changed; controls and place on the page stay. A sign of
-// life, which comes every second, changes the head of the page alone.
+// The page of a run is drawn again when something of the run has changed; the choices in its address and the place on
+// the page stay. A sign of life, which comes every second, changes the head of the page alone.
 (() => {
   const name = location.pathname.replace(/^\/run\//, "");
   let mark = JSON.parse(document.getElementById("data").textContent).mark, busy = false, told = mark;
@@ -20,19 +20,11 @@
     const page = await answer.json();
     if (page.data.mark === mark) return;
     mark = page.data.mark;
-    const controls = ["by", "smooth", "log"].map((id) => {
-      const control = document.getElementById(id);
-      return control && [id, control.value, control.checked];
-    });
     const at = scrollY, main = document.querySelector("main"), nav = main.querySelector("nav");
     const focus = document.activeElement && document.activeElement.id;
     main.innerHTML = page.main;
     main.prepend(nav);
     document.title = page.title;
-    for (const one of controls) {
-      const control = one && document.getElementById(one[0]);
-      if (control) { control.value = one[1]; control.checked = one[2]; }
-    }
     window.raytfPage(page.data);
     scrollTo(0, at);
     if (focus && document.getElementById(focus)) document.getElementById(focus).focus();

@@ -18,6 +18,8 @@ _LOGARITHMIC = 40.0
 _SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
 #: Share of a run of many restarts for which no worker may train without that being drawn.
 _SHORT = 0.005
+#: A curve of fewer points is drawn as points alone.
+_FEW = 5
 #: Marks of a kind that are still drawn as broad ones.
 _BROAD = 60
 
@@ -191,13 +193,19 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[fl
             below = [f"{x} {bottom}" for (x, _), (bottom, _) in zip(xs, edges[part], strict=True)]
             shade = "M" + "L".join([*above, *reversed(below)]) + "Z"
             drawing.append(f'<path class="fill" fill="var(--loss)" d="{shade}"/>')
-        drawing.append(f'<path class="line" stroke="var(--loss)" d="{_line(xs)}"/>')
+        if len(curve) < _FEW:
+            dots = "".join(_line([point]) for point in xs)
+            drawing.append(f'<path class="line dots" stroke="var(--loss)" d="{dots}"/>')
+        else:
+            drawing.append(f'<path class="line" stroke="var(--loss)" d="{_line(xs)}"/>')
     if marks:
         path = "".join(f"M{x} 0v{_HIGH * 0.07:g}" for x in sorted({frame.x(t) for t in marks}))
         drawing.append(f'<path class="mark" stroke="var(--fault)" d="{path}"/>')
     about = f"Training loss from {curve.values[0]:.4g} to {curve.values[-1]:.4g}, least {low:.4g}, greatest {high:.4g}."
     about += f" {len(marks)} mark{'s' if len(marks) > 1 else ''} where steps stand out." if marks else ""
     extra = '<span class="note"> (logarithmic)</span>' if is_log else ""
+    if marks:
+        extra += f'<ul class="legend inline"><li>{_swatch("upright", "fault")}steps that stand out</li></ul>'
     return panel("Loss", about, 170, "".join(drawing), [(scale.share(v), f"{v:.3g}") for v in values], extra)
 
 
@@ -214,12 +222,16 @@ def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequ
             path = _line([(frame.x(t), scale.y(age)) for t, age in rows[part]])
             drawing.append(f'<path class="line{many}{dashed}" stroke="var(--{color})" d="{path}"/>')
         swatch = "dash" if dashed else "rule"
-        legend.append(f'<li><i class="swatch {swatch}" style="color:var(--{color})"></i>{escape(name)}</li>')
+        legend.append(f"<li>{_swatch(swatch, color)}{escape(name)}</li>")
         if rows:
             about.append(f"{name}: up to {max(age for _, age in rows):.0f} s")
     text = "Seconds since the run was at the step of its newest copy. " + "; ".join(about)
     extra = f'<ul class="legend inline">{"".join(legend)}</ul>'
     return panel("Checkpoint age", text, 110, "".join(drawing), [(scale.share(v), _seconds(v)) for v in values], extra)
+
+
+def _swatch(kind: str, color: str) -> str:
+    return f'<i class="swatch {kind}" style="color:var(--{color})"></i>'
 
 
 def _seconds(value: float) -> str:

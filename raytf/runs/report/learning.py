@@ -35,7 +35,9 @@ def document(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, 
         "epochs": _epochs(run.epochs, found.get("step", np.zeros(0, int)), at),
         "speed": _speed(run.events, run.begin),
         "faults": [
-            [round(h.time - run.begin, 2), h.step, f"{h.kind}: {h.text}"] for h in run.happenings if h.sort in _FAULTS
+            [round(h.time - run.begin, 2), h.step, f"{h.kind}: {h.text}", h.sort]
+            for h in run.happenings
+            if h.sort in _FAULTS
         ],
     }
 

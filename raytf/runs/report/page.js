@@ -1,9 +1,24 @@
 "use strict";
-// What a pointer tells at the timeline, and the curves' controls. `raytfPage(data)` may be called again.
+// What a pointer tells at the timeline, the curves' controls, which the address keeps, and sections that fold, of which a
+// phone shows the first. `raytfPage(data)` may be called again.
+window.raytfFolded = new Map();
 window.raytfPage = (data) => {
+  const address = new URLSearchParams(location.hash.slice(1));
   for (const id of ["by", "smooth", "log"]) {
-    const control = document.getElementById(id);
-    if (control) control.addEventListener("input", () => window.raytfCharts(data));
+    const control = document.getElementById(id), key = id === "log" ? "checked" : "value";
+    if (!control) continue;
+    if (address.has(id)) control[key] = id === "log" || address.get(id);
+    control.addEventListener("input", () => {
+      if (control[key]) address.set(id, control[key]); else address.delete(id);
+      // A page within another one, as trackers show it, may have an address that it cannot change.
+      try { history.replaceState(null, "", "#" + address); } catch { /* the choice is drawn all the same */ }
+      window.raytfCharts(data);
+    });
+  }
+  for (const fold of document.querySelectorAll("section > details")) {
+    const name = fold.parentElement.id, before = window.raytfFolded.get(name);
+    fold.open = before === undefined ? innerWidth > 640 || fold === document.querySelector("section > details") : before;
+    fold.addEventListener("toggle", () => { window.raytfFolded.set(name, fold.open); window.raytfChartTools.fit(); });
   }
   window.raytfCharts(data);
   const box = document.querySelector(".timeline");
@@ -53,5 +68,8 @@ window.raytfPage = (data) => {
 };
 {
   const data = JSON.parse(document.getElementById("data").textContent);
-  if (data && data.curves) window.raytfPage(data);
+  if (data && data.curves) {
+    window.raytfPage(data);
+    addEventListener("hashchange", () => location.reload());
+  }
 }

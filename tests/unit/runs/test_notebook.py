@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
+import pytest
+
+from raytf.errors import ConfigError
 from raytf.runs.display import Display
 from raytf.runs.notebook import NotebookDisplay, display, in_notebook, page
 from raytf.runs.status import Status
@@ -37,6 +44,61 @@ def test_it_shows_bar_curves_workers_and_what_happened_and_runs_no_code():
     assert "width:30.0%" in last
     assert "\x1b" not in last
     assert "<b>" not in last
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (None, "finished: 30 steps"),
+        (
+            ConfigError("epochs is <0>.\n\nExpected 1 or more."),
+            "failed: ConfigError: epochs is <0>. Expected 1 or more.",
+        ),
+        (KeyboardInterrupt(), "stopped: interrupted; run the cell again to continue from the last checkpoint"),
+    ],
+)
+def test_it_ends_with_the_outcome(error, last):
+    shown: list[str] = []
+    made = NotebookDisplay(lambda: 1.0, shown.append)
+    with contextlib.suppress(ConfigError, KeyboardInterrupt), made:
+        made.show(status(30, 0.5))
+        made.stage("exporting")
+        made.say("finished: 30 steps")
+        if error is not None:
+            raise error
+    blocks = ["".join(block.itertext()) for block in ET.fromstring(shown[-1])]
+    assert blocks[-1] == last
+    assert "exporting" not in shown[-1]
+    assert shown[-1].count("finished: 30 steps") == 1
+
+
+ERRORS = """
+from raytf.errors import ConfigError, JobError
+from raytf.runs.notebook import NotebookDisplay
+made = NotebookDisplay(draw=lambda text: None)
+run = get_ipython().run_cell
+one = ConfigError("epochs is 0.\\nExpected 1 or more.")
+one.__cause__ = KeyError("epochs")
+trace = 'Traceback:\\n  File "a.py", line 3, in step\\n    f()\\n  File "/site-packages/k", line 9, in f\\n    g()\\nE'
+two = JobError("training raised E: x", trace)
+run("raise one")
+run("raise two")
+run("with made: raise KeyboardInterrupt")
+"""
+
+
+def test_an_error_is_one_line_and_its_cause_in_ipython(tmp_path):
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", ERRORS]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:6] == [
+        "ConfigError: epochs is 0. Expected 1 or more.",
+        "caused by KeyError: 'epochs'",
+        "JobError: training raised E: x",
+        '  File "a.py", line 3, in step',
+        "    f()",
+        "KeyboardInterrupt",
+    ], done.stderr
 
 
 def test_it_is_drawn_again_after_half_a_second_and_at_the_end():

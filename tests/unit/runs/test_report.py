@@ -141,6 +141,35 @@ def test_a_thousand_faults_and_a_million_steps_stay_small(tmp_path):
     assert text.count("<svg") == 5
 
 
+def a_failed_run() -> Script:
+    line = Script().at(0, "driver", state="started").at(1, "group", workers=1).attempt(10, 1, 0, "new", processes=5.0)
+    line.trains(10, 1, True).trains(12, 3).at(13, "fault", cause="job", text="a worker failed", step=4, silent=0.5)
+    return line.at(16, "driver", state="ended", outcome="failed", text="label <12> is outside [0, 10)")
+
+
+def test_a_failed_run_shows_its_error_first_and_nothing_that_cannot_work(tmp_path):
+    run = history.load(a_failed_run().write(str(tmp_path / "train" / "1")).uri)
+    assert run.name == "train/1"
+    assert "restart" not in run.seconds
+    assert run.seconds["finish"] == 3.5
+    text = page.draw(run)
+    assert text.index("label &lt;12&gt; is outside") < text.index('class="tiles"')
+    assert "from the failure to the end of the run" in text
+    for command in ("raytf export", "raytf verify", "raytf replay"):
+        assert command not in text
+    assert "raytf report" in text
+    script = a_failed_run().at(20, "driver", state="started").at(21, "group", workers=1)
+    again = history.load(script.write(str(tmp_path / "b")).uri)
+    assert again.seconds["restart"] == 3.5  # the next start may make the next step
+
+
+def test_few_points_are_drawn_without_a_line():
+    frame = charts.Frame(0, 100)
+    for count, classes in ((4, 'class="line dots"'), (5, 'class="line"')):
+        curve = series.Curve(*[np.linspace(1.0, 10.0, count)] * 5)
+        assert charts.loss(frame, curve, []).count(classes) == 1
+
+
 @pytest.mark.parametrize("events", [[], [{"time": BEGIN, "kind": "driver", "state": "started"}]])
 def test_a_run_of_which_little_is_known_has_a_page(events):
     read = Page(page.draw(history.build("/x/a", events, None, False)))
@@ -228,7 +257,7 @@ def test_labels_of_time_do_not_crowd(seconds):
 
 def test_curves_are_broken_where_nothing_was_trained():
     frame = charts.Frame(0, 100)
-    curve = series.Curve(*[np.array([10.0, 20.0, 60.0, 70.0])] * 5)
+    curve = series.Curve(*[np.array([10.0, 20.0, 30.0, 60.0, 70.0])] * 5)
     assert charts.loss(frame, curve, [40.0]).count('class="line"') == 2
 
 

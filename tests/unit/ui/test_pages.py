@@ -87,6 +87,93 @@ def test_a_page_grows_with_its_run_and_keeps_what_somebody_chose(serving, look, 
     assert json.loads(seen[-1]) == "0.9"
 
 
+def trained(storage: Storage, name: str, losses: list[float], rate: float = 0.001) -> None:
+    """A run that has finished, with an epoch for each loss, and its settings."""
+    history = [{"epoch": e, "step": e + 1, "loss": x, "val_accuracy": 1 - x / 2} for e, x in enumerate(losses)]
+    optimizer = f"Adam {json.dumps({'learning_rate': rate, 'name': 'adam'})}"
+    document = {"steps": len(losses), "metrics": {"test_accuracy": 0.25}, "history": history}
+    document["identity"] = {"--seed": "0", "model optimizer": optimizer}
+    storage.put(f"{name}/result.json", json.dumps(document).encode())
+
+
+def test_runs_side_by_side_with_the_choice_in_the_address(serving, look, tmp_path):
+    made = Storage(str(tmp_path / "runs"))
+    falling = [1 / (e + 1) for e in range(8)]
+    trained(made, "one", falling)
+    trained(made, "two", falling)
+    trained(made, "other", [x + 0.2 for x in falling], rate=0.01)
+    trained(made, "short", falling[:2])
+    url = serving(made)
+    charts = "[...document.querySelectorAll('#compare-chart figure')]"
+    names = "[...document.querySelectorAll('#rows tr')].map(r => r.dataset.run)"
+    seen = look(
+        ["open", f"{url}/#run=one&run=two&run=other&metric=loss&metric=val_accuracy&log=1&sort=-last"],
+        ["is", f"{charts}.length === 2"],
+        ["tell", f"{charts}.map(f => [f.getAttribute('aria-label'), f.dataset.dashed])"],
+        ["tell", "document.getElementById('equal').innerText"],
+        ["tell", "document.getElementById('settings').innerText"],
+        ["tell", names],
+        ["do", "document.querySelector('th[data-sort=best] button').click()"],
+        ["is", "location.hash.includes('sort=best')"],
+        ["tell", names],
+        ["tell", "document.querySelector('th[data-sort=best]').getAttribute('aria-sort')"],
+        ["do", "document.getElementById('compare-together').click()"],
+        ["is", f"{charts}.length === 1"],
+        ["tell", "location.hash"],
+        ["tell", "document.querySelectorAll('#compare-chart .u-legend .u-series').length"],
+        ["do", "document.getElementById('clear').click()"],
+        ["is", "document.getElementById('compare').hidden && !location.hash.includes('run=')"],
+        ["tell", "[...document.querySelectorAll('[data-run=short] circle')].length"],
+    )
+    told = [json.loads(text) for text in seen]
+    assert told[0] == [["loss by step", "1"], ["val_accuracy by step", "1"]]
+    assert told[1] == "Equal curves, with dashes: loss: one, two; val_accuracy: one, two."
+    assert "model optimizer, learning_rate" in told[2]
+    assert "--seed" not in told[2]  # it is equal
+    assert told[3] == ["one", "two", "other", "short"]
+    assert told[4] == ["short", "other", "one", "two"]
+    assert told[5] == "ascending"
+    assert {"run=one", "metric=val_accuracy", "log=1", "together=1", "sort=best"} <= set(told[6][1:].split("&"))
+    assert told[7] == 7  # x, and two metrics of three runs
+    assert told[8] == 2  # points, and no line
+
+
+def test_a_run_with_few_epochs_its_marks_and_its_metric(serving, look, tmp_path):
+    made = Storage(str(tmp_path / "runs"))
+    trained(made, "short", [1.0, 0.5])
+    run = a_run().write(made.child("train/1").uri)
+    add_steps(run, lambda step: 1 / step)
+    add_result(run)
+    url = serving(made)
+    ready = ["is", "document.querySelectorAll('#learning-charts canvas').length >= 1"]
+    seen = look(
+        ["open", f"{url}/run/short"],
+        ready,
+        ["tell", "[...document.querySelectorAll('#learning-charts figure')].map(f => f.dataset.points)"],
+        ["tell", "document.querySelector('.tiles').innerText"],
+        ["open", f"{url}/run/train/1#by=time&log=1"],
+        ready,
+        ["tell", "document.querySelector('h1').innerText"],
+        ["tell", "document.querySelector('#learning .legend').innerText"],
+        ["tell", "[document.getElementById('by').value, document.getElementById('log').checked]"],
+        ["tell", "document.querySelectorAll('section > details[open]').length"],
+        ["phone"],
+        ["open", f"{url}/run/train/1#by=step"],
+        ["is", "document.getElementById('by') && document.getElementById('by').value === 'step'"],
+        ["is", "document.querySelectorAll('section > details[open]').length === 1"],
+        ["do", "document.querySelector('#events summary').click()"],
+        ["is", "document.querySelectorAll('section > details[open]').length === 2"],
+        ["is", IS_NARROW],
+    )
+    told = [json.loads(text) for text in seen]
+    assert told[0] == ["1"]
+    assert "val_accuracy\n0.75\nbest 0.75, test 0.25" in told[1]
+    assert told[2] == "train/1"
+    assert told[3].split() == ["faults", "resizes"]
+    assert told[4] == ["time", True]
+    assert told[5] >= 7
+
+
 def test_fifty_runs_a_filter_and_the_keyboard(serving, look, tmp_path):
     made = Storage(str(tmp_path / "runs"))
     draw = random.Random(0)
