@@ -1,5 +1,9 @@
-# What CONTRIBUTING.md explains, by name. Every command takes what is installed in the active environment.
-.PHONY: check quick test gate docs site bench
+# What CONTRIBUTING.md explains, by name. Every command takes what is installed in the active environment. Without one, `demo`
+# and `test` make .venv; they are what scripts/ has for machines without make.
+.PHONY: demo check quick test gate docs site bench
+
+demo:  ## trains a first model, and installs raytf before if it is missing
+	./scripts/demo
 
 check:  ## lint, style, types, layers, spelling: seconds
 	ruff check . && ruff format --check .
@@ -9,7 +13,7 @@ quick:  ## tests of parts and of properties: minutes
 	python -m pytest tests/unit tests/laws
 
 test:  ## all tests but whole jobs and clusters
-	python -m pytest
+	./scripts/test
 
 gate:  ## what a change must pass
 	bash .ci/run

@@ -37,7 +37,8 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 #: What is said where both are installed in one folder.
 FOREIGN = (
     "a package of 2021 that the registry calls raytf is installed in the same folder as "
-    f"{DISTRIBUTION}, which is this one. Type: pip uninstall -y raytf {DISTRIBUTION}; pip install {DISTRIBUTION}"
+    f"{DISTRIBUTION}, which is this one. Type: pip uninstall -y raytf {DISTRIBUTION}; then install this again, from "
+    "its checkout or wheel"
 )
 
 

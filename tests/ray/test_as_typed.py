@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gate
 @pytest.mark.slow  # `python -m tests.stress.as_typed` types it, too, and CI has little time on a slow machine
 @pytest.mark.timeout(900)
 def test_the_tutorial(tmp_path: Path):
-    texts = as_typed.commands((as_typed.ROOT / "docs/getting-started/tutorial.md").read_text(), installs=False)
+    texts = as_typed.typed_of("docs/getting-started/tutorial.md", here=True)
     env = as_typed.of_shell(tmp_path, Path(sys.executable).parent) | {"PYTHONPATH": str(as_typed.ROOT)}
     code, done = as_typed.type_all(texts, as_typed.ROOT, env)
     assert (code, len(done)) == (0, len(texts)), done[-1].output[-3000:]

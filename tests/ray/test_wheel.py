@@ -24,7 +24,7 @@ def alone() -> dict[str, str]:
 
 
 def copied_checkout(folder: Path) -> None:
-    ignored = shutil.ignore_patterns(".git", "build", ".*cache*", "*.egg-info", "docs", "tests")
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", ".*cache*", "*.egg-info", "docs", "tests")
     shutil.copytree(ROOT, folder, ignore=ignored)
 
 

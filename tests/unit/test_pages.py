@@ -124,4 +124,4 @@ def test_the_check_finds_rows_outside_of_tables(text: str, rows: list[str]):
 
 def test_a_command_that_goes_on_after_a_backslash_is_typed_as_one():
     page = "```sh\npython -m pip install x\none \\\n    two\nthree\n```\n\n```text\nfour\n```\n"
-    assert as_typed.commands(page, installs=False) == ["one \\\n    two", "three"]
+    assert as_typed.commands(page) == ["python -m pip install x", "one \\\n    two", "three"]
