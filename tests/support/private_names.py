@@ -19,8 +19,8 @@ INSIDE = re.compile(
 )
 #: Attributes of raytf's own sources that other modules of them read.
 _OURS = {"_columns", "_files", "_own"}
-#: Attributes of the standard library that begin with an underscore and are meant to be used.
-_PUBLIC = {"_exit", "_replace", "_fields", "_asdict"}
+#: Attributes of the standard library and of IPython that begin with an underscore and are meant to be used.
+_PUBLIC = {"_exit", "_replace", "_fields", "_asdict", "_render_traceback_"}
 
 
 def find(path: str) -> Any:
