@@ -28,4 +28,5 @@ def _needs(pin: Requirement) -> str | None:
         installed = metadata.distribution(pin.name)
     except metadata.PackageNotFoundError:
         return None
-    return installed.metadata["Requires-Python"] or ">=3" if installed.version in pin.specifier else None
+    need = installed.metadata.get("Requires-Python") or ">=3"
+    return need if installed.version in pin.specifier else None
