@@ -155,7 +155,7 @@ def test_the_command_prints_no_escape_sequence_of_a_log_and_no_traceback(serve, 
     evil = "a\x1b]0;title\x07b \x1b[31mred\x1b[0m \x1b[2J\x1b[1;1H\x9b31m\x08\x00\x1bcé\r\nend\r"
     job = {"status": "SUCCEEDED", "message": "\x1b[2J"}
     answers = {r"GET /api/jobs/\S+/logs ": json.dumps({"logs": evil}).encode(), **GOOD}
-    answers |= {r"GET /api/jobs/raytf-default-\w+-0 ": json.dumps(job).encode()}
+    answers |= {r"GET /api/jobs/raytf-\w+-\w+-0 ": json.dumps(job).encode()}
     command = [sys.executable, "-m", "raytf", "submit", serve(answers), "--working-dir", "", "--", "true"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
