@@ -58,8 +58,8 @@ class FitSettings(TypedDict, total=False):
     without a new step end the run all the same."""
 
     hang_seconds: float
-    """Seconds after which a worker that makes no progress counts as hung, or 20 steps where they take longer;
-    callbacks, saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
+    """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
+    saves, validation, compiling and restoring may take ten or twenty times as long. 0 turns this check off."""
 
     replace_stragglers: bool
     """Move a worker that stays slower than its peers to another node, if the cluster has one."""

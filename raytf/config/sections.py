@@ -158,8 +158,8 @@ class ClusterSection(WorkerSection):
     without a new step end the run all the same."""
 
     hang_seconds: Annotated[float, Ge(0)] = 30.0
-    """Seconds after which a worker that makes no progress counts as hung, or 20 steps where they take longer;
-    callbacks, saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
+    """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
+    saves, validation, compiling and restoring may take ten or twenty times as long. 0 turns this check off."""
     replace_stragglers: Annotated[
         bool,
         not_with_servers(

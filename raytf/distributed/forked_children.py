@@ -28,8 +28,9 @@ def close_in_children(connection: socket.socket | IO[Any]) -> None:
 
 
 def close_connections_with(paths: Collection[str]) -> None:
-    """As `close_in_children`, for all connections with Unix sockets, which may belong to a library, such as Ray's with
-    its raylet: that is how Ray learns that this process is gone.
+    """Have children that Python forks from now on close connections with these Unix sockets, those of libraries too.
+
+    When Ray's connection with its raylet ends, Ray knows that this process is gone.
     """
     _servers.update(paths)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 #: Seconds after which what was seen counts about a third.
 _SECONDS = 15.0
-#: Seconds of steps, and steps, after which the pace is known well enough to tell how long the rest takes.
+#: Seconds and steps of training after which the pace is known well enough to estimate the time left.
 _KNOWN_SECONDS, _KNOWN_STEPS = 2.0, 3
 
 

@@ -201,7 +201,7 @@ def goodput(seconds: dict[str, float]) -> float:
 
 
 def steps_per_second(spans: Iterable[Span]) -> float:
-    """Return the new steps in a second of training, over all spans; 0 where no time went into steps. See `Pace`."""
+    """Return new steps per second of training time, over all spans; 0 if no time went into steps. See `Pace`."""
     made = [span for span in spans if span.category == "training"]
     seconds = sum(span.seconds for span in made)
     return sum(span.last_step - span.first_step for span in made) / seconds if seconds else 0.0

@@ -217,11 +217,9 @@ def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict
 def _look_at(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[int, RankInspection]:
     rank, pid, file = process
     evidence = state(pid)
-    if evidence is HangEvidence.GONE or not has_stacks:
-        return rank, RankInspection(
-            evidence, "its process is gone" if evidence is HangEvidence.GONE else "not asked for"
-        )
-    return rank, RankInspection(evidence, stacks(pid, file))
+    if evidence is HangEvidence.GONE:
+        return rank, RankInspection(evidence, "its process is gone")
+    return rank, RankInspection(evidence, stacks(pid, file) if has_stacks else "not asked for")
 
 
 def at_a_glance(pid: int) -> HangEvidence | None:
