@@ -16,7 +16,7 @@ from raytf.config import flags
 from raytf.config.setting import Setting
 from raytf.config.train_config import every_setting, section_types
 
-#: Settings that `fit` takes as arguments of Keras instead: `batch_size`, `epochs`, and `verbose`, which means another thing.
+#: Settings that `fit` takes as arguments of Keras instead. `verbose` has another meaning there.
 OF_KERAS = ("global_batch_size", "epochs", "verbose")
 
 _TOP = """\
