@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import bounds
@@ -75,7 +75,7 @@ def main(flags: Predict) -> None:
     from raytf.inference.batch.columns import Options
 
     plan = predict.PredictionPlan(
-        run_uri(flags.model),
+        model_uri(flags.model),
         flags.input,
         flags.output,
         flags.version,

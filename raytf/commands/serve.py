@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.inference.serving.version_policy import Policy, replicas
@@ -98,7 +98,7 @@ def main(flags: Serve) -> None:
     flags.check()
     policy, bounds = Policy.of(flags.versions, flags.version), replicas(flags.replicas)
     digest = _token_digest(flags)
-    place = run_uri(flags.model)
+    place = model_uri(flags.model)
     storage = Storage(place)
     found: list[Any] = []
     within(PREFLIGHT_SECONDS, lambda: found.append(_find(place)), storage.locate(""))
