@@ -13,6 +13,7 @@ import tyro
 
 from raytf.commands import replay
 from raytf.commands._places import run_uri
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
@@ -40,7 +41,7 @@ class Prove:
     computes nothing."""
     workers: int = 1
     """How many workers compute them; the result is the same."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 

@@ -14,6 +14,7 @@ import tyro
 
 from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
@@ -43,7 +44,7 @@ class Replay:
     pictures, norms of gradients, and weights before and after it."""
     notebook: bool = False
     """Print the lines of Python that load what --dump has written."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 

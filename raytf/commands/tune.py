@@ -11,6 +11,7 @@ import tyro
 
 from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
 from raytf.runs.status import number_text
@@ -54,7 +55,7 @@ class Tune:
     """The first trial takes the job's own values, to compare with."""
     retry_failed: bool = False
     """Start trials that failed once more."""
-    flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    flags: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("[-- FLAGS OF THE JOB]")] = ""
     """Flags of the job for all trials, as one text for a shell; or give them after `--`."""
 
 

@@ -16,7 +16,7 @@ from raytf.checkpoint.document import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import resources, strategy_rules
-from raytf.config.identity import BESIDE, OF_STRATEGY, batch_identity, differences, strategy_identity
+from raytf.config.identity import OF_STRATEGY, batch_identity, beside, differences, strategy_identity
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
 from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
@@ -176,8 +176,8 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
     if not before or was == now:
         return
     raise RunMismatchError(
-        f"run {config.run.name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + BESIDE
+        f"run {config.run_name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
+        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + beside(config)
     )
 
 
@@ -206,8 +206,8 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
     difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(
-            f"run {config.run.name!r} in storage was made with other settings: {difference}. "
-            f"Use the same settings as before. {BESIDE}"
+            f"run {config.run_name!r} in storage was made with other settings: {difference}. "
+            f"Use the same settings as before. {beside(config)}"
         )
 
 

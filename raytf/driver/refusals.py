@@ -20,6 +20,13 @@ def refuse(
     Raises:
         RaytfError: a setting or an argument is wrong.
     """
+    with config.named_as_typed():
+        _refuse(config, own, model, train, validation, validation_freq)
+
+
+def _refuse(
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
+) -> None:
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)
