@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from raytf import _tensorflow
 from raytf._keras import live_objects
+from raytf._tensorflow import pickles
 from raytf.training import later_files, left_behind
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def packed(value: Any) -> Packed:
 
     variables: list[Any] = []
     files: list[Any] = []
-    reducers = live_objects.REDUCERS | _tensorflow.REDUCERS | left_behind.REDUCERS | later_files.reducers(files)
+    reducers = live_objects.REDUCERS | pickles.REDUCERS | left_behind.REDUCERS | later_files.reducers(files)
 
     def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def reducer(variable: Any) -> Any:
