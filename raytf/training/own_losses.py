@@ -17,9 +17,8 @@ import tensorflow as tf
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.inference import own_run
-from raytf.inference.own_run import OwnScope
+from raytf.inference.own_run import OwnScope, beginning
 from raytf.training.batch_losses import RELATIVE, WARNING
-from raytf.training.shard_work import beginning
 
 #: With how many seeds a step that draws random numbers is tried.
 _SEEDS = 4

@@ -26,10 +26,10 @@ from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError, WholeBatchError
 from raytf.inference import own_run
-from raytf.inference.own_run import Held, OwnScope
+from raytf.inference.own_run import Held, OwnScope, beginning
 from raytf.training import added_losses, batch_metrics
 from raytf.training.own_phase import OwnValues, Phase
-from raytf.training.shard_work import add_to, beginning, elements
+from raytf.training.shard_work import add_to, elements
 from raytf.training.traced_ops import WRITES, ops_of
 
 #: Kinds of operations that advance a `tf.random.Generator`.

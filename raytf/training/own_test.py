@@ -12,9 +12,9 @@ from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import own_run
-from raytf.inference.own_run import OwnScope
+from raytf.inference.own_run import OwnScope, beginning
 from raytf.training import added_losses, batch_metrics
-from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beginning, elements, flat
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
 
 
 class OwnTest(ShardWork):

@@ -228,20 +228,3 @@ def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int
 def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before: Sequence[Any]) -> list[tf.Tensor]:
     """What a shard has added to the variables of metrics, which began with the values `before`."""
     return [scope.get_current_value(v) - tf.constant(value) for v, value in zip(metrics, before, strict=True)]
-
-
-def beginning(
-    seeds: Sequence[keras.Variable], drawn: tf.Tensor, metrics: Sequence[keras.Variable], before: Sequence[Any]
-) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """What states of random generators and variables of metrics hold when a shard begins.
-
-    Args:
-        seeds: states of the generators.
-        drawn: [S, 2] int32, their values.
-        metrics: variables of metrics.
-        before: their values.
-    """
-    return [
-        *((v, tf.cast(drawn[i], v.dtype)) for i, v in enumerate(seeds)),
-        *((v, tf.convert_to_tensor(value)) for v, value in zip(metrics, before, strict=True)),
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from raytf.checkpoint import variables
 from raytf.checkpoint.durable import DurableTier, Keep
@@ -16,10 +17,12 @@ from raytf.errors import RunInUseError, RunMismatchError
 from raytf.runs.lease import check_owner
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
-from raytf.training.attempt import Attempt
 from raytf.training.checkpoint_policy import CheckpointPolicy
 from raytf.training.monitor_client import MonitorClient
-from raytf.training.program import Program
+
+if TYPE_CHECKING:
+    from raytf.training.attempt import Attempt
+    from raytf.training.program import Program
 
 #: For the driver to say whether another group has begun, and to hear of a commit.
 _ANSWER_SECONDS = 5.0
