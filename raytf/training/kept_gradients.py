@@ -27,9 +27,9 @@ class KeptGradients:
     def nothing(self) -> list[tf.Tensor]:
         """What there is before the first step; to be traced."""
         kept = []
-        for phase, reduction in zip(self._phases, self._reductions, strict=True):
+        for phase, adds in zip(self._phases, self._reductions, strict=True):
             variables = [phase.trainable[i] for i in phase.with_gradient] if self._is_wanted else []
-            kept += [tf.zeros(v.shape, d) for v, d in zip(variables, reduction.layout.dtypes, strict=False)]
+            kept += [tf.zeros(v.shape, d) for v, d in zip(variables, adds.layout.dtypes, strict=False)]
         return kept
 
     def of(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:

@@ -80,7 +80,7 @@ class Copies:
         """Whether this rank's newest copy is complete, or has failed."""
         return self._begun == self._sealed
 
-    # -- the group, as `raytf.training.memory_copies` ------------------------------------------------------------------
+    # -- the group, as `memory_copies` --------------------------------------------------------------------------------
 
     def flags(self, step: int) -> CopyFlags:
         """What this rank says in the call that ends at a step."""
