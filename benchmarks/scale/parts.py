@@ -16,7 +16,7 @@ from raytf.driver.supervision.node_exclusion import NodeExclusion
 from raytf.driver.supervision.stragglers import Stragglers
 from raytf.runs import ledger
 from raytf.runs.status import Status
-from raytf.training.beat import Activity, HeartbeatState
+from raytf.training.process.heartbeat_types import Activity, HeartbeatState
 
 
 class Stored:

@@ -91,7 +91,7 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 def rank_main(addresses: list[str], rank: int, name: str, modes: list[str]) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
     from raytf.distributed.meeting import Meeting
-    from raytf.training.process_settings import ProcessSettings
+    from raytf.training.process.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     place = Meeting(rank, tuple(addresses), bytes(32))
@@ -126,9 +126,8 @@ class Run:
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
         from raytf.distributed import audit
-        from raytf.training.model import build
-        from raytf.training.step import TrainStep
-        from raytf.training.step_options import StepOptions
+        from raytf.training.model.model import build
+        from raytf.training.step.step import StepOptions, TrainStep
 
         source = ArraySource(*images(BATCH * CALL * CALLS))
         plan = StepPlan(source.records, BATCH, SHARDS)

@@ -1,7 +1,7 @@
 """Which of a rank's two slots the next copy takes, and until when the copy before it stays.
 
 Nothing here knows memory, threads or other ranks: `raytf.checkpoint.memory` copies into slots,
-`raytf.training.memory_copies` has the ranks agree.
+`raytf.training.saving.memory_copies` has the ranks agree.
 """
 
 from __future__ import annotations

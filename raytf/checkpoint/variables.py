@@ -66,7 +66,7 @@ PROGRAM_PREFIX = "program/"
 
 
 def keep_program(model: keras.Model, found: Sequence[Any]) -> None:
-    """Have variables of the program be part of the state: see `raytf.training.program_variables`."""
+    """Have variables of the program be part of the state: see `raytf.training.model.program_variables`."""
     vars(model)[_PROGRAM] = list(found)
 
 

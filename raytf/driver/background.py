@@ -31,7 +31,7 @@ from raytf.runs.metrics import Metrics, RunFigures
 from raytf.runs.program_output import Explained, ProgramOutput
 from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds between two reads of the monitor.
 _POLL_SECONDS = 0.3

@@ -44,10 +44,11 @@ from raytf.runs.program_output import log_levels
 from raytf.runs.status import StatusFile
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
-from raytf.training import finished_run, program_settings, run_identity
+from raytf.training import finished_run, run_identity
 from raytf.training.job import Sources, TrainingJob, UserCode
-from raytf.training.monitor_client import MonitorClient
-from raytf.training.parcel import Parcel
+from raytf.training.process.monitor_client import MonitorClient
+from raytf.training.user import program_settings
+from raytf.training.user.user_code import Parcel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on_stderr
 from raytf.storage.storage import Storage
-from raytf.training import program_settings, user_errors
+from raytf.training.user import program_settings, user_errors
 
 #: The size of batches where no flag gives another one.
 _USUAL = TrainConfig().batch.global_batch_size

@@ -16,7 +16,7 @@ from typing import Any
 from raytf.config.train_config import TrainConfig
 from raytf.data.sources import Source
 from raytf.errors import ExactnessError, JobError, RaytfError, WholeBatchError
-from raytf.training import elsewhere, finished_run
+from raytf.training import finished_run, model_probe
 from raytf.training.job import TrainingJob
 
 #: Processes for each CPU from which a machine is busy.
@@ -77,7 +77,7 @@ def rehearsing(
     if train is None or config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
         return
-    with elsewhere.asked(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
+    with model_probe.asked(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
         yield Rehearsal(asked, lambda answer: finished_run.check_model(job, before or {}, answer))
 
 
@@ -89,7 +89,9 @@ class Rehearsal:
         check: takes its answer, and raises what is wrong with it.
     """
 
-    def __init__(self, asked: elsewhere.Asked | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None):
+    def __init__(
+        self, asked: model_probe.Asked | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None
+    ):
         self._asked, self._check = asked, check
 
     def look(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
@@ -106,7 +108,7 @@ class Rehearsal:
             if answer is not None:
                 self._asked = None
                 self._check(answer)
-                for line in answer.get(elsewhere.REMARKS, "").splitlines():
+                for line in answer.get(model_probe.REMARKS, "").splitlines():
                     say(line)
         except RaytfError as error:
             self._asked = None

@@ -8,8 +8,8 @@ from typing import Any
 import ray
 
 from raytf.errors import ConfigError, one_line
-from raytf.training import parcel
 from raytf.training.job import TrainingJob
+from raytf.training.user import user_code
 
 
 def check(job: TrainingJob, say: Callable[[str], None]) -> None:
@@ -42,11 +42,11 @@ def _check_callbacks(callbacks: Any) -> None:
     """
     if not callbacks or callable(callbacks):
         return
-    from raytf.training import object_graph  # it imports TensorFlow, which the callbacks have done already
+    from raytf.training.user import object_graph  # it imports TensorFlow, which the callbacks have done already
 
     for label, value in object_graph.leaves(callbacks):
         try:
-            parcel.packed(value)
+            user_code.packed(value)
         except Exception as error:
             raise ConfigError(
                 f"{label} is a {type(value).__name__}, which cannot be sent to the workers ({one_line(error, 200)}). "

@@ -22,8 +22,8 @@ from raytf.distributed.audit import AuditChoice, AuditVerdict, Standing
 from raytf.errors import ReplicaError, StorageError, WorkerLostError
 from raytf.runs.lease import check_owner
 from raytf.training import exact
-from raytf.training.context import Context
-from raytf.training.step import TrainStep
+from raytf.training.session import Context
+from raytf.training.step.step import TrainStep
 
 #: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
 EVERY = 256

@@ -13,11 +13,11 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
 from raytf.distributed.arbiter_link import ArbiterAddress
-from raytf.training.parcel import Parcel
-from raytf.training.program_settings import ProgramSettings
+from raytf.training.user.program_settings import ProgramSettings
+from raytf.training.user.user_code import Parcel
 
 if TYPE_CHECKING:  # it imports Ray
-    from raytf.training.monitor_client import MonitorClient
+    from raytf.training.process.monitor_client import MonitorClient
 
 
 @dataclass(frozen=True)

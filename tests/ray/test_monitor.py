@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raytf.driver.background import MonitorReader, monitoring
-from raytf.training.beat import Activity, HeartbeatState
+from raytf.training.process.heartbeat_types import Activity, HeartbeatState
 from tests.ray.conftest import PATIENCE
 
 #: Words of each speaker, and kills.

@@ -123,10 +123,10 @@ class Rank:
         from raytf.checkpoint import variables
         from raytf.checkpoint.cadence import Cadence
         from raytf.runs.run_log import StepLog
-        from raytf.training.callbacks import Callbacks
-        from raytf.training.checkpoint_policy import CheckpointPolicy
-        from raytf.training.checkpointer import Checkpointer, Listener
-        from raytf.training.live_state import LiveState
+        from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+        from raytf.training.saving.checkpointer import Checkpointer, Listener
+        from raytf.training.saving.live_state import LiveState
+        from raytf.training.user.callbacks import Callbacks
 
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())

@@ -13,7 +13,7 @@ from keras import layers
 from raytf.config.sections import ComputeSection
 from raytf.data import ArraySource
 from raytf.errors import DataError, ModelError
-from raytf.training.model import build
+from raytf.training.model.model import build
 from raytf.training.parameter_server.step import AsyncStep
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -18,12 +18,12 @@ from raytf._tensorflow import summaries
 from raytf.driver import sending
 from raytf.errors import ConfigError, ModelError
 from raytf.storage.storage import Storage
-from raytf.training import callbacks as training_callbacks
-from raytf.training import later_files
-from raytf.training.callbacks import Callbacks
 from raytf.training.job import UserCode
-from raytf.training.model_guard import foreseen
-from raytf.training.parcel import Parcel
+from raytf.training.user import callbacks as training_callbacks
+from raytf.training.user import later_files
+from raytf.training.user.callbacks import Callbacks
+from raytf.training.user.model_guard import foreseen
+from raytf.training.user.user_code import Parcel
 from tests.tf.ranks import Alone
 from tests.unit.driver import test_epochs as epochs
 

@@ -27,8 +27,7 @@ from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes
 from raytf.distributed.reduction import packed
 from raytf.distributed.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
 from raytf.testing.gpu_placement import PlacementFinding, findings, operations
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.step.step import StepOptions, TrainStep
 
 GRADIENT_SIZE = 256
 RECORDS, STEPS, CONTEXT = 2, 2, 8

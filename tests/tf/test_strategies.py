@@ -19,12 +19,11 @@ from raytf.distributed import factory
 from raytf.distributed.devices import LocalDevices
 from raytf.distributed.group import Group
 from raytf.errors import ClusterError
-from raytf.training.callbacks import Callbacks
-from raytf.training.device_placement import collected
 from raytf.training.evaluation import Evaluator
-from raytf.training.model import build
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step.device_placement import collected
+from raytf.training.step.step import StepOptions, TrainStep
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import World, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -18,7 +18,7 @@ from raytf.data.plan import BatchPlan
 from raytf.data.streams import Stream, misfit
 from raytf.driver.feed.mailbox import Mailbox, Offer, Wish
 from raytf.errors import RaytfError, one_line
-from raytf.training.feed_client import FeedClient
+from raytf.training.user.feed_client import FeedClient
 
 #: Bytes of batches that may wait for the workers, and how many batches at the most and at the least.
 _AHEAD_BYTES, _AHEAD_MOST, _AHEAD_LEAST = 64 << 20, 32, 3

@@ -22,7 +22,7 @@ from raytf.driver.monitor.progress import Progress
 from raytf.driver.monitor.roster import Roster
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import PARKED, Status
-from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
 
 #: Seconds between two stores of the state because of heartbeats alone, which are repeated anyway.
 _BEATS_SECONDS = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from raytf.driver.supervision.hang_detector import Heartbeats
-from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
 
 
 class Roster:

@@ -13,9 +13,10 @@ from raytf.cluster import scratch
 from raytf.distributed import meeting, worker_table
 from raytf.errors import GpuError, JobError, WorkerLostError
 from raytf.runs.restart_phases import Phases
-from raytf.training import process, worker
+from raytf.training import worker
 from raytf.training.job import TrainingJob
-from raytf.training.process_settings import ProcessSettings
+from raytf.training.process import process
+from raytf.training.process.process_settings import ProcessSettings
 
 
 class GroupProcess:
@@ -90,8 +91,8 @@ class GroupProcess:
         """Train, and return the run's result."""
         import tensorflow as tf
 
-        from raytf.training.heartbeat import Heartbeat
         from raytf.training.parameter_server.executor import ParameterServerExecutor
+        from raytf.training.process.heartbeat import Heartbeat
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
         pulse = Heartbeat(job.monitor, 0, 1)

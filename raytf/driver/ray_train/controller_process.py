@@ -6,7 +6,7 @@ import importlib
 import time
 
 from raytf import _process
-from raytf.training import warm_pool
+from raytf.training.process import warm_pool
 
 #: A process that imported its modules less than this many seconds ago was not a warm one.
 _COLD_SECONDS = 1.0

@@ -17,8 +17,8 @@ from raytf.driver.supervision.group_failure import lost_ranks
 from raytf.driver.supervision.supervisor import Scene, Supervisor
 from raytf.driver.supervision.watchdog import explain_loss
 from raytf.errors import WorkerLostError
-from raytf.training.beat import LastHeartbeat
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.heartbeat_types import LastHeartbeat
+from raytf.training.process.monitor_client import MonitorClient
 
 Answer = TypeVar("Answer")
 #: Seconds to wait for an answer of the monitor.

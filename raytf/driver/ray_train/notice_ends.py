@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import ray.exceptions
 
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds for the monitor's answer.
 _ANSWER_SECONDS = 5.0

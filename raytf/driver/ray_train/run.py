@@ -20,7 +20,7 @@ from raytf.errors import ClusterError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
-from raytf.training.process_settings import ProcessSettings
+from raytf.training.process.process_settings import ProcessSettings
 
 
 def run(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Any:

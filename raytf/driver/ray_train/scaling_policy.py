@@ -31,7 +31,7 @@ from raytf.driver.supervision.supervisor import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
 from raytf.runs import events
 from raytf.runs.notebook import in_notebook
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.worker import take_rank
 
 #: Seconds in which Ray learns that the resources of a group that has ended are free.

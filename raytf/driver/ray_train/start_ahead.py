@@ -12,7 +12,7 @@ from raytf._ray import state, train_env
 from raytf.config.resources import fitting
 from raytf.config.train_config import TrainConfig
 from raytf.driver.ray_train import controller_process
-from raytf.training import warm_pool
+from raytf.training.process import warm_pool
 
 _log = logging.getLogger(__name__)
 

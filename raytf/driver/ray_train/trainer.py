@@ -17,7 +17,7 @@ from raytf.driver.ray_train import controller_process
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
 _END_SECONDS = 0.5

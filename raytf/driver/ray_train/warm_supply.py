@@ -18,7 +18,7 @@ from raytf.config.resources import fitting
 from raytf.driver.ray_train import controller_process
 from raytf.errors import one_line
 from raytf.runs.events import short
-from raytf.training import warm_pool
+from raytf.training.process import warm_pool
 
 #: Seconds between two requests to a node that lacks processes, and to one that has them.
 _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0

@@ -12,8 +12,8 @@ from raytf._ray import state
 from raytf.driver.supervision.hang_detector import HangEvidence
 from raytf.driver.supervision.inspection import Inspector, end
 from raytf.runs.events import Hang
-from raytf.training.beat import Activity, HeartbeatState
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.heartbeat_types import Activity, HeartbeatState
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds before the first look.
 _FIRST_SECONDS = 10.0

@@ -21,8 +21,8 @@ from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
 from raytf.runs import events
 from raytf.storage.storage import Storage
-from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
-from raytf.training.monitor_client import MonitorClient, Question
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.monitor_client import MonitorClient, Question
 
 #: Seconds between two requests for the heartbeats.
 _ASK_SECONDS = 1.0

@@ -23,18 +23,15 @@ from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import Group, SingleWorkerGroup
 from raytf.distributed.step_flags import StepFlag, vector
 from raytf.errors import HangError
-from raytf.training import learning_rate
-from raytf.training.accounts import after_call, are_histograms_due, check_finite, write_histograms
-from raytf.training.attempt import Attempt
-from raytf.training.context import Context
 from raytf.training.executor import MeetsOnce
-from raytf.training.heartbeat import Activity
-from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server import state
 from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
-from raytf.training.parking import park
-from raytf.training.step_journal import StepOutcome
-from raytf.training.synchronous import call_steps
+from raytf.training.process.heartbeat import Activity
+from raytf.training.session import Attempt, Context
+from raytf.training.step import learning_rate
+from raytf.training.step.learning_rate import LearningRate
+from raytf.training.step.step_journal import StepOutcome
+from raytf.training.synchronous import after_call, are_histograms_due, call_steps, check_finite, park, write_histograms
 
 #: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.
 _CALL_SECONDS = 0.2

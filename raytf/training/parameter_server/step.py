@@ -24,13 +24,13 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
-from raytf.training import batch_metrics
-from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import MicroBatch, StepValues
+from raytf.training.model import batch_metrics
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
-from raytf.training.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
-from raytf.training.step_journal import StepOutcome
+from raytf.training.step.learning_rate import LearningRate
+from raytf.training.step.microbatch import MicroBatch, StepValues
+from raytf.training.step.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
+from raytf.training.step.step_journal import StepOutcome
 
 #: Calls under way per worker: one that it computes, and one that waits for it.
 _AHEAD = 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, Heartbeats, blamed_for_loss
-from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 SECONDS = 30.0
 

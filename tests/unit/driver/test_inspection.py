@@ -17,7 +17,7 @@ from raytf.testing.processes import wait_until
 
 SLEEPER = """
 import faulthandler, os, time
-from raytf.training.heartbeat import STACKS_SIGNAL
+from raytf.training.process.heartbeat import STACKS_SIGNAL
 file = os.memfd_create("raytf-stacks")
 faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
 def sleep_for_ever():

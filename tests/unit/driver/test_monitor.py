@@ -9,7 +9,7 @@ from raytf.driver.crash_safe_memory import CrashSafeMemory
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.monitor.progress import PROGRESS_SECONDS
 from raytf.runs.status import PARKED, Status
-from raytf.training.beat import Activity, HangFinding, HeartbeatState
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState
 
 
 class Clock:

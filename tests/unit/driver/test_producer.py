@@ -15,8 +15,8 @@ from raytf.data.streams import Stream
 from raytf.driver.feed import producer
 from raytf.driver.feed.mailbox import Offer
 from raytf.errors import DataError
-from raytf.training import feed_client
-from raytf.training.feed_client import FeedClient
+from raytf.training.user import feed_client
+from raytf.training.user.feed_client import FeedClient
 
 SIZES = [4, 7, 1, 4]
 

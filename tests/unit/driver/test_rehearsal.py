@@ -17,9 +17,9 @@ from raytf.data.sources import ArraySource
 from raytf.driver.rehearsal import Rehearsal, has_own_environment, is_busy, is_decisive, rehearsing
 from raytf.errors import DataError, JobError, ModelError, RaytfError, RunMismatchError, WholeBatchError
 from raytf.runs.display import Display
-from raytf.training import elsewhere, finished_run
+from raytf.training import finished_run, model_probe
 from raytf.training.job import TrainingJob, UserCode
-from raytf.training.parcel import Parcel
+from raytf.training.user.user_code import Parcel
 
 MISTAKE = JobError("the model function raised TypeError", error=TypeError())
 MISSING = JobError("the model function raised FileNotFoundError", error=FileNotFoundError())
@@ -130,7 +130,7 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
     with rehearsing(a_job(make), ArraySource(X, Y), TrainConfig()) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None
-        assert "it asks Ray" in (asked.answer(300) or {})[elsewhere.CANNOT]
+        assert "it asks Ray" in (asked.answer(300) or {})[model_probe.CANNOT]
         rehearsal.look(print, False, True)
 
 
@@ -154,7 +154,7 @@ def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkey
         asked = rehearsal._asked
         assert asked is not None
         if kind is None:
-            assert elsewhere.CANNOT not in (asked.answer(300) or {})
+            assert model_probe.CANNOT not in (asked.answer(300) or {})
             rehearsal.look(print, False, True)
             return
         with pytest.raises(kind, match=words):
@@ -180,7 +180,7 @@ def test_a_loss_of_the_whole_batch_is_said_once_before_workers_say_it(monkeypatc
         assert asked is not None
         answer = asked.answer(300) or {}
         rehearsal.look(display.say_early, False, True)
-    line = answer[elsewhere.REMARKS]
+    line = answer[model_probe.REMARKS]
     assert line.startswith("WARNING: the loss looks at the whole batch")
     display.say(line)
     assert said.getvalue().count(line) == 1
@@ -199,7 +199,7 @@ STRUCTURE, OTHER = {"model structure": "aa", "other": "1"}, {"model structure": 
         (STRUCTURE, {**STRUCTURE, "other": "2"}, False),  # of which the workers decide
         (STRUCTURE, OTHER, True),
         ({}, OTHER, False),  # of a run that stored no model
-        (STRUCTURE, {elsewhere.CANNOT: "no module"}, False),
+        (STRUCTURE, {model_probe.CANNOT: "no module"}, False),
     ],
 )
 def test_a_run_that_had_finished_is_not_trained_further_with_another_model(tmp_path, before, now, is_refused):

@@ -12,7 +12,7 @@ from raytf.driver import preflight
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.runs.events import RunEvent
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 
 class Told(MonitorClient):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.driver.supervision.stragglers import SLOW, Straggler, Stragglers
-from raytf.training.beat import HeartbeatState
+from raytf.training.process.heartbeat_types import HeartbeatState
 
 
 class World:

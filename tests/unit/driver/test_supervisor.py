@@ -13,7 +13,7 @@ from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.supervisor import Scene, Supervisor, is_preemption
 from raytf.errors import ClusterError, DataError, RaytfError
 from raytf.runs.events import FaultEvent, RunEvent
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 NODE = "abcdef" * 9 + "ab"
 DIED = Failure(Cause.WORKER_DIED, "1 worker process died", ranks=(1,), dead=frozenset({1}))

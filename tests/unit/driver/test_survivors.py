@@ -19,7 +19,7 @@ from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.errors import GpuError, HangError, JobError, ReplicaError, StorageError, WorkerLostError
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 
 class Told(MonitorClient):

@@ -25,8 +25,8 @@ from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, UserCode
-from raytf.training.monitor_client import MonitorClient
-from raytf.training.parcel import Parcel
+from raytf.training.process.monitor_client import MonitorClient
+from raytf.training.user.user_code import Parcel
 
 CONFIG = TrainConfig.of(run="a", epochs=2, workers="1:3")
 EPOCH = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from raytf.driver.supervision.watchdog import describe, innermost, quiet_ranks
-from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 #: Of `py-spy dump`, shortened.
 STACKS = """Process 20642: ray::RayTrainWorker
@@ -15,7 +15,7 @@ Thread 20642 (idle): "MainThread"
     Worker.main_loop (ray/_private/worker.py:1069)
 Thread 20994 (idle): "TrainingThread(train_fn_with_final_checkpoint_flush)"
     quick_execute (tensorflow/python/eager/execute.py:53)
-    TrainStep.__call__ (raytf/training/step.py:261)
+    TrainStep.__call__ (raytf/training/step/step.py:261)
     SynchronousExecutor._compute (raytf/training/synchronous.py:162)
     RayTrainWorker.run_train_fn (ray/train/v2/_internal/execution/worker_group/worker.py:152)
     Thread.run (threading.py:982)
@@ -34,7 +34,7 @@ def beat(rank: int) -> HeartbeatState:
 def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
     shown = innermost(STACKS, Activity.STEP)
     assert shown.startswith(
-        "TrainStep.__call__ (raytf/training/step.py:261) < "
+        "TrainStep.__call__ (raytf/training/step/step.py:261) < "
         "SynchronousExecutor._compute (raytf/training/synchronous.py:162) < Thread.run ("
     )
     assert innermost(STACKS, Activity.INPUT).startswith("Event.wait (threading.py:629) < Warehouse.take (job.py:42) < ")

@@ -13,8 +13,8 @@ import pytest
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed import handover, pieces
-from raytf.training.batch_hooks import BatchHooks
 from raytf.training.regroup import HeldState, hand_over
+from raytf.training.user.batch_hooks import BatchHooks
 
 
 class Ranks:
