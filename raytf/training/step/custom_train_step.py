@@ -57,7 +57,7 @@ class Findings:
 
 
 class OwnStep:
-    """A model's own step in phases; see `raytf.training.step.microbatch.MicroBatch`, whose part it has in a training step.
+    """A model's own step in phases, which does the work of `raytf.training.step.microbatch.MicroBatch` in training.
 
     Args:
         model: built and compiled.
