@@ -1,7 +1,7 @@
 """A hash of the weights where they are: 64 bits, of which the highest tells by which law it was made.
 
 On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
-multilinear, see `raytf.distributed.digests`.
+multilinear, see `raytf.distributed.encoding.digests`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed.digests import device_sum
-from raytf.distributed.replica_agreement import DEVICE_BIT
+from raytf.distributed.encoding.digests import device_sum
+from raytf.distributed.step_agreement import DEVICE_BIT
 
 #: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.
 _PIECE = 16 << 20

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from raytf.distributed import replica_agreement, step_flags
+from raytf.distributed import step_agreement
 from raytf.distributed.worker_table import gather
 from raytf.errors import ReplicaError
 
@@ -88,18 +88,18 @@ class Replicas:
         if told is None:
             return False
         self.told = told[0]
-        if step_flags.agree(sums, self._group.world_size):
+        if step_agreement.agree(sums, self._group.world_size):
             self.agreed = told[0]
             return False
         own = f"{told[1]:016x} {self._about()}".encode()
         everyone = [each.decode().split(" ", 1) for each in gather(self._group, own)]
-        verdict = replica_agreement.judge([int(value, 16) for value, _ in everyone])
+        verdict = step_agreement.judge([int(value, 16) for value, _ in everyone])
         if verdict is None:
             return False
         places = [f"rank {rank} ({everyone[rank][1]})" for rank in verdict.apart]
         return self._act(verdict, places, step)
 
-    def _act(self, verdict: replica_agreement.ReplicaVerdict, places: Sequence[str], step: int) -> bool:
+    def _act(self, verdict: step_agreement.ReplicaVerdict, places: Sequence[str], step: int) -> bool:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:

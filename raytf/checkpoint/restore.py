@@ -17,7 +17,7 @@ from raytf.checkpoint.naming import split_name
 from raytf.checkpoint.restore_plan import Candidate, RestorePlan
 from raytf.checkpoint.tier import Tier
 from raytf.checkpoint.void import VoidStates
-from raytf.distributed import replica_agreement
+from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:  # it loads TensorFlow
@@ -139,9 +139,9 @@ class Restorer:
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin again
                 problem = str(error)
             own = (found.document.weights_hash or 0) if found is not None and found.is_in_memory else 0
-            told = self._group.sum(np.append(np.float32(found is not None), replica_agreement.bits_of(own)))
+            told = self._group.sum(np.append(np.float32(found is not None), step_agreement.bits_of(own)))
             is_everywhere = told[0] == self._group.world_size
-            if is_everywhere and found is not None and replica_agreement.all_equal(told[1:], self._group.world_size):
+            if is_everywhere and found is not None and step_agreement.all_equal(told[1:], self._group.world_size):
                 check(found)
                 return found
             problem = problem or (

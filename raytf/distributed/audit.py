@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raytf.distributed.replica_agreement import ReplicaVerdict
+from raytf.distributed.step_agreement import ReplicaVerdict
 
 
 class AuditChoice(NamedTuple):

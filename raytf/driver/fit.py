@@ -23,18 +23,18 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, run_names, sending
+from raytf.driver import inputs, keras_arguments, preflight, replaying, run_names
 from raytf.driver.arbiter import arbitrating
-from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import check_room, has_trained, staying_connected
-from raytf.driver.feed.given import are_batches, rows_of
-from raytf.driver.feed.producer import feeding
+from raytf.driver.feed import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
-from raytf.driver.ray_train.start_ahead import start_ahead
-from raytf.driver.rehearsal import Rehearsal, has_own_environment, rehearsing
+from raytf.driver.inputs import are_batches, rows_of
+from raytf.driver.model_dry_run import Rehearsal, has_own_environment, rehearsing
+from raytf.driver.monitor.reader import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
+from raytf.driver.ray_train.warm_processes import start_ahead
 from raytf.driver.result import Result, result_of, summary
-from raytf.driver.tracking import callback_tracker, follow
-from raytf.driver.tracking.callback_tracker import CallbackTracker
+from raytf.driver.tracking import follow, trackers
+from raytf.driver.tracking.trackers import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import digest_log, notebook, run_log, start_command, terms, ui_address
 from raytf.runs.display import Display, stream_of
@@ -141,7 +141,7 @@ def fit(
     keras_arguments.refuse_unknown(settings, fit)
     shown = keras_arguments.verbosity(verbose)
     callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
-    callbacks, reporting = callback_tracker.split(callbacks, model)
+    callbacks, reporting = trackers.split(callbacks, model)
     x = inputs.one_of("x", x, "train", train)
     validation = inputs.one_of("validation_data", validation_data, "validation", validation)
     is_whole = (keras_arguments.is_plain(x) or y is not None) and steps_per_epoch is None
@@ -153,7 +153,7 @@ def fit(
         validation = held_out if validation is None else validation
     overruled += program_settings.check()
     own = precision.of_process()
-    refusals.refuse(config, own, model, x, validation, validation_freq)
+    preflight.check_arguments(config, own, model, x, validation, validation_freq)
     is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
     config = run_names.named(config, own_program)
     replay = replaying.asked(config)
@@ -315,7 +315,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    sending.check(job, display.say)
+    preflight.check_job_can_be_sent(job, display.say)
     start_ahead(job.config, resources)
     with (
         monitoring(run_log.attempt_names(run), void.read(run), book.clock) as monitor,

@@ -24,8 +24,8 @@ from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import replaying, run_names
 from raytf.driver.connection import connected
-from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
+from raytf.driver.inputs import are_batches
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook

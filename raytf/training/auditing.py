@@ -17,7 +17,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
-from raytf.distributed import audit, replica_agreement, worker_table
+from raytf.distributed import audit, step_agreement, worker_table
 from raytf.distributed.audit import AuditChoice, AuditVerdict, Standing
 from raytf.errors import ReplicaError, StorageError, WorkerLostError
 from raytf.runs.lease import check_owner
@@ -209,7 +209,7 @@ class Audits:
 
 
 def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
-    weights = replica_agreement.judge([witness.weights for witness in witnesses])
+    weights = step_agreement.judge([witness.weights for witness in witnesses])
     if weights is not None:
         return audit.of_weights(weights)
     trained = witnesses[choice.owner].trained, witnesses[choice.auditor].trained

@@ -23,9 +23,9 @@ from raytf import _tensorflow
 from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
+from raytf.distributed.allreduce.reduction import FixedPointReduction
 from raytf.distributed.gpu import determinism
 from raytf.distributed.group import Ranks
-from raytf.distributed.reduction import FixedPointReduction
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
 from raytf.training.model.traced_ops import WRITES, TracedOp, ops_of

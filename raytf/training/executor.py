@@ -9,7 +9,7 @@ import keras
 
 from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership.generations import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_digest import DigestLayout
 from raytf.training.step.step_journal import StepOutcome

@@ -12,7 +12,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
-from raytf.distributed.arbiter_link import ArbiterAddress
+from raytf.distributed.membership.arbiter_link import ArbiterAddress
 from raytf.training.user.program_settings import ProgramSettings
 from raytf.training.user.user_code import Parcel
 

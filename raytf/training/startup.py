@@ -21,8 +21,8 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
-from raytf.distributed.member import step_after_broken_transfer
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.membership.member import step_after_broken_transfer
 from raytf.errors import RunMismatchError, StorageError, WorkerLostError
 from raytf.inference import architecture, export
 from raytf.runs.events import HELD

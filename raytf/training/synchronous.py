@@ -24,14 +24,16 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import imbalance
 from raytf.data.prefetch import Prefetch
-from raytf.distributed import buckets, factory, meeting, step_digest
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
+from raytf.distributed import group, step_digest
+from raytf.distributed.allreduce import buckets
 from raytf.distributed.audit import Standing
 from raytf.distributed.group import Group
-from raytf.distributed.member import LeftBehindError, RunOverError
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.membership.member import LeftBehindError, RunOverError
 from raytf.distributed.ranks import RankInfo
-from raytf.distributed.step_flags import LENGTH, StepFlag, vector
+from raytf.distributed.step_agreement import LENGTH, StepFlag, vector
 from raytf.errors import NonFiniteLossError, WorkerLostError
 from raytf.runs.status import PARKED
 from raytf.training import exact
@@ -124,19 +126,19 @@ class SynchronousExecutor:
     def join(self) -> Group:
         given = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
         if self._arbiter is None:
-            self._group = factory.make(self._config.strategy, given)
+            self._group = group.make(self._config.strategy, given)
         else:
             name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
             self._link = ArbiterLink.connect(self._arbiter, name, self._waits, process.end_unheard)
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
-            self._group = factory.make_again(self._config.strategy, given)
+            self._group = group.make_again(self._config.strategy, given)
         return self._group
 
     def meet(self, step: int) -> Generation:
         assert self._link is not None
         while True:
-            address, is_member = meeting.listen(ray.util.get_node_ip_address()), self._link.is_member
+            address, is_member = rendezvous.listen(ray.util.get_node_ip_address()), self._link.is_member
             self._group.leave()
             if is_member:
                 generation, place = self._link.leave(address, step)

@@ -30,7 +30,8 @@ from raytf.checkpoint.tier import GroupAttempt
 from raytf.commands import report, runs, show, verify
 from raytf.config.identity import differences
 from raytf.config.train_config import TrainConfig
-from raytf.driver import background, preflight
+from raytf.driver import preflight
+from raytf.driver.monitor import reader
 from raytf.errors import RaytfError
 from raytf.inference import versions
 from raytf.runs import history, inventory, run_log, terms
@@ -79,7 +80,7 @@ def resume(uri: str, run_name: str) -> int | None:
         if preflight.finished(run, 300) is not None:
             return 300
         preflight.compare_batch(stored, config, RECORDS)
-        book = background.RunLedger(run, lease.owner["term"])
+        book = reader.RunLedger(run, lease.owner["term"])
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raytf.driver.background import MonitorReader, monitoring
+from raytf.driver.monitor.reader import MonitorReader, monitoring
 from raytf.training.process.heartbeat_types import Activity, HeartbeatState
 from tests.ray.conftest import PATIENCE
 

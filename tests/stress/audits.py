@@ -32,7 +32,7 @@ from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.variables import weights_sha256
 from raytf.checkpoint.void import VoidStates
 from raytf.data.pipeline import CallBatch
-from raytf.distributed import step_flags
+from raytf.distributed import step_agreement
 from raytf.distributed.audit import Standing
 from raytf.errors import ReplicaError
 from raytf.runs.lease import Lease
@@ -213,7 +213,7 @@ class Trials:
             rank, replica = self.group.ranks[number], replicas[number]
             if start % COPIES == 0 and start:
                 replica.look(start)
-            told = step_flags.vector({}, replica.tell())
+            told = step_agreement.vector({}, replica.tell())
             try:
                 replica.hear(groups[number].sum(told), start)
             except ReplicaError as error:

@@ -152,7 +152,7 @@ class Rank:
         return saving
 
     def train(self, flips: bool) -> None:
-        from raytf.distributed.step_flags import StepFlag, vector
+        from raytf.distributed.step_agreement import StepFlag, vector
 
         while self.state.step < STEPS:
             stop = self.state.step + 1
@@ -232,7 +232,7 @@ def play(orders: Orders, group: Any, number: int, flips: bool, exact: bool) -> d
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
-    from raytf.distributed.meeting import Meeting
+    from raytf.distributed.membership.rendezvous import Meeting
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
     group = MultiWorkerGroup(Meeting(orders.rank, tuple(orders.addresses), bytes(32)))

@@ -31,7 +31,7 @@ from raytf.checkpoint.tensor_stream import DeviceTensor
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import SingleWorkerGroup
-from raytf.distributed.step_flags import StepFlag, vector
+from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.saving.checkpoint_policy import CheckpointPolicy

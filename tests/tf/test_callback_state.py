@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from raytf._tensorflow import summaries
-from raytf.driver import sending
+from raytf.driver import preflight
 from raytf.errors import ConfigError, ModelError
 from raytf.storage.storage import Storage
 from raytf.training.job import UserCode
@@ -500,7 +500,7 @@ callbacks = [Holds()]
     names = program(source)
     job = dataclasses.replace(epochs.job(0, 2), code=Parcel(UserCode(lambda: None, names["callbacks"])))
     with pytest.raises(ConfigError, match=named + r", which cannot be sent to the workers .*on_train_begin"):
-        sending.check(job, print)
+        preflight.check_job_can_be_sent(job, print)
 
 
 def test_locks_and_closed_files_are_no_reason_to_refuse_a_callback(tmp_path: Path):

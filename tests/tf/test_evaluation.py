@@ -16,8 +16,8 @@ from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
 from raytf.data.sources import ArraySource, Source
 from raytf.data.sources.batches import BatchedSource
+from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.devices import OneDevice
-from raytf.distributed.reduction import packed
 from raytf.training.evaluation import Evaluator, Evaluators
 from raytf.training.model import model as models
 from raytf.training.step.evaluation_step import EvalStep

@@ -17,7 +17,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed import wire
+from raytf.distributed.encoding import wire
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import exact
 from raytf.training.model.model import build

@@ -21,7 +21,7 @@ from raytf.checkpoint.memory import MemorySave
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import MetricObjective
-from raytf.distributed.step_flags import StepFlag, vector
+from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import ConfigError, StorageError
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage

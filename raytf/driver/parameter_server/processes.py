@@ -10,7 +10,8 @@ import ray
 
 from raytf._ray import train
 from raytf.cluster import scratch
-from raytf.distributed import meeting, worker_table
+from raytf.distributed import worker_table
+from raytf.distributed.membership import rendezvous
 from raytf.errors import GpuError, JobError, WorkerLostError
 from raytf.runs.restart_phases import Phases
 from raytf.training import worker
@@ -48,7 +49,7 @@ class GroupProcess:
         """
         if self._fault is not None:
             raise self._fault
-        return meeting.joined(*train.free_address())
+        return rendezvous.joined(*train.free_address())
 
     def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
         """Take a place in the cluster.

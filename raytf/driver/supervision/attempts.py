@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raytf.driver.supervision.diagnosis import diagnose
-from raytf.driver.supervision.supervisor import Scene, Supervisor
+from raytf.driver.supervision.retry import Scene, Supervisor
 from raytf.errors import ClusterError
 from raytf.training.process.monitor_client import MonitorClient
 

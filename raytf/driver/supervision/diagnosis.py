@@ -11,8 +11,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.group_failure import Errors, failure_of, lost_to, of_job
+from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
     GpuError,

@@ -21,7 +21,7 @@ from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.prefetch import Prefetch
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import Group, SingleWorkerGroup
-from raytf.distributed.step_flags import StepFlag, vector
+from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
 from raytf.training.executor import MeetsOnce
 from raytf.training.parameter_server import state

@@ -19,7 +19,7 @@ import tensorflow as tf
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Spec
-from raytf.distributed.reduction import FloatReduction
+from raytf.distributed.allreduce.reduction import FloatReduction
 from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model

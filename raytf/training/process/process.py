@@ -11,7 +11,7 @@ import ray
 
 from raytf._ray import worker_process
 from raytf.cluster import orphaned_processes, scratch
-from raytf.distributed import forked_children
+from raytf.distributed import sockets
 from raytf.distributed.gpu import determinism, health, visibility
 from raytf.training.process import warm_pool
 from raytf.training.process.process_settings import ProcessSettings
@@ -38,7 +38,7 @@ def settle_in() -> None:
         # Ray watches the raylet from a thread, which does not run while the process is stopped.
         orphaned_processes.die_with_parent()
         scratch.begin(worker_process.session_folder() / scratch.FOLDER)
-        forked_children.close_connections_with(worker_process.local_sockets())
+        sockets.close_connections_with(worker_process.local_sockets())
 
 
 def take_place(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> None:

@@ -24,7 +24,7 @@ from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.state_source import StateSource
 from raytf.checkpoint.tier import Votes
 from raytf.checkpoint.variables import Copies
-from raytf.distributed.step_flags import StepFlag, vector
+from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import CheckpointError, WorkerLostError, brief
 from raytf.runs.status import SaveTrouble, clock_text
 from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup

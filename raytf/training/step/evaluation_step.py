@@ -13,7 +13,7 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
-from raytf.distributed.shard_span import in_graph
+from raytf.distributed.encoding.wire import in_graph
 from raytf.inference.own_run import overrides_test
 from raytf.training.model import batch_metrics
 from raytf.training.step.custom_test_step import OwnTest

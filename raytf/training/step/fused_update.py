@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from raytf import _keras
-from raytf.distributed.slices import unique_rows
+from raytf.distributed.encoding.sparse_gradients import unique_rows
 
 #: An optimizer's `update_step`: (gradient, variable, learning rate).
 _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]

@@ -11,13 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.data.plan import StepPlan
-from raytf.distributed import reduction as reductions
-from raytf.distributed import wire
-from raytf.distributed.audit_rows import AuditPlaces
-from raytf.distributed.buckets import Buckets, after
+from raytf.distributed.allreduce import reduction as reductions
+from raytf.distributed.allreduce.buckets import Buckets, after
 from raytf.distributed.devices import Devices
-from raytf.distributed.shard_span import Span
-from raytf.distributed.slices import SliceLayout, gather
+from raytf.distributed.encoding import wire
+from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather
+from raytf.distributed.encoding.wire import AuditPlaces, Span
 from raytf.training.model import loss_division
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_work import HasFixed, OutputLayout, ShardResult, ShardWork

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed import reduction
-from raytf.distributed.reduction import Reduction
-from raytf.distributed.slices import SliceLayout
+from raytf.distributed.allreduce import reduction
+from raytf.distributed.allreduce.reduction import Reduction
+from raytf.distributed.encoding.sparse_gradients import SliceLayout
 from raytf.distributed.step_digest import LOSS
 from raytf.errors import ModelError
 

@@ -19,12 +19,12 @@ from raytf.data import tree
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
-from raytf.distributed import audit_rows, wire
-from raytf.distributed import reduction as reductions
-from raytf.distributed.buckets import Overlap
+from raytf.distributed.allreduce import reduction as reductions
+from raytf.distributed.allreduce.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
-from raytf.distributed.digests import device_sum, of_step
-from raytf.distributed.shard_span import in_graph
+from raytf.distributed.encoding import wire
+from raytf.distributed.encoding.digests import device_sum, of_step
+from raytf.distributed.encoding.wire import in_graph
 from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
@@ -308,7 +308,7 @@ class TrainStep:
 
     def _full_steps(self, leaves, seeds, flags, begin, audit=None):
         span = in_graph(self._shards, self._is_general, begin, seeds, audit)
-        places = None if audit is None else audit_rows.places(audit, span, self._plan.shards)
+        places = None if audit is None else wire.audit_places(audit, span, self._plan.shards)
         return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), places))
 
     def _partial_steps(self, leaves, seeds, flags, begin, counts, total):

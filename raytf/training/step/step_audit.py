@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed.audit_rows import AuditRow
-from raytf.distributed.reduction import FixedPointReduction
+from raytf.distributed.allreduce.reduction import FixedPointReduction
+from raytf.distributed.encoding.wire import AuditRow
 from raytf.training.step.shard_loop import ShardBatch, ShardSum, loop_shards
 
 #: How often a rank computes a doubtful shard again.

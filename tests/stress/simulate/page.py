@@ -16,14 +16,14 @@ _HEAD = """# The simulator
 workers in a simulated world: one thread, with a clock, a network, processes and storage that are drawn from a seed.
 What decides is the code that decides in production:
 
-- in the driver `raytf.driver.arbitration`, `raytf.driver.silence`, `raytf.distributed.membership` and
-  `raytf.distributed.reachability`: who belongs to the group, who is lost, who is left out;
-- in the driver's controller of Ray Train `raytf.driver.supervision.supervisor` with `retry`, `node_exclusion`,
+- in the driver `raytf.driver.arbitration`, `raytf.driver.supervision.liveness`, `raytf.distributed.membership.generations` and
+  `raytf.distributed.membership.generations`: who belongs to the group, who is lost, who is left out;
+- in the driver's controller of Ray Train `raytf.driver.supervision.retry` with `retry`, `node_exclusion`,
   `group_failure` and `hang_detector`, and `raytf.driver.ray_train.resizing` and `departures`: whether to start again,
   on which hosts, how many workers there are, who leaves, and who hangs;
-- in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
+- in the workers `raytf.distributed.membership.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
   whom, and when a checkpoint is complete;
-- in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
+- in the workers `raytf.distributed.membership.rendezvous` and `raytf.distributed.membership.peer_liveness`: whom a rank calls and answers, when
   a meeting has failed, and which of the ranks that a sum waits for are lost;
 - in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
   its name. `raytf.checkpoint.retention` decides which checkpoints are deleted;

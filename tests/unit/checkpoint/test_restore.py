@@ -16,7 +16,7 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.void import VoidStates
-from raytf.distributed.replica_agreement import bits_of
+from raytf.distributed.step_agreement import bits_of
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 

@@ -20,7 +20,7 @@ from raytf.distributed.audit import (
     reachable,
     why_none,
 )
-from raytf.distributed.replica_agreement import ReplicaVerdict
+from raytf.distributed.step_agreement import ReplicaVerdict
 
 GOOD, BAD, ODD = b"good", b"bad", b"odd"
 CHOICE = AuditChoice(5, 1, 2)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from raytf.driver.ray_train.warm_supply import Schedule, spare_nodes
+from raytf.driver.ray_train.warm_processes import Schedule, spare_nodes
 from raytf.training.process import warm_pool
 from raytf.training.process.warm_pool import PROCESS_BYTES, SPARE_BYTES, WarmProcesses, _make_hook, missing
 
