@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf._process import in_thread
+from raytf.checkpoint.codec import DeviceTensor, Tensor
 from raytf.checkpoint.snapshot_slot import copy_all
-from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
 from raytf.errors import CheckpointError
 
 

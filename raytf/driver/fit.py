@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import ray
 
 from raytf._tensorflow import summaries
-from raytf.checkpoint import memory_keeper, void
+from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
 from raytf.config import identity, precision, program
 from raytf.config.keywords import FitSettings, Settings
@@ -36,7 +36,7 @@ from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import follow, trackers
 from raytf.driver.tracking.trackers import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
-from raytf.runs import digest_log, notebook, run_log, start_command, terms, ui_address
+from raytf.runs import digest_log, ledger, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -272,7 +272,7 @@ def _finish(
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         page = ui_address.page_of(run.uri)
         display.say(f"its page: {page}" if page else f"its page, at any time: {ui_address.command_for(run)}")
-        with Lease(run, display.say, latest_term=partial(terms.latest, run)) as lease:
+        with Lease(run, display.say, latest_term=partial(ledger.latest_term, run)) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
             if finished is not None:
@@ -318,7 +318,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     preflight.check_job_can_be_sent(job, display.say)
     start_ahead(job.config, resources)
     with (
-        monitoring(run_log.attempt_names(run), void.read(run), book.clock) as monitor,
+        monitoring(run_log.attempt_names(run), invalidated_states.read(run), book.clock) as monitor,
         _fed(job, sources, stream) as sources,
         arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
     ):

@@ -12,7 +12,7 @@ import ray
 
 from raytf._ray import gcs
 from raytf.checkpoint import manifest
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import precision, resources, strategy_rules
@@ -34,7 +34,7 @@ from raytf.errors import (
     RunMismatchError,
     one_line,
 )
-from raytf.runs import folder, run_log
+from raytf.runs import run_folder, run_log
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 from raytf.training.user import user_code
@@ -130,13 +130,13 @@ def check_folder(run: Storage) -> None:
     """
     if not run.is_local or not os.path.isdir(run.root):
         return
-    for name in folder.FOLDERS:
+    for name in run_folder.FOLDERS:
         path = os.path.join(run.root, name)
         if os.path.islink(path):
             raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
-    for name in folder.FILES:
+    for name in run_folder.FILES:
         path = os.path.join(run.root, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
@@ -145,7 +145,7 @@ def check_folder(run: Storage) -> None:
             if entry.is_symlink():
                 raise DamagedFileError(run.locate(f"{below}/{name}"), "it is a link", _REMOVE)
     run.preflight()
-    for name in folder.FOLDERS:
+    for name in run_folder.FOLDERS:
         if os.path.isdir(os.path.join(run.root, name)):
             run.child(name).preflight()
 

@@ -12,7 +12,7 @@ from raytf.config.program import Program
 from raytf.config.train_config import TrainConfig
 from raytf.driver import replaying
 from raytf.errors import ConfigError, RunMismatchError, StorageError
-from raytf.runs import folder, search_files, start_command
+from raytf.runs import run_folder, start_command
 from raytf.storage.storage import Storage
 
 #: Where the runs of a program that calls `model.fit` lie below its name: the first one, which says who started it.
@@ -93,9 +93,9 @@ def conflict(entries: Collection[str], is_program: bool) -> str:
         is_program: whether it is the runs of a program that would be kept there.
     """
     names = {entry.rstrip("/") for entry in entries}
-    if search_files.SEARCH in names:
+    if run_folder.SEARCH in names:
         return "a search of `raytf tune`"
-    has_run = bool(names & {*folder.FILES, *folder.FOLDERS})
+    has_run = bool(names & {*run_folder.FILES, *run_folder.FOLDERS})
     if is_program:
         return "a run that was not started by `raytf run`" if has_run else ""
     is_program_there = FIRST_OF_PROGRAM in names and not has_run

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import manifest
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.config.canonical_text import plainly
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import LOSS, Difference

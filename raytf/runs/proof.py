@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytf.checkpoint import audit, manifest, naming
-from raytf.checkpoint.audit import Worth
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint import manifest, naming, verify
+from raytf.checkpoint.manifest import CheckpointDocument
+from raytf.checkpoint.verify import Worth
 from raytf.distributed import step_digest
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import digest_log, run_log
@@ -69,7 +69,7 @@ def check(run: Storage) -> Records:
     """
     problems: list[str] = []
     notes: list[str] = []
-    found = audit.verify(run)
+    found = verify.verify(run)
     for finding in found:
         if finding.state in (Worth.DAMAGED, Worth.NEWER):
             problems.append(f"checkpoint {finding.name}: {'; '.join(finding.problems)}")

@@ -12,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from raytf.checkpoint import manifest, naming, void
+from raytf.checkpoint import invalidated_states, manifest, naming
 from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
@@ -180,8 +180,8 @@ class Audits:
         states = attempt.void.and_after(max(vouched, back), attempts)
         context.reporter.go_back(max(vouched, back), attempts)
         with contextlib.suppress(StorageError):
-            void.write(attempt.storage, states)
-            void.sweep(attempt.storage, states)
+            invalidated_states.write(attempt.storage, states)
+            invalidated_states.sweep(attempt.storage, states)
         if back > vouched:
             return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
         return f"the run goes back to step {vouched} or before" if back else "the run begins again"

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from raytf._ray import raylets
 from raytf.checkpoint import variables
-from raytf.checkpoint.digest import Digest
+from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.memory import MemoryTier, place_on_node
+from raytf.checkpoint.replicas import Digest
 from raytf.checkpoint.training_state import TrainingState
-from raytf.checkpoint.void import VoidStates
 from raytf.cluster.preemption import watcher
 from raytf.config import precision
 from raytf.config.objective import flat

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.checkpoint.digest import Digest
-from raytf.checkpoint.replicas import Replicas
+from raytf.checkpoint.invalidated_states import VoidStates
+from raytf.checkpoint.replicas import Digest, Replicas
 from raytf.checkpoint.variables import weights_sha256
-from raytf.checkpoint.void import VoidStates
 from raytf.data.pipeline import CallBatch
 from raytf.distributed import step_agreement
 from raytf.distributed.audit import Standing

@@ -47,7 +47,7 @@ class Memory:
     """In the place of the memory tier: which steps were copied, and that the newest is trusted no more."""
 
     def __init__(self) -> None:
-        from raytf.checkpoint.copy_turns import CopyTurns
+        from raytf.checkpoint.memory import CopyTurns
 
         self.copied: list[Any] = []
         self.turns = CopyTurns()
@@ -89,9 +89,8 @@ class Rank:
         import keras
 
         from raytf.checkpoint import variables
-        from raytf.checkpoint.digest import Digest
         from raytf.checkpoint.durable import DurableTier, Keep
-        from raytf.checkpoint.replicas import Replicas
+        from raytf.checkpoint.replicas import Digest, Replicas
         from raytf.checkpoint.tier import GroupAttempt
         from raytf.checkpoint.training_state import TrainingState
         from raytf.storage.storage import Storage

@@ -25,9 +25,9 @@ import numpy as np
 
 from raytf.checkpoint import snapshot_slot, variables
 from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemoryTier
-from raytf.checkpoint.tensor_stream import DeviceTensor
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import SingleWorkerGroup

@@ -60,7 +60,7 @@ class GroupHistory:
     """Kept as long as the driver lives.
 
     Args:
-        void: of the run's folder, as `raytf.checkpoint.void.VoidStates.entries` has them.
+        void: of the run's folder, as `raytf.checkpoint.invalidated_states.VoidStates.entries` has them.
     """
 
     def __init__(self, void: Sequence[tuple[int, Sequence[str]]] = ()):

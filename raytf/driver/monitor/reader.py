@@ -17,7 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raytf
-from raytf.checkpoint.void import VoidStates
+from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.config.command_line import EXIT_AGAIN
 from raytf.config.train_config import TrainConfig
 from raytf.driver.monitor import actor as monitor_actor

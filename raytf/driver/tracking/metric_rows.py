@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytf.checkpoint import manifest, naming
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.config.objective import flat
 from raytf.errors import ConfigError
 from raytf.runs import run_log

@@ -17,10 +17,9 @@ import ray.train
 
 from raytf.config.objective import flat
 from raytf.errors import one_line
-from raytf.runs.pace import Moment, Pace
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.run_log import MirroredFolder
-from raytf.runs.status import SaveTrouble, Status
+from raytf.runs.status import Moment, Pace, SaveTrouble, Status
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
 from raytf.training.process.monitor_client import Question

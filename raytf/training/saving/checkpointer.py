@@ -17,12 +17,11 @@ import numpy as np
 from raytf.checkpoint import codec
 from raytf.checkpoint.cadence import Outage
 from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.durable import DurableTier
-from raytf.checkpoint.durable_writer import PreparedSave
+from raytf.checkpoint.durable import DurableTier, PreparedSave
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.replicas import Replicas
-from raytf.checkpoint.state_source import StateSource
 from raytf.checkpoint.tier import Votes
+from raytf.checkpoint.training_state import StateSource
 from raytf.checkpoint.variables import Copies
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import CheckpointError, WorkerLostError, brief

@@ -9,9 +9,8 @@ from typing import Protocol
 import keras
 
 from raytf.checkpoint import variables
-from raytf.checkpoint.state_source import Extras
 from raytf.checkpoint.step_rows import StepRows
-from raytf.checkpoint.training_state import TrainingState
+from raytf.checkpoint.training_state import Extras, TrainingState
 from raytf.runs.run_log import StepLog
 from raytf.training.process.reporter import Reporter
 from raytf.training.user.callbacks import Callbacks
@@ -31,7 +30,7 @@ class Note(Protocol):
 
 @dataclass
 class LiveState:
-    """A `raytf.checkpoint.state_source.StateSource`.
+    """A `raytf.checkpoint.training_state.StateSource`.
 
     Attributes:
         rank: of this worker.

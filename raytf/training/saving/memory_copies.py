@@ -10,8 +10,8 @@ import numpy as np
 from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.memory import MemorySave, MemoryTier
 from raytf.checkpoint.replicas import Replicas
-from raytf.checkpoint.state_source import StateSource
 from raytf.checkpoint.tier import Votes
+from raytf.checkpoint.training_state import StateSource
 from raytf.distributed.group import Ranks
 
 

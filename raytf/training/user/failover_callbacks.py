@@ -11,7 +11,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
 from raytf.training.user.batch_hooks import BatchHooks

@@ -26,9 +26,9 @@ What decides is the code that decides in production:
 - in the workers `raytf.distributed.membership.rendezvous` and `raytf.distributed.membership.peer_liveness`: whom a rank calls and answers, when
   a meeting has failed, and which of the ranks that a sum waits for are lost;
 - in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
-  its name. `raytf.checkpoint.retention` decides which checkpoints are deleted;
+  its name. `raytf.checkpoint.cleanup` decides which checkpoints are deleted;
 - in the keepers of copies in memory `raytf.checkpoint.slot_ledger`: which rank gets which memory, and what is freed;
-- in the workers `raytf.checkpoint.keeper_health`, `copy_turns` and `restore_plan`: when a keeper is lost and replaced,
+- in the workers `raytf.checkpoint.keeper_client`, `copy_turns` and `restore_plan`: when a keeper is lost and replaced,
   which of a rank's two slots the next copy takes, and from which copy or checkpoint a new group continues.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to

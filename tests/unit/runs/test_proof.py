@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from raytf.checkpoint import codec, manifest
-from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.durable_writer import DurableSave, DurableWriter
+from raytf.checkpoint.durable import DurableSave, DurableWriter
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.checkpoint.naming import name_of
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import DigestLayout

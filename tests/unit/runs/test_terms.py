@@ -9,7 +9,7 @@ import pytest
 from raytf.checkpoint import naming
 from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.distributed.step_digest import DigestLayout
-from raytf.runs import digest_log, ledger, run_log, terms
+from raytf.runs import digest_log, ledger, run_log
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.storage.storage import Storage
 from raytf.training import session
@@ -26,7 +26,7 @@ def run(tmp_path):
 
 
 def lease(run):
-    return Lease(run, lambda text: None, sleep=lambda seconds: None, latest_term=lambda: terms.latest(run))
+    return Lease(run, lambda text: None, sleep=lambda seconds: None, latest_term=lambda: ledger.latest_term(run))
 
 
 def write(log, first, last):
@@ -103,7 +103,7 @@ def test_what_a_suspended_driver_lets_be_written_later_does_not_count_as_newer(r
 )
 def test_a_term_is_higher_than_all_in_the_names_of_the_run(run, file, term):
     run.put(file, b"")
-    assert terms.latest(run) == term
+    assert ledger.latest_term(run) == term
     with lease(run) as held:
         assert held.owner["term"] == json.loads(run.get(LEASE_FILE))["term"] == term + 1
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from raytf.checkpoint import snapshot_slot, variables
+from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.generations import HeldShare, generations
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.step_rows import StepRows
-from raytf.checkpoint.tensor_stream import DeviceTensor
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.training.saving.memory_copies import MemoryCopies

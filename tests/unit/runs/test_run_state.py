@@ -11,9 +11,9 @@ import socket
 import pytest
 
 from raytf.commands import report, runs, show
-from raytf.runs import history, inventory, ledger, standing
+from raytf.runs import history, inventory, ledger, run_state
 from raytf.runs.lease import Lease
-from raytf.runs.standing import RunState
+from raytf.runs.run_state import RunState
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
 
@@ -52,14 +52,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_table(name):
     events, result, lives, newest, told = CASES[name]
-    found = standing.of(events, result, lives, newest)
+    found = run_state.of(events, result, lives, newest)
     assert (found.state, found.why, found.step) == told
     assert found.metrics == (RESULT["metrics"] if result is not None else {})
 
 
 def test_damage_counts_where_nobody_trains():
-    assert standing.of([STARTED, TRAINS], None, True, 5, is_damaged=True).state is RunState.RUNNING
-    assert standing.of([STARTED, TRAINS, FAILED], None, None, 5, is_damaged=True).state is RunState.DAMAGED
+    assert run_state.of([STARTED, TRAINS], None, True, 5, is_damaged=True).state is RunState.RUNNING
+    assert run_state.of([STARTED, TRAINS, FAILED], None, None, 5, is_damaged=True).state is RunState.DAMAGED
 
 
 def make(run: Storage, events: list[dict], result: dict | None, newest: int | None) -> None:
@@ -115,7 +115,7 @@ def test_the_end_of_a_ledger_says_what_the_whole_of_it_says(tmp_path):
     last = ledger.Ledger(run, "000004-a")
     last.add([STARTED])
     last.flush()
-    end = ledger.newest(run, run.list(ledger.FOLDER), standing.has_enough)
+    end = ledger.newest(run, run.list(ledger.FOLDER), run_state.has_enough)
     assert len(end) == 3
-    assert standing.of(end, None, False) == standing.of(ledger.read(run), None, False)
-    assert standing.of(end, None, False).step == 30
+    assert run_state.of(end, None, False) == run_state.of(ledger.read(run), None, False)
+    assert run_state.of(end, None, False).step == 30

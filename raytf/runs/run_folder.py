@@ -1,6 +1,8 @@
-"""What a run's folder holds: its files and folders, by name, with what each is for."""
+"""Files and folders of a run and of a search of `raytf tune`: their names, and what each is for."""
 
 from __future__ import annotations
+
+from raytf.storage import untrusted_json
 
 #: Folders that raytf or callbacks write below a run's folder.
 FOLDERS = {
@@ -35,3 +37,22 @@ SOMETIMES = {
     "data": "data that the run had to write down, such as a Ray Dataset",
     "hangs": "`.txt`: stacks of workers that made no progress",
 }
+#: The folder of a search, what makes a folder one, and where what became of its trials is; the folder of the best.
+SEARCH, SEARCH_IDENTITY, TRIALS, BEST_TRIAL = "search", "search.json", "trials", "best"
+#: How the folders of trials begin.
+TRIAL = "trial-"
+#: What is known of a trial that is over.
+TRIAL_RECORD = untrusted_json.record(
+    {
+        "number": untrusted_json.whole,
+        "parameters": untrusted_json.values(untrusted_json.anything),
+        "outcome": untrusted_json.text,
+    },
+    {
+        "value": untrusted_json.optional(untrusted_json.number),
+        "epochs": untrusted_json.whole,
+        "why": untrusted_json.text,
+        "history": untrusted_json.each(untrusted_json.values(untrusted_json.number)),
+        "metrics": untrusted_json.values(untrusted_json.number),
+    },
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raytf.checkpoint import manifest, void
+from raytf.checkpoint import invalidated_states, manifest
 from raytf.checkpoint.naming import name_of
 from raytf.storage.storage import Storage
 
@@ -11,16 +11,16 @@ FIRST, SECOND = "20260101T000000.000-aaaaaa", "20260101T000001.000-bbbbbb"
 
 def test_states_after_a_step_of_the_attempts_until_then_are_void(tmp_path):
     run = Storage(str(tmp_path / "run"))
-    assert void.read(run) == void.VoidStates()
-    assert void.sweep(run, void.read(run)) == []
+    assert invalidated_states.read(run) == invalidated_states.VoidStates()
+    assert invalidated_states.sweep(run, invalidated_states.read(run)) == []
     for step, attempt in ((20, FIRST), (40, FIRST), (60, SECOND)):
         manifest.write(run, name_of(step, attempt), step, [], {})
-    void.write(run, void.read(run).and_after(30, [FIRST]))
-    states = void.read(run)
+    invalidated_states.write(run, invalidated_states.read(run).and_after(30, [FIRST]))
+    states = invalidated_states.read(run)
     assert [states.holds(step, FIRST) for step in (30, 31)] == [False, True]
     assert not states.holds(60, SECOND)
-    assert void.sweep(run, states) == [name_of(40, FIRST)]
+    assert invalidated_states.sweep(run, states) == [name_of(40, FIRST)]
     assert manifest.list_complete(run) == [name_of(60, SECOND), name_of(20, FIRST)]
     # Another one adds to it.
-    void.write(run, states.and_after(0, [FIRST, SECOND]))
-    assert void.sweep(run, void.read(run)) == [name_of(60, SECOND), name_of(20, FIRST)]
+    invalidated_states.write(run, states.and_after(0, [FIRST, SECOND]))
+    assert invalidated_states.sweep(run, invalidated_states.read(run)) == [name_of(60, SECOND), name_of(20, FIRST)]

@@ -5,8 +5,8 @@ import zlib
 
 import pytest
 
-from raytf.checkpoint import audit, codec, manifest, naming
-from raytf.checkpoint.audit import Worth
+from raytf.checkpoint import codec, manifest, naming, verify
+from raytf.checkpoint.verify import Worth
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save, share
 
@@ -36,55 +36,55 @@ def flip(run, name, at=100):
 def test_whole_ones_newest_first(run):
     for step in (9, 10, 2):
         save(run, step)
-    found = audit.verify(run)
+    found = verify.verify(run)
     assert states(found) == [(10, Worth.WHOLE), (9, Worth.WHOLE), (2, Worth.WHOLE)]
-    assert audit.inspect(run) == found
+    assert verify.inspect(run) == found
     assert all(f.bytes == sum(x.bytes for x in run.files(f"{manifest.FOLDER}/{f.name}")) > 0 for f in found)
-    assert audit.restorable(found).step == 10
+    assert verify.restorable(found).step == 10
 
 
 def test_a_flipped_bit_is_seen_by_reading_alone(run):
     save(run, 1)
     flip(run, share(save(run, 2), 1))
-    assert states(audit.inspect(run)) == [(2, Worth.WHOLE), (1, Worth.WHOLE)]
-    found = audit.verify(run)
+    assert states(verify.inspect(run)) == [(2, Worth.WHOLE), (1, Worth.WHOLE)]
+    found = verify.verify(run)
     assert states(found) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
     assert found[0].problems == ("share-00001.safetensors has a wrong checksum",)
-    assert audit.restorable(found).step == 1
+    assert verify.restorable(found).step == 1
 
 
 def test_every_single_flip_in_a_share_is_found(folder):
     name = share(save(folder, 1, shares=1))
     for at in range(0, len(folder.get(name)), 97):
         flip(folder, name, at)
-        assert states(audit.verify(folder)) == [(1, Worth.DAMAGED)]
+        assert states(verify.verify(folder)) == [(1, Worth.DAMAGED)]
         flip(folder, name, at)
-    assert states(audit.verify(folder)) == [(1, Worth.WHOLE)]
+    assert states(verify.verify(folder)) == [(1, Worth.WHOLE)]
 
 
 def test_truncated_and_deleted_files_are_seen_by_size(run):
     cut, gone = save(run, 1), save(run, 2)
     run.put(share(cut), run.get(share(cut))[:-1])
     run.delete(share(gone, 1))
-    for look in (audit.inspect, audit.verify):
+    for look in (verify.inspect, verify.verify):
         found = look(run)
         assert states(found) == [(2, Worth.DAMAGED), (1, Worth.DAMAGED)]
         assert found[0].problems == ("share-00001.safetensors is missing",)
         assert "has 2879 of 2880 bytes" in found[1].problems[0]
-    assert audit.restorable(found) is None
+    assert verify.restorable(found) is None
 
 
 def test_a_share_of_another_save_is_damage(folder):
     old, new = save(folder, 1), save(folder, 2)
     folder.put(share(new), folder.get(share(old)))  # of the same size
-    assert states(audit.verify(folder)) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
+    assert states(verify.verify(folder)) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
 
 
 def test_a_manifest_of_another_save_is_damage(folder):
     old, new = save(folder, 1), save(folder, 2)
     path = f"{manifest.FOLDER}/{{}}/{manifest.FILE}"
     folder.put(path.format(new), folder.get(path.format(old)))
-    found = audit.inspect(folder)
+    found = verify.inspect(folder)
     assert states(found) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
     assert "of step 1" in found[0].problems[0]
 
@@ -93,7 +93,7 @@ def test_a_manifest_of_another_save_is_damage(folder):
 def test_a_manifest_that_cannot_be_read(folder, data):
     name = save(folder, 1)
     folder.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", data)
-    found = audit.verify(folder)
+    found = verify.verify(folder)
     assert states(found) == [(1, Worth.DAMAGED)]
     assert found[0].problems[0].startswith("the manifest")
 
@@ -101,16 +101,16 @@ def test_a_manifest_that_cannot_be_read(folder, data):
 def test_an_unfinished_one_is_no_damage(run):
     save(run, 1)
     save(run, 2, complete=False)
-    found = audit.verify(run)
+    found = verify.verify(run)
     assert states(found) == [(2, Worth.UNFINISHED), (1, Worth.WHOLE)]
-    assert audit.restorable(found).step == 1
+    assert verify.restorable(found).step == 1
 
 
 def test_other_folders_are_no_checkpoints(folder):
     save(folder, 1)
     folder.put(f"{manifest.FOLDER}/notes/{manifest.FILE}", b"x")
     folder.put(f"{manifest.FOLDER}/stray", b"x")
-    assert states(audit.verify(folder)) == [(1, Worth.WHOLE)]
+    assert states(verify.verify(folder)) == [(1, Worth.WHOLE)]
 
 
 def test_a_newer_raytf_is_said_and_not_called_damage(folder):
@@ -119,7 +119,7 @@ def test_a_newer_raytf_is_said_and_not_called_damage(folder):
     crc = zlib.crc32(manifest.dump(body))
     folder.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", manifest.dump({"body": body, "crc32": crc}))
     older = save(folder, 0)
-    newer, whole = audit.verify(folder)
+    newer, whole = verify.verify(folder)
     assert (newer.state, whole.state, whole.name) == (Worth.NEWER, Worth.WHOLE, older)
     assert "Update raytf" in newer.problems[0]
 
@@ -141,9 +141,9 @@ def test_retention_at_the_same_time_is_no_damage(folder):
     thread.start()
     start.wait()
     while thread.is_alive():
-        assert Worth.DAMAGED not in [f.state for f in audit.verify(folder)]
+        assert Worth.DAMAGED not in [f.state for f in verify.verify(folder)]
     thread.join()
-    assert states(audit.verify(folder)) == [(39, Worth.WHOLE)]
+    assert states(verify.verify(folder)) == [(39, Worth.WHOLE)]
 
 
 def test_shares_that_were_never_right_are_damage(folder):
@@ -158,7 +158,7 @@ def test_shares_that_were_never_right_are_damage(folder):
         }
         folder.put(share(name), data)
         manifest.write(folder, name, step, [file], {})
-        found = audit.verify(folder)[0]
+        found = verify.verify(folder)[0]
         assert (found.step, found.state) == (step, Worth.DAMAGED)
         assert problem in found.problems[0]
 
@@ -167,6 +167,6 @@ def test_a_share_that_a_manifest_names_often_is_not_read_as_often(folder):
     name = save(folder, 1, shares=1)
     body = manifest.read(folder, name)
     manifest.write(folder, name, 1, body["shares"] * 5_000, body["document"])
-    (found,) = audit.verify(folder)
+    (found,) = verify.verify(folder)
     assert found.state is Worth.DAMAGED
     assert found.problems == ("the manifest cannot be read ('shares' names a file more than once)",)

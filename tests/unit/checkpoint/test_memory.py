@@ -2,7 +2,7 @@
 
 import pytest
 
-from raytf.checkpoint.copy_turns import CopyTurns
+from raytf.checkpoint.memory import CopyTurns
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.checkpoint import codec, manifest, naming
-from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
 
