@@ -120,12 +120,12 @@ class Run:
     def __init__(self, name: str, group: Any, modes: Sequence[str]):
         import tensorflow as tf
 
+        from raytf.audit import shard_audit
         from raytf.checkpoint.variables import seed_states
         from raytf.config.sections import ComputeSection
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
-        from raytf.distributed import audit
         from raytf.training.model.model import build
         from raytf.training.step.step import StepOptions, TrainStep
 
@@ -149,7 +149,7 @@ class Run:
         #: A call that is a step shorter, and a step with an audit as a call of its own.
         self._audited = list[Any]()
         if AUDITED in modes:
-            choice = audit.choose(0, CALL, assign(SHARDS, group.world_size))
+            choice = shard_audit.choose(0, CALL, assign(SHARDS, group.world_size))
             is_auditor = choice.auditor == group.rank
             last = pipeline.submit(CALL - 1, CALL, choice.shard if is_auditor else None).result()
             self._audited = [(pipeline.submit(0, CALL - 1).result(),), (last, choice.shard, is_auditor)]

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import ray
 
 from raytf._tensorflow import summaries
+from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
 from raytf.config import identity, precision, program
@@ -23,7 +24,7 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, replaying, run_names
+from raytf.driver import inputs, keras_arguments, preflight, run_names
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.connection import check_room, has_trained, staying_connected
 from raytf.driver.feed import feeding
@@ -156,8 +157,8 @@ def fit(
     preflight.check_arguments(config, own, model, x, validation, validation_freq)
     is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
     config = run_names.named(config, own_program)
-    replay = replaying.asked(config)
-    config = config if replay is None else replaying.settings(replay, config)
+    replay = step_replay.requested(config)
+    config = config if replay is None else step_replay.replay_settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
     left = keras_arguments.epochs_left(initial_epoch, config)
     lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
@@ -175,7 +176,7 @@ def fit(
     run = storage.child(config.run.name)
     preflight.check_folder(run)
     if replay is None:
-        replaying.check_other(run)
+        step_replay.check_other_run(run)
     sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
     original = run if replay is None else Storage(replay.run)
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)

@@ -8,9 +8,9 @@ import re
 import socket
 from collections.abc import Callable, Collection, Iterator
 
+from raytf.audit import step_replay
 from raytf.config.program import Program
 from raytf.config.train_config import TrainConfig
-from raytf.driver import replaying
 from raytf.errors import ConfigError, RunMismatchError, StorageError
 from raytf.runs import run_folder, start_command
 from raytf.storage.storage import Storage
@@ -27,7 +27,7 @@ def named(config: TrainConfig, program: Program) -> TrainConfig:
     Raises:
         ConfigError: the process computes steps of a run again, and is to start another run.
     """
-    if config.run.new and replaying.is_asked():
+    if config.run.new and step_replay.is_requested():
         raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
     return config.replace(run=program.name) if config.run.run is None else config
 

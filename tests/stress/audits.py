@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from raytf.audit.shard_audit import Standing
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.replicas import Digest, Replicas
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.pipeline import CallBatch
 from raytf.distributed import step_agreement
-from raytf.distributed.audit import Standing
 from raytf.errors import ReplicaError
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytf.audit import chain_check
+from raytf.audit.chain_check import Interval
 from raytf.checkpoint import codec, manifest
 from raytf.checkpoint.durable import DurableSave, DurableWriter
 from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.checkpoint.naming import name_of
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import DigestLayout
-from raytf.runs import proof, run_log
-from raytf.runs.proof import Interval
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
 LAYOUT = DigestLayout(2, ("kernel", "loss and metrics"))
@@ -50,9 +51,9 @@ def make(folder: Path) -> Storage:
 
 
 def test_what_raytf_writes_fits_together(tmp_path: Path):
-    found = proof.check(make(tmp_path / "run"))
+    found = chain_check.check(make(tmp_path / "run"))
     assert (found.problems, found.notes, found.steps, len(found.checkpoints)) == ((), (), STEPS, 3)
-    assert proof.intervals(found.checkpoints) == [
+    assert chain_check.intervals(found.checkpoints) == [
         Interval(None, name_of(20, ATTEMPT)),
         Interval(name_of(20, ATTEMPT), name_of(40, ATTEMPT)),
         Interval(name_of(40, ATTEMPT), name_of(60, ATTEMPT)),
@@ -156,15 +157,15 @@ def test_forgeries_of_one_place_are_found(tmp_path: Path, forge: Callable[[Stora
     for number in range(30):
         run = make(tmp_path / f"{number}")
         forge(run, random.Random(f"{forge.__name__} {number}"))
-        assert proof.check(run).problems, number
+        assert chain_check.check(run).problems, number
 
 
 def test_a_share_of_the_steps_is_drawn():
     every = [Interval(None if i == 0 else name_of(10 * i, "a"), name_of(10 * i + 10, "a")) for i in range(50)]
-    assert len(proof.draw(every, 0.0, 1)) == 1
-    assert len(proof.draw(every, 0.1, 1)) == 5
-    assert proof.draw(every, 1.0, 1) == every
-    drawn = {tuple(proof.draw(every, 0.02, seed)) for seed in range(900)}
+    assert len(chain_check.draw(every, 0.0, 1)) == 1
+    assert len(chain_check.draw(every, 0.1, 1)) == 5
+    assert chain_check.draw(every, 1.0, 1) == every
+    drawn = {tuple(chain_check.draw(every, 0.02, seed)) for seed in range(900)}
     assert len(drawn) == len(every)
 
 
@@ -172,4 +173,4 @@ def test_a_share_of_the_steps_is_drawn():
 def test_the_chance_is_that_of_draws(computed: int, forged: int):
     draw, of = random.Random(0), 100
     hits = sum(min(draw.sample(range(of), forged)) < computed for _ in range(20_000))
-    assert abs(hits / 20_000 - proof.chance(computed, of, forged)) < 0.02
+    assert abs(hits / 20_000 - chain_check.chance(computed, of, forged)) < 0.02

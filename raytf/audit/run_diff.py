@@ -1,8 +1,9 @@
-"""Where two runs part, and why, as far as their folders can tell."""
+"""The first step at which two runs differ, and why, as far as their folders tell."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 from raytf.checkpoint import manifest
 from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.config.canonical_text import plainly
+from raytf.data.order import EpochOrder
+from raytf.data.plan import StepPlan
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import LOSS, Difference
 from raytf.errors import CheckpointError, DamagedFileError
-from raytf.runs import batch_records, digest_log, run_log
+from raytf.runs import digest_log, run_log
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import LARGE, decode
@@ -25,6 +28,9 @@ _ANSWERS = ("validation data", "test data", "model compiled metrics")
 #: Of the identity: hashes of what the architecture says in words.
 _HASHES = ("model architecture", "model structure")
 _ARCHITECTURE = "architecture.json"
+#: What `raytf.training.run_identity.contents` says of arrays alone. Where blocks of other data begin, no run keeps.
+_ARRAYS = re.compile(r"\d+ records, CRC-32 ")
+_SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed")
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
         is_loss_equal = not _losses_differ(one, other, i)
         if difference is not None or not is_loss_equal:
             shards = () if difference is None else difference.shards
-            ours, theirs = (batch_records.numbers(trace.identity, step, shards) for trace in (one, other))
+            ours, theirs = (record_numbers(trace.identity, step, shards) for trace in (one, other))
             return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal, (ours, theirs))
     return Parting(count, None, None, settings)
 
@@ -259,3 +265,28 @@ def _architecture(run: Storage) -> Any:
     except (ValueError, DamagedFileError):
         return None
     return found.get("config") if isinstance(found, dict) else None
+
+
+def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
+    """Numbers of records, as the data count them from 0.
+
+    Args:
+        identity: of the run.
+        step: counted from 1.
+        shards: of which logical shards, one after another.
+
+    Returns:
+        None where the run does not keep what tells it.
+    """
+    if not _ARRAYS.match(identity.get("contents of the training data", "")):
+        return None
+    try:
+        records, batch, of, seed = (int(identity[key]) for key in _SIZES)
+        if min(records, batch, of) < 1:
+            return None
+        plan = StepPlan(records, batch, of)
+        epoch, inside = plan.locate(step - 1)
+        order = EpochOrder(plan, None, seed, epoch, 1, identity.get("shuffle") != "off")
+        return [int(n) for shard in shards for n in order.of_steps(shard, inside, inside + 1)]
+    except (KeyError, ValueError, IndexError):  # an identity that no raytf has written
+        return None

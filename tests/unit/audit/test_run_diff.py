@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from raytf.audit import run_diff
 from raytf.checkpoint import manifest
 from raytf.checkpoint.naming import name_of
 from raytf.commands.bisect import told
@@ -14,7 +15,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.distributed.step_digest import DigestLayout
-from raytf.runs import batch_records, parting, run_log
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
 LAYOUT = DigestLayout(4, ("kernel", "bias", "loss and metrics"))
@@ -49,14 +50,14 @@ class Made:
         for tensor in tensors:
             row[begin + tensor] ^= 255
 
-    def write(self, steps: int = STEPS) -> parting.RunTrace:
+    def write(self, steps: int = STEPS) -> run_diff.RunTrace:
         log = run_log.StepLog(self.run, "20260101T000000.000-aaaaaa", LAYOUT)
         log.add(1, 0, self.losses[:steps], self.rates[:steps], self.digests[:steps])
         log.write(log.take())
         manifest.write(self.run, name_of(9, "a"), 9, [], {"identity": self.identity})
         architecture = {"version": 1, "config": {"class_name": "Sequential", "config": {"layers": self.layers}}}
         self.run.put("architecture.json", json.dumps(architecture).encode())
-        return parting.load(self.run)
+        return run_diff.load(self.run)
 
 
 @pytest.fixture
@@ -66,17 +67,17 @@ def made(tmp_path):
 
 def test_equal_runs_do_not_part(made):
     one, other = made
-    found = parting.part(one.write(), other.write(60))
-    assert (found.same, found.step, found.settings, parting.why(found)) == (60, None, (), [])
+    found = run_diff.part(one.write(), other.write(60))
+    assert (found.same, found.step, found.settings, run_diff.why(found)) == (60, None, (), [])
     assert told(found, [], [STEPS, 60]) == ["the 60 steps that both have are the same"]
 
 
 def test_a_flipped_bit_in_a_gradient_is_named(made):
     one, other = made
     other.differ(70, range(2, 3))
-    found = parting.part(one.write(), other.write())
+    found = run_diff.part(one.write(), other.write())
     assert (found.same, found.step) == (69, 70)
-    assert parting.why(found) == [
+    assert run_diff.why(found) == [
         "shard 2 of the batch differs in kernel; the weights before the step are the same",
         "settings, data and model are the same: a machine computed wrongly, or data that changed",
     ]
@@ -89,7 +90,7 @@ def test_records_of_the_shards_that_differ_are_named(made):
     one.identity |= sizes
     other.identity |= sizes
     other.differ(70, range(1, 3))
-    found = parting.part(one.write(), other.write())
+    found = run_diff.part(one.write(), other.write())
     plan = StepPlan(9, 4, 4)
     epoch, inside = plan.locate(69)
     pipeline = Pipeline(ArraySource(np.zeros(9), np.zeros(9)), plan, range(1, 3), 0)
@@ -98,7 +99,7 @@ def test_records_of_the_shards_that_differ_are_named(made):
     assert plan.is_full(inside), epoch
     assert found.records == (expected.tolist(), expected.tolist())
     listed = ", ".join(map(str, expected))
-    assert f"both runs had records {listed} of the data there" in parting.why(found)
+    assert f"both runs had records {listed} of the data there" in run_diff.why(found)
 
 
 @pytest.mark.parametrize(
@@ -113,22 +114,22 @@ def test_records_of_the_shards_that_differ_are_named(made):
 )
 def test_records_are_not_named_where_their_order_is_not_known(change):
     known = IDENTITY | {"training records": "9", "--global-batch-size": "4", "--logical-shards": "4"}
-    assert len(batch_records.numbers(known, 70, [1, 2]) or ()) == 2
-    assert batch_records.numbers(known | change, 70, [1, 2]) is None
-    assert batch_records.numbers({}, 70, [1, 2]) is None
+    assert len(run_diff.record_numbers(known, 70, [1, 2]) or ()) == 2
+    assert run_diff.record_numbers(known | change, 70, [1, 2]) is None
+    assert run_diff.record_numbers({}, 70, [1, 2]) is None
 
 
 def test_a_machine_that_is_wrong_in_all_shards_of_a_step_is_no_change_of_the_weights(made):
     one, other = made
     other.differ(70, range(4))
-    first, _ = parting.why(parting.part(one.write(), other.write()))
+    first, _ = run_diff.why(run_diff.part(one.write(), other.write()))
     assert first == "all shards differ in kernel; the weights before the step are the same"
 
 
 def test_a_flipped_bit_in_the_weights_is_named(made):
     one, other = made
     other.differ(71, range(4), (0, 1, 2))
-    (line,) = parting.why(parting.part(one.write(), other.write()))
+    (line,) = run_diff.why(run_diff.part(one.write(), other.write()))
     assert line.startswith("all shards differ, so the weights after step 70 do")
 
 
@@ -137,12 +138,12 @@ def test_another_learning_rate_is_named(made):
     other.differ(2, range(4), (0, 1, 2))
     other.rates[:] = 0.002
     other.identity["model optimizer"] = f"Adam {json.dumps({**ADAM, 'learning_rate': 0.002})}"
-    found = parting.part(one.write(), other.write())
+    found = run_diff.part(one.write(), other.write())
     assert found.step == 2
-    assert parting.why(found)[0] == "model optimizer, learning_rate: 0.001 and 0.002"
+    assert run_diff.why(found)[0] == "model optimizer, learning_rate: 0.001 and 0.002"
     # A callback that changes it is in no setting.
     other.identity["model optimizer"] = IDENTITY["model optimizer"]
-    assert parting.why(parting.part(one.write(), other.write()))[0] == "learning rate of step 1: 0.001 and 0.002"
+    assert run_diff.why(run_diff.part(one.write(), other.write()))[0] == "learning rate of step 1: 0.001 and 0.002"
 
 
 def test_another_seed_label_and_layer_are_named(made):
@@ -153,7 +154,7 @@ def test_another_seed_label_and_layer_are_named(made):
     other.identity["model structure"] = "bbbb"
     other.identity["validation data"] = "some"
     other.layers = [{**DENSE, "config": {"name": "dense", "units": 32}}]
-    lines = parting.why(parting.part(one.write(), other.write()))
+    lines = run_diff.why(run_diff.part(one.write(), other.write()))
     assert lines == [
         "--seed: 0 and 1",
         "contents of the training data: 9 records, CRC-32 00000000 and 9 records, CRC-32 00000001",
@@ -167,13 +168,13 @@ def test_a_layer_more_is_named(made):
     other.differ(1, range(4), (0, 1, 2))
     other.identity["model structure"] = "bbbb"
     other.layers = [DENSE, {**DENSE, "config": {"name": "more", "units": 3}}]
-    assert parting.why(parting.part(one.write(), other.write()))[0] == "model, config.layers: dense and dense, more"
+    assert run_diff.why(run_diff.part(one.write(), other.write()))[0] == "model, config.layers: dense and dense, more"
 
 
 def test_runs_without_digests_are_told_apart_by_their_losses(made):
     one, other = made
     other.losses[41] = np.nextafter(other.losses[41], 2)
     one.digests[:] = other.digests[:] = 0
-    found = parting.part(one.write(), other.write())
+    found = run_diff.part(one.write(), other.write())
     assert (found.step, found.difference) == (42, None)
-    assert parting.why(found) == ["loss of step 42: the digests of these runs cannot be compared"]
+    assert run_diff.why(found) == ["loss of step 42: the digests of these runs cannot be compared"]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.data.plan import assign
-from raytf.distributed.audit import (
+from raytf.audit.shard_audit import (
     AuditChoice,
     AuditVerdict,
     Standing,
@@ -20,6 +19,7 @@ from raytf.distributed.audit import (
     reachable,
     why_none,
 )
+from raytf.data.plan import assign
 from raytf.distributed.step_agreement import ReplicaVerdict
 
 GOOD, BAD, ODD = b"good", b"bad", b"odd"
