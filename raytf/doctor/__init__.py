@@ -1,1 +1,1 @@
-"""What tells people about their clusters: mistakes in files, what a cloud says of them, and what was left. No run imports it."""
+"""What tells people about their clusters: mistakes in files, answers of clouds, and leftovers. No run imports it."""
