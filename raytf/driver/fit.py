@@ -372,9 +372,9 @@ def _run(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
-            from raytf.driver.parameter_server import run as servers
+            from raytf.parameter_server import group
 
-            return servers.run(job, "GPU" in resources, say)
+            return group.run_group(job, "GPU" in resources, say)
         from raytf.driver.ray_train import run as controllers
 
         return controllers.run(job, run, resources, look)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf.errors import ModelError
-from raytf.training.parameter_server.aggregation import rows, spread
+from raytf.parameter_server.aggregation import rows, spread
 from raytf.training.step.learning_rate import LearningRate
 
 #: A variable is divided into parts of at least this many bytes.

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import ray
+import tensorflow as tf
 
 from raytf._ray import train
 from raytf.cluster import scratch
@@ -73,14 +74,13 @@ class GroupProcess:
             WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
             GpuError: this process does not have the GPU that it was given.
         """
-        from raytf.distributed import tf_server
 
         host = cluster[job][index].rpartition(":")[0].strip("[]")
         if ray.util.get_node_ip_address() != host:
             raise WorkerLostError(f"its node {host} is gone")
         if self._fault is not None:
             raise self._fault
-        self._server = tf_server.start_server(cluster, job, index, self._threads)
+        self._server = start_server(cluster, job, index, self._threads)
         return self.join(cluster, job, index)
 
     def live(self) -> None:
@@ -92,7 +92,7 @@ class GroupProcess:
         """Train, and return the run's result."""
         import tensorflow as tf
 
-        from raytf.training.parameter_server.executor import ParameterServerExecutor
+        from raytf.parameter_server.coordinator import ParameterServerExecutor
         from raytf.training.process.heartbeat import Heartbeat
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
@@ -118,3 +118,21 @@ class ParameterWorker(GroupProcess):
 
 class CoordinatorProcess(GroupProcess):
     """Hands out batches."""
+
+
+def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
+    """Run a TensorFlow server in this process for as long as the process lives.
+
+    Args:
+        cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
+        job: this process's kind, one of these three.
+        index: of this process among those of its kind.
+        threads: within an operation.
+    """
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(4, threads)
+    )
+    config.gpu_options.allow_growth = True
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config, start=True
+    )

@@ -23,9 +23,9 @@ from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import Group, SingleWorkerGroup
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
+from raytf.parameter_server import state
+from raytf.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
 from raytf.training.executor import MeetsOnce
-from raytf.training.parameter_server import state
-from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
 from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate

@@ -4,5 +4,5 @@ The processes are Ray actors in one placement group: the coordinator, the parame
 that dies is restarted by Ray in its place, at the same address, while the others go on. If a parameter server dies, its
 weights are lost, and a coordinator whose server was replaced cannot go on in the same process; so if either dies, all
 end and a new group starts from the newest checkpoint. The processes belong to the driver, and end with it. The entry
-point is `raytf.driver.parameter_server.run.run`.
+point is `raytf.parameter_server.group.run_group`.
 """

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from raytf.training.parameter_server.aggregation import Aggregation, Arrival, rows, spread
+from raytf.parameter_server.aggregation import Aggregation, Arrival, rows, spread
 
 
 def ask_all(aggregation: Aggregation) -> list[int]:

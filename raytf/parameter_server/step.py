@@ -24,9 +24,9 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
+from raytf.parameter_server.aggregation import Aggregation, Arrival
+from raytf.parameter_server.state import ServerState
 from raytf.training.model import batch_metrics
-from raytf.training.parameter_server.aggregation import Aggregation, Arrival
-from raytf.training.parameter_server.state import ServerState
 from raytf.training.step.learning_rate import LearningRate
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
