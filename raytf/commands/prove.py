@@ -82,8 +82,8 @@ def main(flags: Prove) -> None:
         sys.exit(1)
     say(
         f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
-        f"skipped step would have been found with a probability of {chain_check.chance(computed, found.steps):.1%}, one of "
-        f"ten with {chain_check.chance(computed, found.steps, 10):.1%}"
+        f"skipped step would have been found with a probability of {chain_check.chance(computed, found.steps):.1%}, "
+        f"one of ten with {chain_check.chance(computed, found.steps, 10):.1%}"
     )
 
 

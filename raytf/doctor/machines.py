@@ -42,7 +42,7 @@ class Machine:
 
 @cache
 def _table() -> dict[str, dict[str, Machine]]:
-    text = resources.files("raytf.doctor.check").joinpath("machines.csv").read_text(encoding="utf-8")
+    text = resources.files("raytf.doctor").joinpath("machines.csv").read_text(encoding="utf-8")
     found: dict[str, dict[str, Machine]] = {}
     for row in csv.DictReader(text.splitlines()):
         usd = float(row["usd_per_hour"]) if row["usd_per_hour"] else None

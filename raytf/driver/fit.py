@@ -372,9 +372,12 @@ def _run(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
-            from raytf.parameter_server import group
+            from raytf.driver.supervision.attempts import Budget, until_done
+            from raytf.parameter_server.group import run_group
 
-            return group.run_group(job, "GPU" in resources, say)
+            train = partial(run_group, job, "GPU" in resources, say)
+            budget = Budget(job.config.cluster.max_failures)
+            return until_done(train, (RaytfError, ray.exceptions.RayError), job.monitor, budget, say)
         from raytf.driver.ray_train import run as controllers
 
         return controllers.run(job, run, resources, look)

@@ -15,8 +15,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raytf._ray import state
 from raytf.config.resources import HELPER, possible_workers
 from raytf.distributed import worker_table
-from raytf.driver.supervision.attempts import Budget, until_done
-from raytf.driver.supervision.diagnosis import ProcessDiedError
 from raytf.errors import RaytfError, WorkerLostError, one_line
 from raytf.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
@@ -34,6 +32,12 @@ _WAIT_SECONDS = 0.5
 _WAIT_MESSAGE_SECONDS = 60.0
 #: Seconds in which Ray frees the resources of processes that have ended.
 _FREE_SECONDS = 8.0
+
+
+class ProcessDiedError(RaytfError):
+    """A process has died without which its group cannot go on; the message says which one."""
+
+    retryable = True
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,7 @@ def _free() -> list[dict[str, float]]:
 
 
 def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train a job with parameter servers to its end.
+    """Train a job with one group of processes.
 
     Args:
         job: to train.
@@ -279,19 +283,14 @@ def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> di
         say: takes a line for the user.
 
     Returns:
-        Its result.
+        The run's result.
 
     Raises:
-        RaytfError: another attempt would fail in the same way.
+        RaytfError, RayError: the error that ended the group.
     """
-
-    def attempt() -> dict[str, Any] | None:
-        with placed(job, use_gpu, say) as (bundles, workers):
-            job.monitor.book(GroupStart(workers))
-            job.monitor.begin_group()
-            group = ParameterServerGroup(job, start(job, bundles, workers, use_gpu), say)
-            with contextlib.closing(group):
-                return group.train()
-
-    budget = Budget(job.config.cluster.max_failures)
-    return until_done(attempt, (RaytfError, ray.exceptions.RayError), job.monitor, budget, say)
+    with placed(job, use_gpu, say) as (bundles, workers):
+        job.monitor.book(GroupStart(workers))
+        job.monitor.begin_group()
+        group = ParameterServerGroup(job, start(job, bundles, workers, use_gpu), say)
+        with contextlib.closing(group):
+            return group.train()

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import ray
-import tensorflow as tf
 
 from raytf._ray import train
 from raytf.cluster import scratch
@@ -74,7 +73,6 @@ class GroupProcess:
             WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
             GpuError: this process does not have the GPU that it was given.
         """
-
         host = cluster[job][index].rpartition(":")[0].strip("[]")
         if ray.util.get_node_ip_address() != host:
             raise WorkerLostError(f"its node {host} is gone")
@@ -129,6 +127,8 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: i
         index: of this process among those of its kind.
         threads: within an operation.
     """
+    import tensorflow as tf
+
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(4, threads)
     )

@@ -19,7 +19,7 @@ import re
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).parents[2] / "raytf" / "cluster" / "check" / "kube_fields.json"
+TARGET = Path(__file__).parents[2] / "raytf" / "doctor" / "check" / "kube_fields.json"
 
 
 def fields(kind: str, names: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Sums over real workers of MultiWorkerMirroredStrategy, on one host and on several, and the path that they take.
 
-There is no GPU here: which path GPUs would take is decided in tests/unit/distributed/allreduce/test_routes.py; here processes
-take the paths that CPUs have, which are those of shared GPUs too. A GPU that was promised is really missing.
+There is no GPU here: which path GPUs would take is decided in tests/unit/distributed/allreduce/test_routes.py; here
+processes take the paths that CPUs have, which are those of shared GPUs too. A GPU that was promised is really missing.
 """
 
 import hashlib

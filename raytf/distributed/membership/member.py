@@ -1,8 +1,8 @@
 """A worker's place in a group that repairs itself: a decision from what its arbiter has told it and how meetings ended.
 
 Events go in, and what to ask or to do comes out; nothing here knows time, sockets or processes.
-`raytf.distributed.membership.arbiter_link` talks with the arbiter, `raytf.training.synchronous` meets the other ranks, and
-`tests.stress.simulate` tries both in a simulated world.
+`raytf.distributed.membership.arbiter_link` talks with the arbiter, `raytf.training.synchronous` meets the other ranks,
+and `tests.stress.simulate` tries both in a simulated world.
 """
 
 from __future__ import annotations

@@ -22,15 +22,10 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
+from raytf.parameter_server.group import ProcessDiedError
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
-
-
-class ProcessDiedError(RaytfError):
-    """A process has died without which its group cannot go on; the message says which one."""
-
-    retryable = True
 
 
 class ControllerDiedError(RaytfError):

@@ -1,4 +1,4 @@
-"""How a simulated worker meets the other ranks of its generation, in place of `raytf.distributed.membership.rendezvous`.
+"""How a simulated worker meets the ranks of its generation, in place of `raytf.distributed.membership.rendezvous`.
 
 `MeetingPoint` decides. What is made up here is what sockets do: a kernel takes connections as soon as a process
 listens, and keeps them until the process answers.

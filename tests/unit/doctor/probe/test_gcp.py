@@ -241,8 +241,8 @@ def test_a_tpu_that_the_zone_does_not_have(cloud, here):
 def test_the_bucket(cloud, here, gcs_endpoint):
     """Written to at an emulator; roles and place are asked of the recorded shapes."""
     need = job_fit.parse(JOB.format(gcs_endpoint).replace("raytf-check", "raytf"))
-    for rest in ("", "/iam"):
-        cloud.routes[f"/storage/v1/b/raytf{rest}"] = cloud.routes.pop(f"/storage/v1/b/raytf-check{rest}")
+    for part in ("", "/iam"):
+        cloud.routes[f"/storage/v1/b/raytf{part}"] = cloud.routes.pop(f"/storage/v1/b/raytf-check{part}")
     assert codes(ask(SPOT, here, need)) == set()
     cloud.routes["/storage/v1/b/raytf/iam"] = {"bindings": []}
     cloud.routes["/storage/v1/b/raytf"] = {"name": "raytf", "location": "EUROPE-WEST4"}

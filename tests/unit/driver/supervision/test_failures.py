@@ -15,7 +15,7 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
-from raytf.driver.supervision.diagnosis import ControllerDiedError, ProcessDiedError, diagnose
+from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.node_exclusion import KernelFailures
 from raytf.driver.supervision.retry import Retry, Scene, Supervisor, blamed, judge_launch
@@ -30,6 +30,7 @@ from raytf.errors import (
     UnsupportedError,
     WorkerLostError,
 )
+from raytf.parameter_server.group import ProcessDiedError
 
 
 def node_died(error: RayActorError) -> bool:
