@@ -56,7 +56,7 @@ _MAX_CALL_STEPS = 32
 _PROBE_SECONDS = 0.05
 #: Seconds between two polls of waiting ranks whether they may train on.
 _PARKED_POLL_SECONDS = 0.1
-Traced = TypeVar("T")
+Traced = TypeVar("Traced")
 
 
 class SynchronousExecutor:
