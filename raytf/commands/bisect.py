@@ -55,7 +55,7 @@ def told(found: run_diff.Parting, reasons: list[str], lengths: list[int]) -> lis
     """What was found, for people.
 
     Args:
-        reasons: result of `parting.why`.
+        reasons: result of `run_diff.why`.
         lengths: steps of each run.
     """
     if found.step is None:

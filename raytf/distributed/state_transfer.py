@@ -1,6 +1,6 @@
 """Arrays of some ranks, sent straight to others that lack them, over connections of their own.
 
-A sum over all ranks could carry them too, as `pieces.broadcast` does, but then every rank copies and adds each byte.
+A sum over all ranks could carry them too, as `broadcast` does, but then every rank copies and adds each byte.
 Whoever gives tells the takers beforehand, over the group, where it listens and a word that lets them in.
 """
 

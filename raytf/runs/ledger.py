@@ -95,7 +95,7 @@ _DRIVER = re.compile(r"(\d{6})-", re.ASCII)
 
 
 def name_of(term: int) -> str:
-    """Return a name for the driver with a term: see `terms`."""
+    """Return a name for the driver with a term: see `latest_term`."""
     return f"{term:06d}-{stamp()}"
 
 

@@ -55,7 +55,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
         executor: will train the steps.
 
     Raises:
-        RaytfError: any error of `attempt.join`, `program.build` and `tiers.newest`.
+        RaytfError: any error of `session.join`, `session.build_program` and `tiers.newest`.
     """
     if executor.meets_again:
         attempt = session.prepare(job, pulse, phases, executor)

@@ -1,4 +1,4 @@
-"""Arrays in pieces, as `host_allreduce` and `network_allreduce` add them, and what both raise."""
+"""Arrays in pieces, as `host` and `network` add them, and what both raise."""
 
 from __future__ import annotations
 

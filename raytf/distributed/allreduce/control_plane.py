@@ -2,7 +2,7 @@
 
 TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
 the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its
-memory (`host_allreduce`), and only the first of each host talks to those of other hosts. Gradients can take this path,
+memory (`host`), and only the first of each host talks to those of other hosts. Gradients can take this path,
 too: on CPUs it is the usual one, and on GPUs the one that needs nothing of them.
 """
 
@@ -128,7 +128,7 @@ class ControlPlane(abc.ABC):
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every rank; see `pieces.broadcast`."""
+        """The arrays of one rank, bit for bit, on every rank; see `broadcast`."""
         return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
 
 

@@ -8,7 +8,7 @@ processes send each other all of it, with one wait. Values are added in the orde
 the same bits.
 
 A process that dies closes its connections. One that is stopped and a host that is gone or cut off send no heartbeats
-(`heartbeat_sender`), each of which goes over a connection of its own: on the connection for data the other side may
+(`peer_liveness`), each of which goes over a connection of its own: on the connection for data the other side may
 take nothing for as long as it computes.
 """
 

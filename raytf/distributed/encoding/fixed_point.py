@@ -1,7 +1,7 @@
 """Tensors as whole numbers times a power of two, one tensor at a time or all in blocks; both give the same numbers.
 
 One tensor at a time reads and writes the least memory, which counts on a CPU. Blocks need few operations, which counts
-on a GPU: see `blocks`.
+on a GPU: see `Blocks`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Greeting:
     Attributes:
         role: which of both.
         name: of the worker.
-        proof: that it knows the key; see `sealed_lines.proof`.
+        proof: that it knows the key; see `proof`.
         challenge: random, for the arbiter.
     """
 

@@ -81,7 +81,7 @@ class HeartbeatSender:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 #
 # A sum asks only now and then, while nothing comes. Silence is counted in looks of this process: while it stood still
-# itself, it has not looked. `host_allreduce` looks at the processes of its host and `network_allreduce` at heartbeats
+# itself, it has not looked. `allreduce.host` looks at the processes of its host, `allreduce.network` at heartbeats
 # of other hosts; `tests.stress.simulate` tries both in a simulated world.
 
 

@@ -295,9 +295,9 @@ class MeetingPoint:
 #
 # Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
 # has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
-# here: Ray has brought it, or the run's secret, from which each member derives it (`sealed_lines.group_key`). What is
+# here: Ray has brought it, or the run's secret, from which each member derives it (`group_key`). What is
 # sent later, gradients and heartbeats, is neither encrypted nor authenticated, since an HMAC of gradients takes longer
-# than a fast network (docs/guides/recovery.md). `meeting_point` decides whom to call and for how long to wait.
+# than a fast network (docs/guides/recovery.md). `MeetingPoint` decides whom to call and for how long to wait.
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:

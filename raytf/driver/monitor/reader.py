@@ -108,7 +108,7 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     Args:
         run: its folder.
         config: of the run, whose settings are told first.
-        term: of this driver: see `terms`.
+        term: of this driver: see `ledger.latest_term`.
     """
     book = RunLedger(run, term)
     book.note(Driver("started", os.getpid(), socket.gethostname(), settings=config.changed, versions=_versions()))

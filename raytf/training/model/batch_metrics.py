@@ -1,6 +1,6 @@
 """Metrics of the whole batch: their updates get the records of all shards, once a step and on every rank.
 
-What a metric is, is decided before the first step (`metric_kinds`) and noted in the model. The shards then return what
+What a metric is, is decided before the first step (`kind_of`) and noted in the model. The shards then return what
 such a metric's updates got, a row of float32 words for each record. Rows of all shards travel like gradients of
 embeddings, bit for bit and in the order of the records, so every rank makes the same update from the same state.
 """

@@ -1,4 +1,4 @@
-"""The JSON form of values in a graph of objects, which `object_writer` writes and `object_reader` reads.
+"""The JSON form of values in a graph of objects, which a `Writer` writes and a `Reader` reads.
 
 Scalars stand for themselves; any other value is a list whose first item says what it is. An object that the program had
 before training is named by its label, so that a reader changes the program's own object and everything that shares it
