@@ -19,7 +19,7 @@ from raytf.config import flags, help_page
 from raytf.config.flags import Flag
 from raytf.config.reference import filled
 from raytf.config.train_config import TrainConfig
-from raytf.runs import events, folder
+from raytf.runs import events, run_folder
 from raytf.runs.events import RunEvent
 
 _COMMANDS = """\
@@ -99,9 +99,11 @@ def _default(flag: Flag) -> str:
 
 def _run_folder() -> str:
     lines = [_FOLDER, "| folder | |", "| --- | --- |"]
-    lines += [_row([f"`{name}/`", text]) for name, text in sorted({**folder.FOLDERS, **folder.SOMETIMES}.items())]
+    lines += [
+        _row([f"`{name}/`", text]) for name, text in sorted({**run_folder.FOLDERS, **run_folder.SOMETIMES}.items())
+    ]
     lines += ["", "| file | |", "| --- | --- |"]
-    lines += [_row([f"`{name}`", text]) for name, text in folder.FILES.items()]
+    lines += [_row([f"`{name}`", text]) for name, text in run_folder.FILES.items()]
     lines += ["", _EVENTS, "| kind | when | fields |", "| --- | --- | --- |"]
     lines += [_row([f"`{kind}`", *_event(event)]) for kind, event in events.KINDS.items()]
     lines += [_row([f"`{kind}`", *about]) for kind, about in events.OTHERS.items()]

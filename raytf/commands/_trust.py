@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from raytf.cluster.check.document import parse
-from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.config.terminal_text import say
+from raytf.doctor.clouds import ssh_hosts
+from raytf.doctor.document import Platform, parse, place_of
 
 
 def trusted(text: str, name: str) -> bool:

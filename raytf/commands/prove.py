@@ -11,15 +11,14 @@ from typing import Annotated
 
 import tyro
 
+from raytf.audit import chain_check, step_replay
+from raytf.audit.chain_check import Interval
+from raytf.audit.step_replay import NotedSteps, ReplayPlan, compare_steps, read_noted
 from raytf.commands import replay
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
-from raytf.driver import recomputing
-from raytf.driver.replaying import ReplayPlan
 from raytf.errors import ConfigError
-from raytf.runs import proof, run_log
-from raytf.runs.proof import Interval
-from raytf.runs.step_comparison import NotedSteps, compare, read
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
 
@@ -58,8 +57,8 @@ def main(flags: Prove) -> None:
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
-    words = recomputing.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
-    found = proof.check(run)
+    words = step_replay.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
+    found = chain_check.check(run)
     for line in (*found.problems, *found.notes):
         say(line)
     if found.problems:
@@ -67,15 +66,15 @@ def main(flags: Prove) -> None:
     say(f"the records of {found.steps} steps and {len(found.checkpoints)} checkpoints fit together")
     if not flags.share:
         return
-    every = proof.intervals(found.checkpoints)
+    every = chain_check.intervals(found.checkpoints)
     if not found.has_digests or not every:
         why = "there is no checkpoint" if found.has_digests else "its last step has no digest"
         say(f"no step can be computed again: {why}")
         sys.exit(1)
-    chosen = proof.draw(every, flags.share)
+    chosen = chain_check.draw(every, flags.share)
     computed = sum(len(each.steps) for each in chosen)
     say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
-    noted = read(run)
+    noted = read_noted(run)
     problems = [line for each in chosen for line in _computed_again(run, noted, words, each, flags.workers)]
     for line in problems:
         say(line)
@@ -83,8 +82,8 @@ def main(flags: Prove) -> None:
         sys.exit(1)
     say(
         f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
-        f"skipped step would have been found with a probability of {proof.chance(computed, found.steps):.1%}, one of "
-        f"ten with {proof.chance(computed, found.steps, 10):.1%}"
+        f"skipped step would have been found with a probability of {chain_check.chance(computed, found.steps):.1%}, "
+        f"one of ten with {chain_check.chance(computed, found.steps, 10):.1%}"
     )
 
 
@@ -92,12 +91,12 @@ def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval:
     """What differs when the steps between two checkpoints are computed again."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
-        if interval.begin is not None and not recomputing.seed(run, folder, interval.begin):
+        if interval.begin is not None and not step_replay.seed(run, folder, interval.begin):
             return [f"checkpoint {interval.begin} was deleted meanwhile"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
-        again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
-        found = compare(noted, read(again), steps)
+        again = step_replay.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
+        found = compare_steps(noted, read_noted(again), steps)
         if found.differs is not None or found.same != len(steps):
             return replay.told(found, steps[0] - 1, steps[-1])
-        wrong = recomputing.not_computed(run, again, steps[-1], interval.end)
+        wrong = step_replay.not_computed(run, again, steps[-1], interval.end)
     return [wrong] if wrong else []

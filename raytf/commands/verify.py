@@ -9,8 +9,8 @@ from typing import Any
 
 import tyro
 
-from raytf.checkpoint import audit, manifest
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import manifest, verify
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.commands._places import run_uri
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
@@ -37,8 +37,8 @@ def main(flags: Verify) -> None:
     run = Storage(run_uri(flags.run))
     # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
     within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
-    findings = audit.verify(run)
-    chosen = audit.restorable(findings)
+    findings = verify.verify(run)
+    chosen = verify.restorable(findings)
     if flags.json:
         print(json.dumps(_document(findings, chosen), indent=1))
     else:

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 
 from raytf import _keras, _tensorflow
-from raytf.checkpoint import audit, durable, variables
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import durable, variables, verify
 from raytf.checkpoint.variables import weights_sha256
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, JobError, one_line
 from raytf.inference import architecture, model_files, trained_model, versions
@@ -154,7 +154,7 @@ def export_run(
     target = run.child(FOLDER) if to is None else Storage(to)
     if to is None and run.is_local and os.path.islink(target.root):
         raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
-    findings = audit.inspect(run)
+    findings = verify.inspect(run)
     result, damaged = attempt(lambda: run_log.read_result(run))
     if damaged is not None:
         say(f"without the run's end: {damaged}")

@@ -71,7 +71,7 @@ def new_attempt(now: float | None = None, number: tuple[int, int] | None = None)
 
     Args:
         now: seconds of the epoch; by default the present time.
-        number: the driver's term (see `terms`), and a number that rises within the term. By default term 0, and a
+        number: the driver's term (`latest_term`), and a number that rises within the term. By default term 0, and a
             number that rises within this process.
     """
     term, count = (0, next(_numbers)) if number is None else number

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raytf.cluster.check import gcp
+from raytf.doctor.check import gcp
 from tests.cluster import ray_up
 from tests.cluster.discovery import document
 from tests.cluster.google_api import Google
