@@ -1,6 +1,6 @@
 """The settings of a run as keyword arguments, with their types.
 
-`python -m raytf.config.write_keywords` writes this module from the settings' fields. Do not edit it.
+`python docs/reference/write.py` writes this module from the settings' fields. Do not edit it.
 """
 
 from __future__ import annotations
