@@ -1,6 +1,6 @@
 """The pages of docs/reference that are generated from the code, and the keyword arguments that type checkers see.
 
-    python docs/reference/write.py            writes settings.md, commands.md, run-folder.md and raytf/config/keywords.py
+    python docs/reference/write.py            writes three pages, and raytf/config/keywords.py
     python docs/reference/write.py --check    exits with 1 if one of them is not what would be written
 
 Nobody edits these files by hand: the texts are beside the settings, the commands and the events.

@@ -1,8 +1,8 @@
 """All that raytf takes of Keras's insides, which may change with any version.
 
-`SEEN` of each module says what that is and in which version it was last seen to be there and to do what is meant;
-`tests/unit/test_private_keras.py` fails when something has gone, and `tests/unit/test_private_ray.py` when another
-module of raytf takes something private. Keras is imported when a function is called. Knows nothing of raytf.
+`SEEN` lists the attributes that imports do not name: `tests/unit/test_private_keras.py` fails when one of them or an
+imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private. Keras
+is imported when a function is called. Knows nothing of raytf.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
+#: The version of Keras in which everything was last seen to be there and to do what is meant.
+VERSION = "3.15.1"
+#: Class or module -> names of its attributes that are used.
 SEEN = {
-    "keras.src.callbacks.callback.Callback.on_train_batch_begin._is_default": "3.15.1",
-    "keras.src.callbacks.tensorboard.TensorBoard._should_trace": "3.15.1",
-    "keras.src.backend.common.global_state.get_global_attribute": "3.15.1",
-    "keras.src.backend.common.masking.get_keras_mask": "3.15.1",
-    "keras.src.backend.tensorflow.core.Variable": "3.15.1",
-    "keras.src.export.export_utils.get_input_signature": "3.15.1",
-    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
-    "keras.src.layers.layer.Layer._layers": "3.15.1",
-    "keras.src.losses.loss.apply_mask": "3.15.1",
-    "keras.src.ops.node.Node._keras_history": "3.15.1",
-    "keras.src.optimizers.adagrad.Adagrad._accumulators": "3.15.1",
-    "keras.src.optimizers.adam.Adam._momentums": "3.15.1",
-    "keras.src.optimizers.adam.Adam._velocities": "3.15.1",
-    f"{_OPTIMIZER}._clip_gradients": "3.15.1",
-    f"{_OPTIMIZER}._get_current_learning_rate": "3.15.1",
-    f"{_OPTIMIZER}._get_variable_index": "3.15.1",
-    f"{_OPTIMIZER}._learning_rate": "3.15.1",
-    f"{_OPTIMIZER}._use_weight_decay": "3.15.1",
-    f"{_OPTIMIZER}._var_key": "3.15.1",
-    "keras.src.random.seed_generator.global_seed_generator": "3.15.1",
-    f"{_COMPILE_LOSS}._flat_losses": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_config": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compute_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._loss_tracker": "3.15.1",
+    "keras.src.backend.common.variables.Variable": "_initialize _value",
+    "keras.src.callbacks.callback.Callback.on_train_batch_begin": "_is_default",
+    "keras.src.callbacks.tensorboard.TensorBoard": "_should_trace",
+    "keras.src.layers.layer.Layer": "_flatten_layers _layers _loss_ids _losses _metrics",
+    "keras.src.ops.function.Function": "_nodes _nodes_by_depth",
+    "keras.src.ops.node.Node": "_keras_history operation",
+    "keras.src.ops.operation.Operation": "_inbound_nodes",
+    "keras.src.optimizers.adagrad.Adagrad": "_accumulators",
+    "keras.src.optimizers.adam.Adam": "_momentums _velocities",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": (
+        "_clip_gradients _get_current_learning_rate _get_variable_index _learning_rate _trainable_variables "
+        "_trainable_variables_indices _use_weight_decay _var_key apply"
+    ),
+    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": "apply",
+    "keras.src.saving.keras_saveable.KerasSaveable": "__reduce__",
+    "keras.src.trainers.compile_utils.CompileLoss": "_flat_losses",
+    "keras.src.trainers.trainer.Trainer": (
+        "_compile_config _compile_loss _compile_metrics _compute_loss _loss_tracker _symbolic_build train_function"
+    ),
+    "keras.src.utils.backend_utils": "DynamicBackend",
+    "keras.src.utils.tracking": "TrackedDict TrackedList TrackedOrderedDict TrackedSet",
+    "keras.src.utils.tracking.Tracker": "stored_ids",
 }
 
 # -- what is set in a process ------------------------------------------------------------------------------------------

@@ -13,28 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.variables.Variable._initialize": "3.15.1",
-    "keras.src.backend.common.variables.Variable._value": "3.15.1",
-    "keras.src.layers.layer.Layer._loss_ids": "3.15.1",
-    "keras.src.layers.layer.Layer._losses": "3.15.1",
-    "keras.src.ops.function.Function._nodes": "3.15.1",
-    "keras.src.ops.function.Function._nodes_by_depth": "3.15.1",
-    "keras.src.ops.function.make_node_key": "3.15.1",
-    "keras.src.ops.node.Node.operation": "3.15.1",
-    "keras.src.ops.operation.Operation._inbound_nodes": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables_indices": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._var_key": "3.15.1",
-    "keras.src.saving.keras_saveable.KerasSaveable.__reduce__": "3.15.1",
-    "keras.src.trainers.trainer.Trainer.train_function": "3.15.1",
-    "keras.src.utils.backend_utils.DynamicBackend": "3.15.1",
-    "keras.src.utils.tracking.TrackedDict": "3.15.1",
-    "keras.src.utils.tracking.TrackedList": "3.15.1",
-    "keras.src.utils.tracking.TrackedOrderedDict": "3.15.1",
-    "keras.src.utils.tracking.TrackedSet": "3.15.1",
-    "keras.src.utils.tracking.Tracker.stored_ids": "3.15.1",
-}
 #: Methods that the constructor of a layer wraps anew in each object.
 _WRAPPED = ("build", "quantize")
 #: Functions that `fit`, `evaluate` and `predict` trace when they are called the first time.

@@ -8,15 +8,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.variables.Variable._value": "3.15.1",
-    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
-    "keras.src.layers.layer.Layer._metrics": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer.apply": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables": "3.15.1",
-    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.apply": "3.15.1",
-}
-
 #: (optimizer, gradients, variables) that `apply` was called with.
 OnApply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 

@@ -11,13 +11,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.masking.set_keras_mask": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_metrics": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._loss_tracker": "3.15.1",
-}
-
 #: (loss) -> the loss that is added in its place.
 ChangeLoss = Callable[[Any], Any]
 #: (metric, args, kwargs) of a call of `update_state`.

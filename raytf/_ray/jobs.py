@@ -16,13 +16,6 @@ from ray._private.runtime_env import packaging
 from ray.dashboard.modules.job import common
 from ray.job_submission import JobSubmissionClient
 
-SEEN = {
-    "ray._private.ray_constants.get_runtime_env_default_excludes": "2.60.0",
-    "ray._private.runtime_env.packaging.create_package": "2.60.0",
-    "ray.dashboard.modules.job.common.JOB_ACTOR_NAME_TEMPLATE": "2.60.0",
-    "ray.dashboard.modules.job.sdk.JobSubmissionClient._do_request": "2.60.0",
-}
-
 
 @dataclass(frozen=True)
 class RequestLimits:

@@ -8,12 +8,6 @@ from typing import Any
 
 from ray._private import node, services
 
-SEEN = {
-    "ray._private.node.Node.start_log_monitor": "2.60.0",
-    "ray._private.node.Node.start_monitor": "2.60.0",
-    "ray._private.services.start_api_server": "2.60.0",
-}
-
 #: Of `ray.init`: no idle processes ahead of any use, which an actor with an environment of its own cannot take, and
 #: which hold up those that are wanted; and as many processes may start at once as a run has, for each is mostly its own
 #: imports.

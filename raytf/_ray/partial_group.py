@@ -25,32 +25,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raytf._ray import placement, train
 
 _log = logging.getLogger(__name__)
-_EXECUTION = "ray.train.v2._internal.execution"
-_GROUP = f"{_EXECUTION}.worker_group.worker_group.WorkerGroup"
-SEEN = {
-    f"{_EXECUTION}.checkpoint.report_handler.ReportCallbackHandler.after_worker_group_start": "2.60.0",
-    f"{_EXECUTION}.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
-    f"{_EXECUTION}.controller.TrainController": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._execute_resize_decision": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._poll_workers": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._step": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._run_controller_hook": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainControllerLoopIterationResult": "2.60.0",
-    f"{_EXECUTION}.controller.state.RunningState": "2.60.0",
-    f"{_EXECUTION}.scaling_policy.ResizeDecision": "2.60.0",
-    f"{_EXECUTION}.worker_group.WorkerGroup": "2.60.0",
-    f"{_GROUP}.replace_replica_group": "2.60.0",
-    f"{_GROUP}.get_workers": "2.60.0",
-    f"{_GROUP}._assign_worker_ranks": "2.60.0",
-    f"{_GROUP}._create_placement_group": "2.60.0",
-    f"{_GROUP}._create_workers": "2.60.0",
-    f"{_GROUP}._get_worker_runtime_env": "2.60.0",
-    f"{_GROUP}._init_train_context": "2.60.0",
-    f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
-    f"{_EXECUTION}.worker_group.Worker": "2.60.0",
-    f"{_EXECUTION}.worker_group.WorkerGroupPollStatus": "2.60.0",
-    "ray.train.v2._internal.util.bundle_to_remote_args": "2.60.0",
-}
 
 
 #: Ray's id of a worker's node, and its process.

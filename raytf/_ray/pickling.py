@@ -9,8 +9,6 @@ from typing import Any
 from ray.cloudpickle import CloudPickler
 from ray.cloudpickle import loads as loads
 
-SEEN = {"ray.cloudpickle.CloudPickler.reducer_override": "2.60.0"}
-
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """Pickle a value.

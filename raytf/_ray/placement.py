@@ -19,10 +19,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from raytf._ray import state
 
-SEEN = {
-    "ray.train.v2._internal.execution.worker_group.placement_group_handle.PlacementGroupHandle": "2.60.0",
-}
-
 #: Ray's label of a node with its id.
 NODE_LABEL = "ray.io/node-id"
 #: Seconds between two looks at whether what was given back is free.

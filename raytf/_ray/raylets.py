@@ -11,18 +11,6 @@ import psutil
 from ray._private import grpc_utils, utils
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 
-SEEN = {
-    "ray._private.grpc_utils.init_grpc_channel": "2.60.0",
-    "ray._private.utils.estimate_available_memory": "2.60.0",
-    "ray._private.utils.get_system_memory": "2.60.0",
-    "ray.core.generated.node_manager_pb2.GetWorkerPIDsRequest": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.keep_alive_duration_secs": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.num_workers": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.runtime_env_info": "2.60.0",
-    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.GetWorkerPIDs": "2.60.0",
-    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.PrestartWorkers": "2.60.0",
-}
-
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
 _PYTHON = 0  # of its enumeration of languages
 #: Seconds within which the raylet of a living node answers, also on a loaded machine.

@@ -10,19 +10,6 @@ import ray._private.state
 from ray.core.generated import common_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup
 
-SEEN = {
-    "ray._private.state.available_resources_per_node": "2.60.0",
-    "ray._private.state.state": "2.60.0",
-    "ray._private.state.GlobalState._connect_and_get_accessor": "2.60.0",
-    "ray._private.state.GlobalState.actor_table": "2.60.0",
-    "ray._private.state.GlobalState.get_draining_nodes": "2.60.0",
-    "ray._private.state.GlobalState.get_system_config": "2.60.0",
-    "ray._raylet.GlobalStateAccessor.get_placement_group_table": "2.60.0",
-    "ray.core.generated.common_pb2.ActorDiedErrorContext.NODE_DIED": "2.60.0",
-    "ray.core.generated.common_pb2.ActorDeathCause.actor_died_error_context": "2.60.0",
-    "ray.core.generated.gcs_pb2.PlacementGroupTableData": "2.60.0",
-}
-
 
 def free_resources() -> dict[str, dict[str, float]]:
     """What each living node has free, by its id."""

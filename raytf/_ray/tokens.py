@@ -10,14 +10,6 @@ from ray._private.authentication import authentication_token_setup
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-SEEN = {
-    "ray._private.authentication.authentication_token_setup.AUTH_MODE_ENV_VAR": "2.60.0",
-    "ray._private.services.canonicalize_bootstrap_address": "2.60.0",
-    "ray._raylet.Config.initialize": "2.60.0",
-    "ray.core.generated.gcs_service_pb2.CheckAliveRequest": "2.60.0",
-    "ray.core.generated.gcs_service_pb2_grpc.NodeInfoGcsServiceStub": "2.60.0",
-}
-
 #: Environment variable in which a user says whether a token is used.
 MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 

@@ -43,54 +43,10 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as Tens
 
 from raytf._ray import train_env
 
-_SCALING = "ray.train.v2._internal.execution.scaling_policy"
-_CLIENT = f"{_SCALING}.autoscaling_coordinator_client"
-_COORDINATOR = "ray.data._internal.cluster_autoscaler"
-_TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
-_CALLBACKS = "ray.train.v2._internal.callbacks"
 #: Seconds between two calls of what looks meanwhile.
 _LOOK_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
-SEEN = {
-    "ray._raylet.RAY_NODE_ID_KEY": "2.60.0",
-    f"{_COORDINATOR}.default_autoscaling_coordinator._AutoscalingCoordinatorActor": "2.60.0",
-    # Of the object, where the actor is kept once it was started.
-    f"{_CLIENT}.TrainAutoscalingCoordinatorClient._autoscaling_coordinator": "2.60.0",
-    "ray.train.v2._internal.execution.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
-    "ray.train.v2._internal.execution.controller.TrainController.get_result": "2.60.0",
-    "ray.train.v2._internal.execution.controller.TrainController.run": "2.60.0",
-    "ray.train._internal.utils.get_address_and_port": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerGroupStartupFailedError": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError": "2.60.0",
-    "ray.train.v2._internal.exceptions.UserExceptionWithTraceback._base_exc": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerHealthCheckFailedError.health_check_failure": "2.60.0",
-    "ray.train.v2._internal.execution.callback.WorkerGroupCallback.before_worker_group_shutdown": "2.60.0",
-    "ray.train.v2._internal.execution.failure_handling.DefaultFailurePolicy.make_decision": "2.60.0",
-    "ray.train.v2._internal.execution.failure_handling.FailureDecision.RETRY": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.after_controller_start": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.after_controller_state_update": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_non_running_worker_group": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_running_worker_group": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.on_controller_start_worker_group": "2.60.0",
-    # Of the policy's own object, which derives from it.
-    f"{_SCALING}.ElasticScalingPolicy._autoscaling_coordinator": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._coordinator_client": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._requester_id": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._count_possible_workers": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._get_num_workers_for_resource_request": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._get_resize_decision": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._maybe_send_resource_request": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._send_resource_request": "2.60.0",
-    f"{_SCALING}.NoopDecision": "2.60.0",
-    f"{_SCALING}.ResizeDecision": "2.60.0",
-    f"{_SCALING}.ScalingDecision": "2.60.0",
-    "ray.train.v2.tensorflow.tensorflow_trainer.TensorflowTrainer": "2.60.0",
-    f"{_TRAINER}._create_default_callbacks": "2.60.0",
-    f"{_TRAINER}._initialize_and_run_controller": "2.60.0",
-    "ray.train.v2.api.config.ScalingConfig._resources_per_worker_not_none": "2.60.0",
-    "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._clear_state": "2.60.0",
-}
 
 
 def run_controller(

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-SEEN = {
-    "ray.train.v2._internal.execution.context.get_train_context": "2.60.0",
-    "ray.train.v2._internal.execution.context.TrainContext": "2.60.0",
-}
-
 
 def set_rank(context: Any) -> None:
     """Have this process say that it has another rank.

@@ -11,12 +11,6 @@ from typing import Any
 
 import ray
 
-SEEN = {
-    "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
-    "ray.train.v2._internal.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
-    "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
-}
-
 
 def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a controller's process.

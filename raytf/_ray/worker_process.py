@@ -17,44 +17,6 @@ from ray._private import ray_constants
 from ray._private.authentication import authentication_token_generator
 from ray._private.runtime_env import setup_hook
 
-SEEN = {
-    "ray._private.worker.global_worker": "2.60.0",
-    "ray._private.worker.Worker.gcs_error_subscriber": "2.60.0",
-    "ray._private.worker.Worker.gcs_client": "2.60.0",
-    "ray._private.worker.Worker.listener_thread": "2.60.0",
-    "ray._private.worker.Worker.worker_id": "2.60.0",
-    "ray._private.worker.listen_error_messages": "2.60.0",
-    "ray._private.worker.Worker.node": "2.60.0",
-    "ray._private.worker.Worker.threads_stopped": "2.60.0",
-    "ray._private.worker.Worker.function_actor_manager": "2.60.0",
-    "ray._private.worker.Worker.core_worker": "2.60.0",
-    "ray._private.worker._global_node": "2.60.0",
-    "ray._private.node.Node.all_processes": "2.60.0",
-    "ray._private.node.Node.gcs_address": "2.60.0",
-    "ray._private.node.Node.get_session_dir_path": "2.60.0",
-    "ray._private.node.Node.node_ip_address": "2.60.0",
-    "ray._private.node.Node.node_manager_port": "2.60.0",
-    "ray._private.node.Node.plasma_store_socket_name": "2.60.0",
-    "ray._private.node.Node.raylet_socket_name": "2.60.0",
-    "ray._private.function_manager.FunctionActorManager.export_setup_func": "2.60.0",
-    "ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "2.60.0",
-    "ray._private.utils.set_sigterm_handler": "2.60.0",
-    "ray._raylet.CoreWorker.get_job_config": "2.60.0",
-    "ray._raylet.setproctitle": "2.60.0",
-    "ray._private.ray_constants.ENABLE_RAY_CLUSTER": "2.60.0",
-    "ray._private.ray_constants.REMOVED_NODE_ERROR": "2.60.0",
-    "ray._private.ray_constants.WORKER_CRASH_PUSH_ERROR": "2.60.0",
-    "ray._private.ray_constants.WORKER_DIED_PUSH_ERROR": "2.60.0",
-    "ray._raylet.GcsErrorSubscriber": "2.60.0",
-    "ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR": "2.60.0",
-    "ray._private.ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "2.60.0",
-    "ray._private.runtime_env.setup_hook.decode_function_key": "2.60.0",
-    "ray._private.runtime_env.setup_hook.load_and_execute_setup_hook": "2.60.0",
-    "ray._private.authentication.authentication_token_generator.generate_new_authentication_token": "2.60.0",
-    "ray._common.utils.get_default_system_temp_dir": "2.60.0",
-    "ray.train.v2._internal.execution.worker_group.worker": "2.60.0",
-}
-
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 #: Kinds of errors that Ray pushes to drivers and that raytf tells itself.

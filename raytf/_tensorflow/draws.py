@@ -8,22 +8,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_OPS = "tensorflow.python.ops.gen_random_ops"
-_GRAPHS = "tensorflow.python.ops.control_flow_v2_func_graphs"
-SEEN = {
-    f"{_GRAPHS}.CondBranchFuncGraph": "2.21.0",
-    f"{_GRAPHS}.WhileBodyFuncGraph": "2.21.0",
-    f"{_GRAPHS}.WhileCondFuncGraph": "2.21.0",
-    f"{_OPS}.multinomial": "2.21.0",
-    f"{_OPS}.random_gamma": "2.21.0",
-    f"{_OPS}.random_poisson_v2": "2.21.0",
-    f"{_OPS}.random_shuffle": "2.21.0",
-    f"{_OPS}.random_standard_normal": "2.21.0",
-    f"{_OPS}.random_uniform": "2.21.0",
-    f"{_OPS}.random_uniform_int": "2.21.0",
-    f"{_OPS}.truncated_normal": "2.21.0",
-}
-
 
 class _Seeds:
     """A new seed for each draw of a graph.

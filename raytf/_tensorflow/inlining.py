@@ -8,17 +8,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
-_FUNCTION = f"{_FUNCTIONS}.polymorphic_function.Function"
-SEEN = {
-    "tensorflow.python.autograph.core.ag_ctx.ControlStatusCtx": "2.21.0",
-    "tensorflow.python.autograph.core.ag_ctx.Status": "2.21.0",
-    f"{_FUNCTIONS}.autograph_util.py_func_from_autograph": "2.21.0",
-    f"{_FUNCTION}.__call__": "2.21.0",
-    f"{_FUNCTION}._autograph": "2.21.0",
-    f"{_FUNCTION}._python_function": "2.21.0",
-}
-
 _is_inlined: contextvars.ContextVar[bool] = contextvars.ContextVar("is_inlined", default=False)
 
 

@@ -8,10 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 _MODULE = "tensorflow.python.ops.summary_ops_v2"
-SEEN = {
-    f"{_MODULE}._ResourceSummaryWriter.__init__": "2.21.0",
-    f"{_MODULE}._summary_state": "2.21.0",
-}
 #: The attribute of a writer that has the arguments of its constructor.
 _NOTED = "_raytf_made_with"
 

@@ -8,15 +8,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_TAPE = "tensorflow.python.eager.backprop.GradientTape"
-SEEN = {
-    f"{_TAPE}._watch_accessed_variables": "2.21.0",
-    f"{_TAPE}.gradient": "2.21.0",
-    f"{_TAPE}.jacobian": "2.21.0",
-    f"{_TAPE}.watch": "2.21.0",
-}
-
-
 #: The tensors that variables stand for now, by the variable's `id`.
 Current = Callable[[], Mapping[int, Any]]
 
