@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from raytf.config.sections import ClusterSection, StrategySection
-from raytf.config.strategies import ALL_DEVICES
+from raytf.config.sections import ALL_DEVICES, ClusterSection, StrategySection
 
 #: Parts of a resource that Ray tells apart.
 _UNITS = 10_000

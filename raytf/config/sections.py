@@ -8,24 +8,16 @@ from __future__ import annotations
 import os
 import urllib.parse
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import setting
 from raytf.config.setting import AlsoTakes, Expected, Identity, InSearch, Refused, Usual, When
-from raytf.config.strategies import (
-    ALL_DEVICES,
-    OF_SERVERS,
-    ONLY_DEVICES,
-    OVER_THE_NETWORK,
-    Strategy,
-    all_but,
-    not_with_servers,
-)
 from raytf.errors import ConfigError
 
+Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Pipeline = Literal["auto", "record", "live"]
 Reduction = Literal["fixed", "float"]
@@ -40,6 +32,48 @@ LEAST_GPU = 1e-4
 
 #: How many workers there are by default.
 DEFAULT_WORKERS = "2"
+
+#: Strategies of one process: one worker, whose devices share the work.
+ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
+
+#: Those that take all GPUs of their machine, or logical CPU devices in their place.
+ALL_DEVICES = ("mirrored", "central-storage")
+
+#: Those whose workers add gradients over the network.
+OVER_THE_NETWORK = ("multi-worker-mirrored",)
+#: Those whose weights are on servers.
+SERVERS = ("parameter-server",)
+
+
+def all_but(*names: str) -> tuple[str, ...]:
+    """The other strategies."""
+    return tuple(name for name in get_args(Strategy) if name not in names)
+
+
+def not_with_servers(
+    why: str, given: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
+) -> Refused:
+    """Parameter servers do nothing with the setting, or cannot.
+
+    Args:
+        given: how the message begins.
+        unless, sync_replicas: as of `Refused`.
+    """
+    message = f"{given} with --strategy {{strategy}}: {why}. Leave it out."
+    return Refused(SERVERS, message, unless, sync_replicas)
+
+
+#: Of a setting of parameter servers.
+OF_SERVERS = Refused(
+    all_but(*SERVERS),
+    "{flag} says something about parameter servers, and --strategy is {strategy}. Give --strategy parameter-server, or "
+    "leave out {flag}.",
+)
+#: How the message of a setting of devices begins.
+ONLY_DEVICES = (
+    f"{{given}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
+    "machine. "
+)
 
 
 @dataclass(frozen=True)
@@ -398,3 +432,28 @@ class StrategySection:
             ConfigError: says which setting, what was expected and how to fix it.
         """
         setting.check(self)
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When checkpoints are written and how many stay."""
+
+    checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
+    """Save after this many steps."""
+    checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
+    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); the first steps of a
+    run, and those after a restart, are saved sooner."""
+    snapshot_every_steps: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers(
+            "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when",
+            unless=(0,),
+        ),
+    ] = None
+    """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
+    never does. The default is as often as takes less than 1 % of the time."""
+    keep: Annotated[int, Ge(1)] = 3
+    """How many of the newest complete checkpoints are kept."""
+    keep_best: str | None = None
+    """Also keep the checkpoint of the epoch with the best value of a metric, such as val_accuracy or max:val_mine."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,13 @@ from raytf.errors import ConfigError, one_line
 
 #: What a program may pass, for messages.
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
+#: Kind of bound -> its attribute, whether a value holds it, and what it expects.
+_BOUNDS: dict[type, tuple[str, Callable[[Any, Any], Any], str]] = {
+    annotated_types.Ge: ("ge", operator.ge, "a number, {} or more"),
+    annotated_types.Gt: ("gt", operator.gt, "a number above {}"),
+    annotated_types.Le: ("le", operator.le, "at most {}"),
+    annotated_types.Lt: ("lt", operator.lt, "a number below {}"),
+}
 
 
 class When(enum.Enum):
@@ -273,37 +281,21 @@ def check(section: Any) -> None:
 
 
 def words(bound: annotated_types.BaseMetadata) -> str:
-    """What a bound expects, for people."""
-    match bound:
-        case annotated_types.Ge(ge=least):
-            return f"a number, {least} or more"
-        case annotated_types.Gt(gt=least):
-            return f"a number above {least}"
-        case annotated_types.Le(le=most):
-            return f"at most {most}"
-        case annotated_types.Lt(lt=most):
-            return "a finite number" if most == float("inf") else f"a number below {most}"
-    raise TypeError(f"{bound!r} is not a bound that settings have")
+    """Return what a bound expects, for people."""
+    name, _, text = _BOUNDS[type(bound)]
+    limit = getattr(bound, name)
+    return "a finite number" if (name, limit) == ("lt", float("inf")) else text.format(limit)
 
 
 def _bounds(note: Any) -> list[annotated_types.BaseMetadata]:
     if isinstance(note, annotated_types.GroupedMetadata):
         return [bound for part in note for bound in _bounds(part)]
-    kinds = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt)
-    return [note] if isinstance(note, kinds) else []
+    return [note] if type(note) in _BOUNDS else []
 
 
 def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
-    match bound:
-        case annotated_types.Ge(ge=least):
-            return bool(value >= least)
-        case annotated_types.Gt(gt=least):
-            return bool(value > least)
-        case annotated_types.Le(le=most):
-            return bool(value <= most)
-        case annotated_types.Lt(lt=most):
-            return bool(value < most)
-    raise TypeError(f"{bound!r} is not a bound that settings have")
+    name, compare, _ = _BOUNDS[type(bound)]
+    return bool(compare(value, getattr(bound, name)))
 
 
 def _as(kind: type, value: Any) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from raytf.config import setting
-from raytf.config.sections import ClusterSection, ComputeSection, StrategySection
-from raytf.config.strategies import ONE_WORKER
+from raytf.config.sections import ONE_WORKER, ClusterSection, ComputeSection, StrategySection
 from raytf.errors import ConfigError
 
 

@@ -14,11 +14,11 @@ from typing import Any, Unpack, get_type_hints
 import tyro
 
 from raytf.config import setting, strategy_rules
-from raytf.config.checkpoints import CheckpointSection
 from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
+    CheckpointSection,
     ClusterSection,
     ComputeSection,
     LengthSection,

@@ -19,7 +19,7 @@ from raytf.config import resources, strategy_rules
 from raytf.config.identity import BESIDE, OF_STRATEGY, batch_identity, differences, strategy_identity
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
+from raytf.config.sections import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
