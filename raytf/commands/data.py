@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import Ge
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -21,7 +22,6 @@ from raytf.data.image_datasets import open_splits
 from raytf.data.sources.detect import ReadOptions
 from raytf.data.sources.writer import FileLayout, identity_of, open_folder, write
 from raytf.data.validation import DataFindings, check
-from raytf.errors import ConfigError
 from raytf.storage import uris
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
@@ -66,9 +66,9 @@ class Convert:
     """A folder or URI of its own, for what is made; with a folder in it for each part of the data: train, test."""
     to: Literal["tfrecord", "parquet"]
     """The format."""
-    file_mb: int = 128
+    file_mb: Annotated[int, Ge(1)] = 128
     """Size of a file, MiB, of numbers before compression; it is put together in memory."""
-    block_kb: int | None = None
+    block_kb: Annotated[int | None, Ge(1)] = None
     """Size of what is read as one, a Parquet row group, KiB; by default a 256th of the data, 256 to 8,192."""
     columns: Columns = Columns()
 
@@ -91,8 +91,6 @@ def convert(flags: Convert) -> None:
     Raises:
         RaytfError: the source cannot be read, or the destination not be written.
     """
-    if flags.file_mb < 1 or (flags.block_kb is not None and flags.block_kb < 1):
-        raise ConfigError("--file-mb and --block-kb: expected 1 or more.")
     destination = Storage(flags.dst)
     _answers(flags.src)
     within(PREFLIGHT_SECONDS, lambda: destination.preflight(), destination.locate(""))

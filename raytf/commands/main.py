@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import raytf
+from raytf.config import setting
 from raytf.config.command_line import cli
 from raytf.config.terminal_text import printable, visible
 from raytf.errors import FOREIGN
@@ -68,7 +71,18 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(2)
         name = _chosen(prog, rest, {name: _summary(each) for name, each in module.SUBCOMMANDS.items()})
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
-    cli(run, getattr(module, "arguments", list)(rest), prog=prog)
+    cli(_bounded(run), getattr(module, "arguments", list)(rest), prog=prog)
+
+
+def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a command that refuses flags outside the bounds that its fields name."""
+
+    @functools.wraps(run)
+    def call(flags: Any) -> None:
+        setting.check(flags)
+        run(flags)
+
+    return call
 
 
 def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:

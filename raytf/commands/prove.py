@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import annotated_types
 import tyro
 
 from raytf.commands import replay
@@ -35,10 +36,10 @@ class Prove:
 
     run: tyro.conf.Positional[str]
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
-    share: float = 0.01
+    share: Annotated[float, annotated_types.Interval(ge=0, le=1)] = 0.01
     """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
     computes nothing."""
-    workers: int = 1
+    workers: Annotated[int, annotated_types.Ge(1)] = 1
     """How many workers compute them; the result is the same."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
@@ -51,10 +52,6 @@ def arguments(args: Sequence[str]) -> list[str]:
 
 def main(flags: Prove) -> None:
     """Print what was found; exits with 1 where something does not fit."""
-    if not 0 <= flags.share <= 1:
-        raise ConfigError(f"--share {flags.share}: expected a number from 0 to 1.")
-    if flags.workers < 1:
-        raise ConfigError(f"--workers {flags.workers}: expected 1 or more.")
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")

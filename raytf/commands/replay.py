@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Ge
 
 from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
@@ -34,9 +35,9 @@ class Replay:
 
     run: tyro.conf.Positional[str]
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
-    step: int
+    step: Annotated[int, Ge(1)]
     """The step to compute again, counted from 1."""
-    workers: int = 1
+    workers: Annotated[int, Ge(1)] = 1
     """How many workers compute it; the result is the same."""
     dump: Path | None = None
     """Write what there is to see of the step to this folder: its records with their losses, as pictures where they are
@@ -138,9 +139,6 @@ def _check(run: Storage, noted: NotedSteps, flags: Replay) -> None:
     Raises:
         ConfigError: says why.
     """
-    if flags.step < 1 or flags.workers < 1:
-        name, value = ("--step", flags.step) if flags.step < 1 else ("--workers", flags.workers)
-        raise ConfigError(f"{name} {value}: expected 1 or more.")
     if not noted.losses:
         raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
     last = max(noted.losses)

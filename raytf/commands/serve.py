@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import Ge, Interval
 
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
@@ -36,27 +37,27 @@ class Serve:
     """Name of the model in URLs; by default that of the run or folder."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is all of this machine's."""
-    port: int = 8501
+    port: Annotated[int, Interval(ge=1, le=65535)] = 8501
     """Port to listen on, by default that of TensorFlow Serving."""
-    version: int | None = None
+    version: Annotated[int | None, Ge(0)] = None
     """The version that answers where a request names none, loaded whatever --versions says; by default the newest."""
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
-    poll_seconds: float = 5.0
+    poll_seconds: Annotated[float, Interval(ge=0.1, lt=math.inf)] = 5.0
     """Between two looks for new versions."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Ge(1)] = 64
     """Most records that go through the model at once; 1 never waits for others."""
-    batch_wait_ms: float = 2.0
+    batch_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 2.0
     """How long the first request of a batch waits for others."""
     replicas: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of replicas, or the fewest and the most."""
-    target_requests: float = 16.0
+    target_requests: Annotated[float, Interval(ge=1, lt=math.inf)] = 16.0
     """Requests under way in a replica, on average, above which one is added and below which one goes."""
-    cpus_per_replica: float = 1.0
+    cpus_per_replica: Annotated[float, Interval(ge=0.01, lt=math.inf)] = 1.0
     """CPUs, and threads of TensorFlow, for each replica."""
-    gpus_per_replica: float = 0.0
+    gpus_per_replica: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
     """GPUs for each replica; 0.5 has two share one."""
-    max_body_mb: float = 32.0
+    max_body_mb: Annotated[float, Interval(ge=0.001, lt=math.inf)] = 32.0
     """Largest body of a request, in MiB."""
     auth_token: bool = False
     """Want the header `Authorization: Bearer TOKEN`, with the token in the environment variable RAYTF_SERVE_TOKEN."""
@@ -73,20 +74,6 @@ class Serve:
         Raises:
             ConfigError: says which flag, what was expected and how to fix it.
         """
-        for flag, value, least, most in (
-            ("--port", self.port, 1, 65535),
-            ("--poll-seconds", self.poll_seconds, 0.1, math.inf),
-            ("--batch-size", self.batch_size, 1, math.inf),
-            ("--batch-wait-ms", self.batch_wait_ms, 0, math.inf),
-            ("--target-requests", self.target_requests, 1, math.inf),
-            ("--cpus-per-replica", self.cpus_per_replica, 0.01, math.inf),
-            ("--gpus-per-replica", self.gpus_per_replica, 0, math.inf),
-            ("--max-body-mb", self.max_body_mb, 0.001, math.inf),
-            ("--version", 1 if self.version is None else self.version, 0, math.inf),
-        ):
-            if not least <= value <= most or (math.isinf(value)):
-                limit = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-                raise ConfigError(f"{flag} {value:g}: expected a number, {limit}.")
         if self.auth_token and self.auth_token_file is not None:
             raise ConfigError("--auth-token and --auth-token-file exclude each other: give one of them.")
         if self.name is not None and not (self.name and all(c.isalnum() or c in "-_." for c in self.name)):

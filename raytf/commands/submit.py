@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from annotated_types import Gt
 
 from raytf.commands._rest import rest_as
 from raytf.config.terminal_text import log_text, say
@@ -47,7 +48,7 @@ class Submit:
     """Follow the job to its end. Without it nobody submits it again."""
     max_resubmits: Annotated[str, tyro.conf.arg(metavar="N|unlimited")] = "20"
     """Resubmissions in a row of jobs that lived for less than ten minutes."""
-    head_seconds: float = 3600.0
+    head_seconds: Annotated[float, Gt(0)] = 3600.0
     """Give up when the head has not answered for so long."""
     stop_on_interrupt: bool = False
     """Have Ctrl-C stop the job, too; a run saves first."""
@@ -120,8 +121,6 @@ def _limits(flags: Submit) -> Any:
     text = flags.max_resubmits
     if text != "unlimited" and not text.isdecimal():
         raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
-    if not flags.head_seconds > 0:
-        raise ConfigError(f"--head-seconds {flags.head_seconds:g}: expected a number above 0.")
     return ResubmissionLimits(None if text == "unlimited" else int(text), flags.head_seconds)
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge
 
 from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
 from raytf.runs.status import number_text
-
-Scheduler = Literal["none", "asha"]
 
 
 @dataclass(frozen=True)
@@ -32,23 +31,23 @@ class Tune:
     """FLAG=KIND(VALUES), once for each flag: uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
     randint(LOW,HIGH) without HIGH itself, choice(A,B,...), or grid(A,B,...), whose points are tried one after another.
     Any flag of the job or of raytf."""
-    trials: int | None = None
+    trials: Annotated[int | None, Ge(1)] = None
     """How many values are tried; by default all points of a grid, else 8. A later command may ask for more."""
     metric: str = "val_loss"
     """What is compared: a metric at the end of an epoch, max:METRIC or min:METRIC where its name does not tell."""
-    scheduler: Scheduler = "none"
+    scheduler: Literal["none", "asha"] = "none"
     """asha stops a trial early when others were better after as many epochs (asynchronous successive halving)."""
-    grace_epochs: int = 1
+    grace_epochs: Annotated[int, Ge(1)] = 1
     """Epochs before asha may stop a trial."""
-    reduction_factor: int = 3
+    reduction_factor: Annotated[int, Ge(2)] = 3
     """asha keeps one in this many trials, and compares again after this many times as many epochs."""
-    parallel: int | None = None
+    parallel: Annotated[int | None, Ge(1)] = None
     """Trials at a time; by default as many as the cluster has room for with all of their workers."""
     name: str = "tune"
     """Name of the search: the folder of its runs in the storage."""
     storage: str = "~/raytf-runs"
     """Where it is kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
-    tune_seed: int = 0
+    tune_seed: Annotated[int, Ge(0)] = 0
     """Seed of the values that are tried; the seed of the trials is the job's --seed."""
     try_default: bool = False
     """The first trial takes the job's own values, to compare with."""
@@ -72,7 +71,6 @@ def main(flags: Tune) -> None:
     if len(flags.job) != 1:
         what = "there is no job" if not flags.job else f"{' '.join(flags.job[1:])!r}: there is one job"
         raise ConfigError(f"{what}. Expected: raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)'")
-    _check(flags)
     TrainConfig.of(run=flags.name, storage=flags.storage).check()
     try:
         goal = MetricObjective.of(flags.metric)
@@ -119,17 +117,3 @@ def _fixed(text: str) -> list[str]:
 def _first_reason(board: object) -> str:
     whys = [row.why for row in board.rows if row.why]  # type: ignore[attr-defined]
     return f"The first reason: {whys[0]} " if whys else ""
-
-
-def _check(flags: Tune) -> None:
-    for flag, value, least in (
-        ("--trials", flags.trials, 1),
-        ("--grace-epochs", flags.grace_epochs, 1),
-        ("--reduction-factor", flags.reduction_factor, 2),
-        ("--parallel", flags.parallel, 1),
-        ("--tune-seed", flags.tune_seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value}: expected a whole number, {least} or more.")
-    if flags.scheduler not in get_args(Scheduler):
-        raise ConfigError(f"--scheduler {flags.scheduler}: expected one of {', '.join(get_args(Scheduler))}.")
