@@ -13,10 +13,12 @@ import tyro
 
 from raytf.cluster.check import inputs, job_fit, local_environment, run, zones
 from raytf.cluster.check.cost import Cost
+from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import ConfigFinding, Severity, place
 from raytf.cluster.check.run import CheckReport
+from raytf.cluster.clouds import ssh_hosts
+from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.commands._table import show
-from raytf.commands._trust import trusted
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 
@@ -158,3 +160,20 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
             f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "
             f"{cost.traffic.workers} workers, {zones.WEIGHTS / 1e6:g} M weights and {zones.STEPS} steps a second"
         )
+
+
+def trusted(text: str, name: str) -> bool:
+    """Ask at a terminal about the command that a file names as the way to its hosts; no, where there is no terminal.
+
+    Args:
+        text: of the file.
+        name: of the file.
+    """
+    documents, _ = parse(text)
+    document = documents[0] if documents else None
+    command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)
+    if not command or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    say(f"{name} wants to run on this machine, to reach its hosts: {command}", sys.stderr)
+    print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")

@@ -13,7 +13,7 @@ from raytf.cluster.check.machines import PRICES_OF
 from raytf.cluster.leftovers import report
 from raytf.cluster.leftovers.resource import HOURS, Leftovers
 from raytf.commands._table import show
-from raytf.commands._trust import trusted
+from raytf.commands.check import trusted
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 

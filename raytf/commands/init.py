@@ -12,9 +12,14 @@ from pathlib import Path
 import tyro
 
 import raytf
-from raytf.commands import _released, _shipped, _wheel
+from raytf.commands import _shipped, _wheel
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
+from raytf.errors import DISTRIBUTION, ConfigError
+
+#: What `ray up` copies of a checkout so that pip can install it.
+_MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
+#: The checkout as pip takes it, with extras.
+_CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
     files = {
-        "job.py": _released.job(page, job, _shipped.REPOSITORY),
+        "job.py": _in_project(page.replace(f"jobs/{job}.py", "job.py"), job),
         "README.md": "",
         "constraints.txt": (shipped / "constraints.txt").read_text(encoding="utf-8"),
     }
@@ -80,9 +85,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
         text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
         if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
             text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
-        files["cluster.yaml"] = _released.cluster(
-            text, cluster, raytf.__version__, wheel, platform.python_version(), _shipped.REPOSITORY
-        )
+        files["cluster.yaml"] = _cluster_text(text, cluster, wheel)
         parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
         if "constraints-gpu.txt" in text:
             files["constraints-gpu.txt"] = (shipped / "constraints-gpu.txt").read_text(encoding="utf-8")
@@ -101,7 +104,7 @@ def _first(page: str, wheel: str | None) -> str:
         wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
-    package = _released.requirement(raytf.__version__, wheel, extras)
+    package = _requirement(wheel, extras)
     lines = [
         "# A raytf project",
         "",
@@ -156,3 +159,31 @@ def _known(flag: str, name: str, known: Collection[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Expected one of {', '.join(known)}."
     raise ConfigError(f"{flag} {name} is not known. {hint}")
+
+
+def _requirement(wheel: str | None, extras: str) -> str:
+    """Return what pip installs: the released version, or a wheel in the folder in which pip runs."""
+    return f"{DISTRIBUTION}[{extras}]=={raytf.__version__}" if wheel is None else f"./{wheel}[{extras}]"
+
+
+def _cluster_text(text: str, name: str, wheel: str | None) -> str:
+    """Return the configuration of a cluster that installs the package instead of the checkout."""
+    mount = "" if wheel is None else f"  ~/raytf/{wheel}: {wheel}\n"
+    text = _MOUNTS.sub("", text.replace("\nfile_mounts:\n", f"\nfile_mounts:\n{mount}"))
+    text = _CHECKOUT.sub(lambda extras: f"'{_requirement(wheel, extras[1])}'", text)
+    # Ray wants the same Python on all machines, to the patch level.
+    text = re.sub(r"(venv --seed --python) \S+", rf"\1 {platform.python_version()}", text)
+    text = re.sub(r"in the root of(\n# | )the checkout", "in this folder", text)
+    return _in_project(text, name)
+
+
+def _in_project(text: str, name: str) -> str:
+    """Return a text of the checkout with the names that its files have in a project.
+
+    Args:
+        text: of a configuration or an example.
+        name: of the configuration, in `cluster-configs`.
+    """
+    text = text.replace(f"cluster-configs/{name}.yaml", "cluster.yaml").replace("jobs/mnist.py", "job.py")
+    text = text.replace("cluster-configs/iam/", "iam/")
+    return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{_shipped.REPOSITORY}/blob/main/\1", text)

@@ -59,7 +59,7 @@ def main(flags: Ui) -> None:
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
     try:
-        from raytf.ui.server import serve  # starlette is not needed for --help
+        from raytf.ui.app import serve  # starlette is not needed for --help
     except ImportError as error:
         raise not_installed("raytf ui", "ui", error.name) from error
     listener = listen(flags.host, flags.port)

@@ -268,8 +268,7 @@ def _search(
     import ray
     from ray import tune
 
-    from raytf.tune.callbacks import StopWhenTold, Watcher
-    from raytf.tune.trial import SearchPlan, TrialRun
+    from raytf.tune.trial import SearchPlan, StopWhenTold, TrialRun, Watcher
 
     plan = SearchPlan(
         command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -19,8 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raytf.errors import ConfigError, RaytfError
+from raytf.inference.serving import connections
+from raytf.inference.serving.limits import ServingLimits
 from raytf.runs.report.page import document
-from raytf.ui.gallery import Gallery, settings
+from raytf.storage.storage import Storage
+from raytf.ui.gallery import Gallery, keep_fresh, settings
 
 #: Seconds between two looks for what has changed, and between two signs of life of a stream.
 _LOOK_SECONDS, _LIFE_SECONDS = 0.5, 15.0
@@ -192,3 +199,44 @@ def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
             quiet += _LOOK_SECONDS
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+#: Seconds that streams may take to end with the server.
+_END_SECONDS = 1
+
+
+def serve(
+    storage: Storage, listener: socket.socket, token: str | None, list_seconds: float, over: threading.Event
+) -> None:
+    """Serve the runs of a storage.
+
+    Args:
+        storage: in which they are.
+        listener: a socket that listens.
+        token: see `make`.
+        list_seconds: between two looks at the list.
+        over: set when it should end.
+
+    Raises:
+        StorageError: storage refuses.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    gallery = Gallery(storage)
+    gallery.refresh()
+    threading.Thread(target=keep_fresh, args=(gallery, list_seconds, over), daemon=True, name="raytf-list").start()
+    config = uvicorn.Config(
+        make(gallery, token),
+        http=connections.bounded(ServingLimits()),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_END_SECONDS,
+    )
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which does not report the streams of open pages as failed requests when it shuts down."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
