@@ -15,7 +15,7 @@ import pytest
 from raytf.runs import ledger, timeline
 from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
-from raytf.testing.node import Node
+from raytf.testing.cluster import Node
 from tests.ray.conftest import manifests
 from tests.ray.test_elastic import PATIENCE, trains
 from tests.ray.test_resume import attempts
