@@ -60,7 +60,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_stderr() -> Iterator[None]:
-    """Nothing that this process writes to standard error is seen, whoever writes it."""
+    """Hide everything that this process writes to standard error, whoever writes it."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -97,7 +97,7 @@ class EndingSignal:
 
     @property
     def code(self) -> int:
-        """The exit code; that of Ctrl-C where it was no other signal."""
+        """The exit code; that of Ctrl-C if it was no other signal."""
         return 128 + (self.number or signal.SIGINT)
 
 

@@ -44,7 +44,7 @@ SEEN = {
 
 
 def own_dtype_policy() -> Any:
-    """The global dtype policy that somebody has set.
+    """Return the global dtype policy, if somebody has set one.
 
     `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
 
@@ -57,21 +57,21 @@ def own_dtype_policy() -> Any:
 
 
 def max_epochs() -> int | None:
-    """The most epochs of any `fit` of this process; None for any number."""
+    """Return the most epochs of any `fit` of this process; None for any number."""
     import keras
 
     return keras.config.max_epochs()
 
 
 def max_steps_per_epoch() -> int | None:
-    """The most steps of an epoch; None for any number."""
+    """Return the most steps of an epoch; None for any number."""
     import keras
 
     return keras.config.max_steps_per_epoch()
 
 
 def global_seed_state() -> Any:
-    """State of the generator that layers without a seed of their own draw from."""
+    """Return the state of the generator for layers that have no seed of their own."""
     from keras.src.random import seed_generator
 
     return seed_generator.global_seed_generator().state
@@ -88,7 +88,7 @@ def seed_all(seed: int) -> None:
 
 
 def layers_within(model: Any) -> list[Any]:
-    """The model, its layers, theirs, and so on."""
+    """Return the model, its layers, their layers, and so on."""
     return list(model._flatten_layers())
 
 
@@ -99,19 +99,19 @@ def strategy_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def has_layers(layer: Any) -> bool:
-    """Whether a layer is made of others."""
+    """Return whether a layer is made of others."""
     return bool(layer._layers)
 
 
 def input_signature(model: Any) -> Any:
-    """With which inputs Keras exports the model."""
+    """Return the inputs with which Keras exports the model."""
     from keras.src.export import export_utils
 
     return export_utils.get_input_signature(model)
 
 
 def made_by(tensor: Any) -> Any:
-    """The operation of a functional model that makes a tensor.
+    """Return the operation of a functional model that makes a tensor.
 
     Returns:
         None for other tensors.
@@ -120,7 +120,7 @@ def made_by(tensor: Any) -> Any:
 
 
 def is_default_hook(hook: Any) -> bool:
-    """Whether a callback's method is that of Keras's base class, which Keras skips."""
+    """Return whether a callback's method is that of Keras's base class, which Keras skips."""
     return getattr(hook, "_is_default", False)
 
 
@@ -131,7 +131,7 @@ def profiles(callback: Any) -> bool:
 
 @contextlib.contextmanager
 def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """While the `with` statement lasts, a function is `keras.Model.fit`. Yields Keras's own."""
+    """Replace `keras.Model.fit` by a function while the `with` statement lasts. Yields Keras's own."""
     import keras
 
     own = keras.Model.fit
@@ -143,7 +143,7 @@ def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], epochs: list[int]) -> Any:
-    """The History that `keras.Model.fit` returns, and leaves in the model."""
+    """Return the History that `keras.Model.fit` returns, and leaves in the model."""
     import keras
 
     made = keras.callbacks.History()
@@ -158,7 +158,7 @@ def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], ep
 
 
 def compile_config(model: Any) -> Any:
-    """What `compile` was given, as Keras keeps it.
+    """Return the arguments of `compile`, as Keras keeps them.
 
     Returns:
         None where it was not called.
@@ -167,7 +167,7 @@ def compile_config(model: Any) -> Any:
 
 
 def compiled_loss(model: Any) -> Any:
-    """All losses of `compile` in one object.
+    """Return all losses of `compile` in one object.
 
     Returns:
         None where there are none.
@@ -176,13 +176,13 @@ def compiled_loss(model: Any) -> Any:
 
 
 def losses_of(compiled: Any) -> list[Any]:
-    """The losses of a compiled one, a named tuple for each with `loss`; empty before Keras has made their list."""
+    """Return the losses of a compiled loss, a named tuple with `loss` for each; empty before Keras has listed them."""
     return list(getattr(compiled, "_flat_losses", None) or [])
 
 
 @contextlib.contextmanager
 def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
-    """While the `with` statement lasts, a compiled loss has these in place of those of `losses_of`."""
+    """Replace the losses of a compiled loss while the `with` statement lasts; see `losses_of`."""
     own = compiled._flat_losses
     compiled._flat_losses = list(entries)
     try:
@@ -192,17 +192,17 @@ def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
 
 
 def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """The loss as Keras's own steps ask for it, which know that an override need not take `training`."""
+    """Compute the loss as Keras's own steps do: an override need not take `training`."""
     return model._compute_loss(x, y, predicted, sample_weight, training=training)
 
 
 def loss_tracker(model: Any) -> Any:
-    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    """Return the metric that tracks the loss, even if the model's `metrics` leave it out."""
     return model._loss_tracker
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that a layer has put on a tensor.
+    """Return the mask that a layer has put on a tensor.
 
     Returns:
         None where there is none.
@@ -213,7 +213,7 @@ def mask_of(tensor: Any) -> Any:
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """A sample weight together with a mask, as losses count them.
+    """Return a sample weight together with a mask, as losses count them.
 
     Returns:
         None where there is neither.
@@ -227,7 +227,8 @@ def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
 
 
 def given_rate(optimizer: Any) -> Any:
-    """The learning rate as it was given: a schedule, or a variable. `optimizer.learning_rate` is a schedule's value."""
+    """Return the learning rate as it was passed: a schedule, or a variable. `optimizer.learning_rate` is a schedule's
+    value."""
     return getattr(optimizer, "_learning_rate", None)
 
 
@@ -243,7 +244,7 @@ def rate_of(optimizer: Any) -> Any:
 
 @contextlib.contextmanager
 def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
-    """While the `with` statement lasts, the optimizer's updates take this rate."""
+    """Use this rate for the optimizer's updates while the `with` statement lasts."""
     # As an attribute of the one object, which goes before the method of its class.
     attributes = vars(optimizer)
     attributes["_get_current_learning_rate"] = lambda: rate
@@ -254,33 +255,33 @@ def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:
-    """The place of a weight among those that the optimizer was built for."""
+    """Return the place of a weight among those that the optimizer was built for."""
     return optimizer._get_variable_index(variable)
 
 
 def adam_moments(adam: Any, variable: Any) -> tuple[Any, Any]:
-    """The first and the second moment that Adam keeps of a weight."""
+    """Return the first and the second moment that Adam keeps of a weight."""
     place = variable_index(adam, variable)
     return adam._momentums[place], adam._velocities[place]
 
 
 def adagrad_sums(adagrad: Any, variable: Any) -> Any:
-    """The sums of squares that Adagrad keeps of a weight."""
+    """Return the sums of squares that Adagrad keeps of a weight."""
     return adagrad._accumulators[variable_index(adagrad, variable)]
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Gradients of all weights, clipped as the optimizer says."""
+    """Return the gradients of all weights, clipped as the optimizer's settings say."""
     return optimizer._clip_gradients(list(gradients))
 
 
 def variable_key(optimizer: Any, variable: Any) -> Any:
-    """By what the optimizer tells weights apart."""
+    """Return the key by which the optimizer distinguishes weights."""
     return optimizer._var_key(variable)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether a weight decays."""
+    """Return whether a weight decays."""
     return optimizer._use_weight_decay(variable)
 
 

@@ -32,7 +32,7 @@ def loaded() -> None:
 
 
 def registered() -> dict[str, Any]:
-    """Classes and functions that the program has registered with Keras for loading models: name -> class."""
+    """Return the classes and functions that the program has registered with Keras for loading models, by name."""
     if "keras" not in sys.modules:
         return {}
     import keras

@@ -13,7 +13,8 @@ OnApply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 
 
 def optimizers_within(model: Any) -> list[Any]:
-    """The optimizers that a model or its layers have as attributes, or in lists and dicts: the compiled one first."""
+    """Return the optimizers that a model or its layers have as attributes, or in lists and dicts: the compiled one
+    first."""
     import keras
 
     found = [model.optimizer]
@@ -29,21 +30,20 @@ def optimizers_within(model: Any) -> list[Any]:
 
 
 def metrics_within(model: Any) -> list[Any]:
-    """The metrics that `model.metrics` names, then those that are attributes alone and are never reset."""
+    """Return the metrics in `model.metrics`, then those that are only attributes and are never reset."""
     listed = list(model.metrics)
     others = [metric for layer in model._flatten_layers() for metric in layer._metrics]
     return list({id(metric): metric for metric in [*listed, *others]}.values())
 
 
 def variable_of(variable: Any) -> Any:
-    """TensorFlow's variable in Keras's, also in a scope where that holds something else."""
+    """Return TensorFlow's variable in Keras's, even in a scope where that holds something else."""
     return variable._value
 
 
 @contextlib.contextmanager
 def held_back(on_apply: OnApply) -> Iterator[None]:
-    """While the `with` statement lasts, no optimizer of this thread updates anything: the function is called in place
-    of `apply`."""
+    """Call a function instead of `apply` of every optimizer in this thread while the `with` statement lasts."""
     _install()
     token = _on_apply.set(on_apply)
     try:

@@ -65,7 +65,7 @@ def own_metrics(metrics: Sequence[Any], model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]:
-    """While the `with` statement lasts, call a function before each update of some metrics."""
+    """Call a function before each update of some metrics while the `with` statement lasts."""
 
     def noting(metric: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]
 
 @contextlib.contextmanager
 def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
-    """While the `with` statement lasts, some metrics have this result."""
+    """Replace the result of some metrics while the `with` statement lasts."""
     with _attributes(metrics, "result", lambda metric: lambda: result):
         yield
 

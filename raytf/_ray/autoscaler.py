@@ -19,5 +19,5 @@ from ray.autoscaler.tags import (
 
 
 def default_config(cloud: str) -> dict[str, Any]:
-    """Ray's own defaults for a cluster YAML of a cloud."""
+    """Return Ray's own defaults for a cluster YAML of a cloud."""
     return _get_default_config({"type": cloud})

@@ -11,7 +11,7 @@ _ALIVE = 0
 
 
 def head_starts(address: str) -> list[float]:
-    """When the living heads were started, Unix time in seconds by their clocks; usually one.
+    """Return when the living heads were started, as Unix time in seconds by their clocks; usually one.
 
     Args:
         address: HOST:PORT of the GCS.

@@ -63,7 +63,7 @@ class TimedClient(JobSubmissionClient):
         return _within(limits.seconds, lambda: ask(method, endpoint, **kwargs))
 
     def get(self, path: str) -> requests.Response:
-        """The answer to a GET of the server."""
+        """Return the answer to a GET of the server."""
         return self._do_request("GET", path)
 
 
@@ -92,7 +92,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
 
 def actor_name(job: str) -> str:
-    """Name of the actor that runs a submitted job."""
+    """Return the name of the actor that runs a submitted job."""
     return common.JOB_ACTOR_NAME_TEMPLATE.format(job_id=job)
 
 

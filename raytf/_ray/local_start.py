@@ -16,7 +16,7 @@ SYSTEM_CONFIG = {"prestart_worker_first_driver": False, "worker_maximum_startup_
 
 @contextlib.contextmanager
 def without_helpers(shows_logs: bool) -> Iterator[None]:
-    """Within it `ray.init` starts no API server, no autoscaler and no reader of logs.
+    """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
 
     It has no option for that. Without the dashboard the API server has nothing but Ray's usage statistics, and
     `ray.init` waits for it for a second; the autoscaler cannot add to one machine; the reader of logs has nobody who

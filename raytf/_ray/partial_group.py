@@ -63,15 +63,15 @@ class Replacements(Protocol):
         ...
 
     def take_rank(self) -> Callable[[Any], None]:
-        """What a worker calls with Ray Train's context when that has another rank for it."""
+        """Return a function that a worker calls with Ray Train's context if it gets another rank."""
         ...
 
     def selector(self) -> dict[str, str]:
-        """Labels of nodes on which new workers may start."""
+        """Return labels of nodes on which new workers can start."""
         ...
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Other workers have these ranks now.
+        """Note that other workers have these ranks now.
 
         Args:
             ranks: that others have.
@@ -84,15 +84,15 @@ class Replacements(Protocol):
         ...
 
     def is_full(self) -> None:
-        """There was no room for workers that were to be added, or they did not start."""
+        """Note that there was no room for added workers, or that they did not start."""
         ...
 
     def guarding(self) -> AbstractContextManager[None]:
-        """To hold while workers are waited for, so that those that are stopped are ended."""
+        """Return a context to hold while waiting for workers, so that stopped ones are ended."""
         ...
 
     def take_gone(self) -> set[int]:
-        """Ranks of workers that have left as they were told to; asked for once."""
+        """Return the ranks of workers that have left as planned; call it once."""
         ...
 
 
@@ -191,7 +191,7 @@ class PartialGroup(WorkerGroup):
         return ranked
 
     def _wait_for(self, actors: list[Any], numbers: list[int]) -> list[Any]:
-        """What actors tell of themselves, once all have started.
+        """Wait until all actors have started, and return their metadata.
 
         Raises:
             RayError: one has died.
@@ -210,7 +210,7 @@ class PartialGroup(WorkerGroup):
             self._replica_groups[rank].shutdown()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Go on without some workers, which are gone; the others get new ranks, in their order."""
+        """Continue without some workers, which are gone; the others get new ranks, in their order."""
         workers = self.get_workers()
         self._places.remove([workers[rank].placement_group_bundle_index for rank in ranks])
         kept = [worker for rank, worker in enumerate(workers) if rank not in ranks]
@@ -333,7 +333,7 @@ def _is_there(group: Any) -> bool:
 
 
 def place_of(worker: Any) -> WorkerPlace:
-    """Where one of Ray Train's workers is."""
+    """Return the node and process of one of Ray Train's workers."""
     return worker.metadata.node_id, worker.metadata.pid
 
 
@@ -350,6 +350,6 @@ _ANSWER_SECONDS = 5.0
 
 
 def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, look: Callable[[], None]) -> Any:
-    """As `raytf._ray.train.run_controller`, with a controller that replaces single workers, or Ray Train's own."""
+    """Run a controller that replaces single workers, or Ray Train's own; see `raytf._ray.train.run_controller`."""
     kind = TrainController if is_partial else ray_train.TrainController
     return train.run_controller(env_vars, arguments, kind, look)

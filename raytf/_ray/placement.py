@@ -42,12 +42,12 @@ class Places(PlacementGroupHandle):
         self._reserved = 0
 
     def of(self, numbers: Sequence[int]) -> list[PlacementGroup]:
-        """Those with some numbers, but for those that were removed."""
+        """Return the placement groups with some numbers, without those that were removed."""
         return [self._places[number] for number in numbers if number in self._places]
 
     @property
     def placement_group(self) -> Any:
-        """None, as there is not one of all: Ray Train hands it to `_create_workers`, which has a number for each."""
+        """None, as there is no group for all: Ray Train hands it to `_create_workers`, which has a number for each."""
         return None
 
     def ready(self) -> Any:
@@ -58,7 +58,7 @@ class Places(PlacementGroupHandle):
         return bool(self.reserve(self._selectors, timeout_seconds))
 
     def reserve(self, selectors: Sequence[dict[str, str]], seconds: float) -> list[int]:
-        """Places for more workers, all or none.
+        """Reserve places for more workers, all or none.
 
         Args:
             selectors: labels of nodes for each of them.
@@ -103,7 +103,7 @@ class Places(PlacementGroupHandle):
 
     @property
     def numbers(self) -> list[int]:
-        """Of all that there are."""
+        """The numbers of all placement groups."""
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class Places(PlacementGroupHandle):
 
 
 def _are_ready(places: Sequence[PlacementGroup], deadline: float) -> bool:
-    """Whether all are there in time; otherwise none stays."""
+    """Return whether all are created in time; otherwise remove all of them."""
     if all(place.wait(max(0.0, deadline - time.monotonic())) for place in places):
         return True
     for place in places:

@@ -26,7 +26,7 @@ class NodeReply(enum.Enum):
 
 
 def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
-    """What the raylets of nodes say within 1.5 s, by the nodes' ids; all are asked at once.
+    """Ask the raylets of nodes at once, and return what they answer within 1.5 s, by the nodes' ids.
 
     A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
 
@@ -51,13 +51,13 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
 
 
 def free_bytes() -> int:
-    """Memory of this node that a process may still take."""
+    """Return how much memory of this node a process can still take."""
     # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
     return min(psutil.virtual_memory().available, utils.estimate_available_memory())
 
 
 def all_bytes() -> int:
-    """Memory that this node has, or the container that it is."""
+    """Return how much memory this node, or its container, has."""
     return min(psutil.virtual_memory().total, utils.get_system_memory())
 
 

@@ -9,13 +9,13 @@ from ray.serve import context
 
 
 def http_options() -> Any:
-    """With which host and port the proxies were started."""
+    """Return the options, such as host and port, that the proxies were started with."""
     client: Any = context._get_global_client()
     return client.http_config
 
 
 def details(timeout: float) -> dict[str, Any]:
-    """All applications and deployments, with what was given to them.
+    """Return all applications and deployments, with their settings.
 
     Args:
         timeout: seconds for the answer.

@@ -12,27 +12,27 @@ from ray.util.placement_group import PlacementGroup
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What each living node has free, by its id."""
+    """Return the free resources of each living node, by its id."""
     return ray._private.state.available_resources_per_node()
 
 
 def draining_nodes() -> dict[str, int]:
-    """Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows."""
+    """Return nodes with notice -> Unix time in ms at which they leave, 0 if it is not known."""
     return ray._private.state.state.get_draining_nodes()
 
 
 def living_actors(job_id: Any) -> list[dict[str, Any]]:
-    """The actors of a job that live."""
+    """Return the living actors of a job."""
     return list(ray._private.state.state.actor_table(None, job_id, "ALIVE").values())
 
 
 def system_config() -> dict[str, Any]:
-    """The settings that the cluster's head was started with."""
+    """Return the settings that the cluster's head was started with."""
     return ray._private.state.state.get_system_config()
 
 
 def abandoned_placement_groups() -> list[PlacementGroup]:
-    """Those of this job whose creator has died, and that hold resources still."""
+    """Return this job's placement groups whose creator has died and that still hold resources."""
     table: Any = gcs_pb2  # generated code, of which mypy knows no names
     table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
     found = []
@@ -49,7 +49,8 @@ def _actor(actor_id: str) -> dict[str, Any]:
 
 
 def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
-    """Whether an actor is dead because its node is. Ray's error says so in its text alone; its table has the reason.
+    """Return whether an actor is dead because its node is. Ray's error says so only in its text; its table has the
+    reason.
 
     Args:
         actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.

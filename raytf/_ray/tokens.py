@@ -15,7 +15,7 @@ MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 
 
 def gcs_of(address: str) -> str | None:
-    """HOST:PORT of the GCS that an address means; None if it is none, or there is no Ray.
+    """Return HOST:PORT of the GCS that an address means; None if it means none, or if there is no Ray.
 
     Args:
         address: as `ray.init` takes it, such as `auto`.
@@ -29,7 +29,7 @@ def gcs_of(address: str) -> str | None:
 
 
 def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
-    """Whether a Ray answers to a token; None if it cannot be asked.
+    """Return whether a Ray accepts a token; None if it cannot be asked.
 
     Args:
         gcs: HOST:PORT.

@@ -92,8 +92,8 @@ class _Coordinator:
 
 
 def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
-    """The client of a coordinator in this process, for a Ray on which nobody else asks for resources: to start the
-    actor takes longer than all that it does there.
+    """Return the client of a coordinator in this process, for a Ray on which nobody else asks for resources: starting
+    the actor takes longer than all its work there.
 
     Args:
         requester: name of the run.
@@ -104,17 +104,17 @@ def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
 
 
 def free_address() -> tuple[str, int]:
-    """This node's address and a port at which nothing listens yet."""
+    """Return this node's address and a port at which nothing listens yet."""
     return get_address_and_port()
 
 
 def resources_of_worker(scaling_config: Any) -> dict[str, float]:
-    """What each worker takes."""
+    """Return the resources of each worker."""
     return scaling_config._resources_per_worker_not_none
 
 
 def raised_by(failure: Any) -> Any:
-    """What a worker's code raised, out of what Ray Train wraps it in; of other failures why Ray could not reach it."""
+    """Return what a worker's code raised, without Ray Train's wrappers; or why Ray could not reach the worker."""
     inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
     return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 

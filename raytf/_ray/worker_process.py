@@ -31,7 +31,7 @@ TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
 
 @contextlib.contextmanager
 def no_signal_handlers() -> Iterator[None]:
-    """While the `with` statement lasts, `ray.init` leaves signals as they are.
+    """Have `ray.init` leave signals as they are while the `with` statement lasts.
 
     It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
     one aborts the process.
@@ -48,7 +48,7 @@ def no_signal_handlers() -> Iterator[None]:
 
 
 def show_no_errors() -> None:
-    """Ray no more prints what its own processes say of deaths; this process is connected.
+    """Stop Ray from printing what its own processes report about deaths; this process is connected.
 
     It has no option for that, and a page of a raylet's log comes before raytf sees that it has died. This is what Ray
     does when it disconnects.
@@ -75,8 +75,8 @@ class _WithoutDeaths:
 
 
 def show_no_deaths() -> None:
-    """Ray no more prints nine lines about each lost worker or node, which the run tells in one. It does print the rest,
-    such as an autoscaler that has failed. This process is connected to a cluster."""
+    """Stop Ray from printing nine lines about each lost worker or node, which the run reports in one. It still prints
+    the rest, such as an autoscaler that has failed. This process is connected to a cluster."""
     show_no_errors()
     worker: Any = ray._private.worker.global_worker
     raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
@@ -92,28 +92,28 @@ def show_no_deaths() -> None:
 
 
 def this_node() -> Any:
-    """Ray's view of the node of this process; None in a process that is a client of another machine's."""
+    """Return Ray's view of this process's node; None in a process that is a client of another machine."""
     return ray._private.worker._global_node
 
 
 def worker_node() -> Any:
-    """The same, in a process that is connected: of a worker, too."""
+    """Return Ray's view of this process's node, in any process that is connected, such as a worker."""
     return ray._private.worker.global_worker.node
 
 
 def local_sockets() -> set[str]:
-    """The Unix sockets by which a process that is connected talks with its node."""
+    """Return the Unix sockets through which a connected process talks to its node."""
     node = worker_node()
     return {node.raylet_socket_name, node.plasma_store_socket_name}
 
 
 def session_folder() -> Path:
-    """A folder of this node that lasts as long as its Ray."""
+    """Return a folder of this node that lasts as long as its Ray."""
     return Path(worker_node().get_session_dir_path())
 
 
 def driver_paths() -> list[str]:
-    """Where the driver of this job looks for modules."""
+    """Return where the driver of this job searches for modules."""
     worker: Any = ray._private.worker.global_worker  # `core_worker` is compiled, and mypy knows nothing of it
     return list(worker.core_worker.get_job_config().py_driver_sys_path)
 
@@ -129,7 +129,7 @@ def export_hook(hook: Callable[[], None]) -> str:
 
 
 def hook_caller(value: str) -> Callable[[], None]:
-    """A function that calls what another value of `HOOK` names, and raises RuntimeError where that fails.
+    """Return a function that calls what another value of `HOOK` names, and raises RuntimeError if that fails.
 
     It is sent by value, as nested functions are: the process that calls it need not find raytf.
     """
@@ -145,23 +145,23 @@ def hook_caller(value: str) -> Callable[[], None]:
 
 
 def set_title(title: str) -> None:
-    """What `ps` shows of this process; Ray writes over it when a worker takes the process."""
+    """Set what `ps` shows for this process; Ray overwrites it when a worker takes the process."""
     ray._raylet.setproctitle(title)  # type: ignore[attr-defined]
 
 
 def system_temp_folder() -> str:
-    """Where Ray keeps its sessions by default."""
+    """Return the folder in which Ray keeps its sessions by default."""
     return utils.get_default_system_temp_dir()
 
 
 def new_token() -> str:
-    """A token that guards a Ray."""
+    """Return a new token that guards a Ray."""
     return authentication_token_generator.generate_new_authentication_token()
 
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[dict[str, str]]:
-    """Within it a Ray that is started, or reached, is one of the loopback alone.
+    """Have a Ray that is started, or reached, use only the loopback while the `with` statement lasts.
 
     Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
 

@@ -64,7 +64,7 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
 
 
 def operation(kind: str) -> Any:
-    """The definition (OpDef) of a kind of operation.
+    """Return the definition (OpDef) of a kind of operation.
 
     Returns:
         None where TensorFlow knows none.
@@ -75,14 +75,14 @@ def operation(kind: str) -> Any:
 
 
 def kernels(kind: str) -> list[Any]:
-    """The kernels (KernelDef) for a kind of operation."""
+    """Return the kernels (KernelDef) for a kind of operation."""
     from tensorflow.python.framework import kernels
 
     return list(kernels.get_registered_kernels_for_op(kind).kernel)
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """The graph of a function that operations of another graph call by name."""
+    """Return the graph of a function that operations of another graph call by name."""
     from tensorflow.python.framework import function_def_to_graph
 
     found = graph._get_function(name)
@@ -92,8 +92,8 @@ def function_graph(graph: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def ran_graphs() -> Iterator[list[Any]]:
-    """A list that has the graphs (GraphDef) which TensorFlow ran in the `with` statement, placed and optimized, once
-    that has ended without an error."""
+    """Yield a list that has the graphs (GraphDef) which TensorFlow ran in the `with` statement, placed and optimized,
+    once that has ended without an error."""
     from tensorflow.python.eager import context
 
     found: list[Any] = []
@@ -128,7 +128,7 @@ def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
 
 
 def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
-    """How CPU devices of some ranks add tensors over gRPC.
+    """Return a function with which CPU devices of some ranks add tensors over gRPC.
 
     Args:
         key: of the group, the same in all of them.
@@ -144,7 +144,7 @@ def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
 
 
 def per_replica(values: Sequence[Any]) -> Any:
-    """Values as a strategy has them, one on each of its devices."""
+    """Return values as a strategy holds them, one on each of its devices."""
     from tensorflow.python.distribute.values import PerReplica
 
     return PerReplica(values)
@@ -154,7 +154,7 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 
 def empty_saved_model() -> Any:
-    """The protocol buffer of a SavedModel, to read one into."""
+    """Return an empty protocol buffer of a SavedModel, to read one into."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel()
@@ -205,7 +205,7 @@ def _reduced_strategy(strategy: Any) -> Any:
 
 
 def _strategy() -> Any:
-    """That in whose scope this process is: another process has another one."""
+    """Return the strategy whose scope this process has entered."""
     import tensorflow as tf
 
     return tf.distribute.get_strategy()

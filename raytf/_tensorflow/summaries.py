@@ -14,7 +14,7 @@ _NOTED = "_raytf_made_with"
 
 @contextlib.contextmanager
 def noted_writers() -> Iterator[None]:
-    """While the `with` statement lasts, note the folder of each summary writer that is made."""
+    """Note the folder of each summary writer that is made while the `with` statement lasts."""
     from tensorflow.python.ops import summary_ops_v2
 
     kind = summary_ops_v2._ResourceSummaryWriter

@@ -39,7 +39,7 @@ class _Seeds:
         self._seed, self._graph, self._count = seed, graph, 0
 
     def next(self) -> Any:
-        """[2] int32; None in another graph."""
+        """Return the next seed, [2] int32; None in another graph."""
         import tensorflow as tf
         from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
 

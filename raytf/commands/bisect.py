@@ -52,7 +52,7 @@ def main(flags: Bisect) -> None:
 
 
 def told(found: parting.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
-    """What was found, for people.
+    """Return the result, for people.
 
     Args:
         reasons: result of `parting.why`.

@@ -107,7 +107,7 @@ def _online(
 
 
 def exit_code(report: CheckReport) -> int:
-    """2 for errors, 1 for warnings, else 0: what is still to be filled in is no mistake."""
+    """Return 2 for errors, 1 for warnings, otherwise 0: what is still to be filled in is no mistake."""
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
 
 

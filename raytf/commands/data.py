@@ -50,7 +50,7 @@ class Columns:
     """How an image of another shape gets its size: cut from its middle, or distorted."""
 
     def reading(self) -> ReadOptions:
-        """For sources."""
+        """Return the options for sources."""
         names = tuple(name.strip() for name in self.x.split(",") if name.strip())
         return ReadOptions(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
 
@@ -150,7 +150,8 @@ def _answers(uri: str) -> None:
 
 @contextmanager
 def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line now and then elsewhere; takes how many of `total` are done."""
+    """Show a bar on a terminal, a line now and then elsewhere. Yields a function that takes how many of `total` are
+    done."""
     if not console.is_terminal:
         last = time.monotonic()
 

@@ -64,7 +64,7 @@ def main(flags: DownCheck) -> None:
 
 
 def exit_code(left: Leftovers, everything: bool = False) -> int:
-    """2 where something could not be looked at, 1 where something is left, else 0."""
+    """Return 2 if something could not be inspected, 1 if something is left, otherwise 0."""
     if left.unseen:
         return 2
     return 1 if (left.things if everything else left.costly) else 0

@@ -66,7 +66,7 @@ def main(flags: Init) -> None:
 
 
 def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> Mapping[str, str]:
-    """The files of a project that are texts: path below its folder -> text.
+    """Return the text files of a project: path below its folder -> text.
 
     Args:
         shipped: see `_shipped.folder`.
@@ -97,7 +97,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
 
 
 def _first(page: str, wheel: str | None) -> str:
-    """The section of the project's README about its job.
+    """Return the section of the project's README about its job.
 
     Args:
         page: the example that it begins with.
@@ -130,7 +130,7 @@ def _first(page: str, wheel: str | None) -> str:
 
 
 def _on_a_cluster(text: str, cluster: str) -> str:
-    """The section of the project's README about its cluster.
+    """Return the section of the project's README about its cluster.
 
     Args:
         text: of the project's `cluster.yaml`, whose first lines have the commands.

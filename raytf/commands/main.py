@@ -86,7 +86,7 @@ def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
-    """The subcommand that is asked for. Where there is none it shows the overview, or says what is wrong, and exits.
+    """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit.
 
     Args:
         prog: the command.
@@ -108,6 +108,6 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
 
 
 def _summary(run: Callable[..., object]) -> str:
-    """The first line of what a subcommand's function says about itself."""
+    """Return the first line of what a subcommand's function says about itself."""
     text = (inspect.getdoc(run) or "").partition("\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

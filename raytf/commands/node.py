@@ -99,7 +99,7 @@ def _leave(command: Command, grace: float, margin: float) -> None:
 
 
 def _end(command: Command, last: float) -> None:
-    """SIGTERM, and SIGKILL to a command that still lives at a given time."""
+    """Send SIGTERM, and SIGKILL if the command still runs at a given time."""
     command.send(signal.SIGTERM)
     while command.code is None and (left := last - time.monotonic()) > 0:
         asked = command.wait(left)

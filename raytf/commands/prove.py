@@ -46,7 +46,7 @@ class Prove:
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the program."""
+    """Take everything after `--` as the program."""
     return replay.arguments(args)
 
 
@@ -86,7 +86,7 @@ def main(flags: Prove) -> None:
 
 
 def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval: Interval, workers: int) -> list[str]:
-    """What differs when the steps between two checkpoints are computed again."""
+    """Compute the steps between two checkpoints again, and return the differences."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
         if interval.begin is not None and not recomputing.seed(run, folder, interval.begin):

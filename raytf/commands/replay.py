@@ -49,7 +49,7 @@ class Replay:
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the program."""
+    """Take everything after `--` as the program."""
     return rest_as("program", args)
 
 
@@ -75,7 +75,7 @@ def main(flags: Replay) -> None:
 
 
 def loaded(dump: str, notebook: bool) -> list[str]:
-    """Where a dump is, and how to load it, for people."""
+    """Return where a dump is, and how to load it, for people."""
     if not notebook:
         return [f"what there is to see of the step is in {dump}; records.csv has the highest loss first"]
     return [
@@ -86,7 +86,7 @@ def loaded(dump: str, notebook: bool) -> list[str]:
 
 
 def _folder(flags: Replay) -> str:
-    """The folder of the dump, empty for none.
+    """Return the folder of the dump, empty for none.
 
     Raises:
         ConfigError: it cannot take one.
@@ -103,7 +103,7 @@ def _folder(flags: Replay) -> str:
 
 
 def told(found: StepComparison, begin: int, end: int) -> list[str]:
-    """What was found, for people.
+    """Return the result, for people.
 
     Args:
         begin: the step of the checkpoint.

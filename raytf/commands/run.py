@@ -30,7 +30,7 @@ class Run:
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What begins with the first file of Python is the program, with arguments of its own."""
+    """Take everything from the first Python file on as the program with its own arguments."""
     own = list(args)
     at = next((i for i, arg in enumerate(own) if arg.endswith(".py") and not arg.startswith("-")), None)
     if at is None:

@@ -47,12 +47,12 @@ def main(flags: Runs) -> None:
 
 
 def document(found: Sequence[Run]) -> str:
-    """Runs as JSON."""
+    """Return runs as JSON."""
     return strict_json.dumps([row(run) for run in found], indent=1)
 
 
 def row(run: Run) -> dict[str, Any]:
-    """A run of a list, as JSON."""
+    """Return a run of a list, as JSON."""
     document = asdict(run) | {"state": run.state.value}
     return {name: value for name, value in document.items() if name not in ("epochs", "settings", "saves")}
 

@@ -149,7 +149,7 @@ def _check_versions(models: Storage, policy: Policy) -> None:
 
 
 def _token_digest(flags: Serve) -> str | None:
-    """SHA-256 of the token; the token itself goes nowhere."""
+    """Return the SHA-256 of the token; the token itself is not passed on."""
     if flags.auth_token_file is not None:
         try:
             with open(os.path.expanduser(flags.auth_token_file), encoding="utf-8") as stream:

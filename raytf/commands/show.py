@@ -100,7 +100,7 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
 
 
 def document(run: History, found: Sequence[Spike] = ()) -> dict[str, Any]:
-    """A history as JSON; times in seconds since the run's first event.
+    """Return a history as JSON, with times in seconds since the run's first event.
 
     Args:
         found: steps that stand out.
@@ -150,7 +150,7 @@ def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
 
 
 def headline(run: History) -> list[str]:
-    """What matters most, in two or three lines."""
+    """Return the most important facts, in two or three lines."""
     steps = f"{run.step} steps" if run.total in (None, run.step) else f"{run.step} of {run.total} steps"
     first = f"{run.state}{f' ({run.why})' if run.why else ''}: {steps}"
     if run.redone:
@@ -168,7 +168,7 @@ def headline(run: History) -> list[str]:
 
 
 def _text(said: object, style: str = "") -> Text:
-    """A cell, in which neither brackets nor escape sequences mean anything."""
+    """Return a cell in which neither brackets nor escape sequences have an effect."""
     return Text(visible(said), style)
 
 
@@ -203,7 +203,7 @@ def _restarts(run: History) -> Table:
 
 
 def _phases(run: History) -> Table:
-    """A table of its own, as both together do not fit a terminal of 80 columns."""
+    """Return a separate table: both together do not fit a terminal of 80 columns."""
     table = _table("where each start spent its time")
     table.add_column("at", justify="right")
     table.add_column("seconds by phase")
@@ -249,7 +249,7 @@ def _print_spikes(run: History, found: Sequence[Spike], console: Console) -> Non
 
 
 def _in_groups(happenings: list[HistoryEvent]) -> Iterator[list[HistoryEvent]]:
-    """Saves that follow each other together, all else alone."""
+    """Yield consecutive saves as one group, and every other event alone."""
     group: list[HistoryEvent] = []
     for h in happenings:
         if group and (h.kind != "save" or group[-1].kind != "save"):

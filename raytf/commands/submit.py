@@ -55,7 +55,7 @@ class Submit:
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the command, whatever stands before it."""
+    """Take everything after `--` as the command."""
     return rest_as("command", args)
 
 

@@ -58,7 +58,7 @@ class Tune:
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` are flags of the job, whatever stands before it."""
+    """Take everything after `--` as flags of the job."""
     return rest_as("flags", args)
 
 

@@ -79,7 +79,7 @@ def main(flags: Ui) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine reaches."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -87,7 +87,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket that listens.
+    """Return a socket that listens.
 
     Raises:
         ConfigError: the port is taken, or there is no such address.

@@ -24,12 +24,12 @@ _LIBRARIES = (
 
 
 def plainly(text: Any) -> str:
-    """A text without what differs from one process to the next."""
+    """Return a text without the parts that differ from one process to the next."""
     return _ADDRESS.sub("", _NAME.sub('"name": ""', str(text)))
 
 
 def canonical(config: Any, of_here: bool = True) -> Any:
-    """A model's configuration in which layers are numbered by their order, whatever Keras calls them.
+    """Return a model's configuration in which layers are numbered by their order, whatever Keras calls them.
 
     Args:
         config: of Keras.
@@ -41,7 +41,7 @@ def canonical(config: Any, of_here: bool = True) -> Any:
 
 
 def first_difference(old: Any, new: Any, path: str = "model") -> str:
-    """Where two configurations differ first, for people; empty where they do not."""
+    """Return the first place at which two configurations differ, for people; empty if they are the same."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new} - {"compile_config", "build_config", "registered_name"}):
             inner = path if key == "config" else f"{path}.{key}"
@@ -88,8 +88,8 @@ def _renamed(part: Any, names: dict[str, str], code: Callable[[str], str]) -> An
 
 
 def code_of(things: Iterable[Any]) -> str:
-    """A hash of the job's own classes and functions that some things are made of, and of what those call; of its code
-    alone, not of comments, files and lines. Empty where all are of libraries."""
+    """Return a hash of the job's own classes and functions that some objects are made of, and of what those call. Only
+    the code counts, not comments, files and lines. Empty if all are of libraries."""
     found: dict[str, str] = {}
     for thing in things:
         for function in _functions(thing):
@@ -99,7 +99,7 @@ def code_of(things: Iterable[Any]) -> str:
 
 
 def _functions(thing: Any) -> Iterator[types.FunctionType]:
-    """The functions of a function, a class or an object; of bases, too, as far as they are the job's."""
+    """Yield the job's own functions of a function, a class or an object, those of base classes included."""
     if isinstance(thing, functools.partial):
         thing = thing.func
     thing = inspect.unwrap(getattr(thing, "python_function", getattr(thing, "__func__", thing)))
@@ -153,7 +153,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def code_text(code: types.CodeType) -> str:
-    """What code does, without where it stands."""
+    """Return what code does, without its place in a file."""
     consts = []
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -166,7 +166,7 @@ def code_text(code: types.CodeType) -> str:
 
 
 def _lambda(encoded: str) -> str:
-    """A Lambda layer's code, as Keras has just written it in this process, without where it stands."""
+    """Return the code of a Lambda layer that Keras wrote in this process, without its place in a file."""
     try:
         return code_text(marshal.loads(base64.b64decode(encoded)))
     except (ValueError, EOFError, TypeError):

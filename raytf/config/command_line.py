@@ -87,7 +87,7 @@ def _look(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None
 
 
 def _checked(main: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`main`, which is not called with settings that no run can have."""
+    """Wrap `main` so that it is not called with settings that no run can have."""
 
     @functools.wraps(main)
     def check(*args: Any, **named: Any) -> object:
@@ -112,7 +112,7 @@ def _unless_nobody_reads() -> None:
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
-    """In the place of `main`: writes the values of all flags."""
+    """Return a function to call instead of `main`, which writes the values of all flags."""
 
     @functools.wraps(main)
     def tell(*args: Any, **named: Any) -> None:

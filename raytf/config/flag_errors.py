@@ -13,7 +13,7 @@ _SWITCHED = ("true", "false", "none")
 
 
 def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
-    """The first thing that is wrong; empty where nothing is.
+    """Return the first problem of a command line; empty if there is none.
 
     Args:
         groups: the flags of the command.
@@ -62,7 +62,7 @@ def _is_name(text: str) -> bool:
 
 
 def _takes(flag: Flag, count: int, text: str) -> bool:
-    """Whether a flag takes one more value."""
+    """Return whether a flag takes one more value."""
     if flag.is_switch:
         return flag.setting.default is None and text.lower() in _SWITCHED
     return count < len(flag.parts) if flag.parts else flag.takes_several or count == 0

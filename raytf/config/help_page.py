@@ -17,7 +17,7 @@ _HELP = ("-h, --help", "show this page and end")
 
 
 def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         prog: the command.
@@ -46,7 +46,7 @@ def _doc(group: FlagGroup) -> str:
 
 
 def _title(about: str) -> str:
-    """The first sentence of a docstring."""
+    """Return the first sentence of a docstring."""
     return " ".join(about.split()).partition(". ")[0].rstrip(".")
 
 

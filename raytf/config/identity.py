@@ -20,12 +20,12 @@ OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity
 
 
 def strategy_identity(config: TrainConfig) -> dict[str, str]:
-    """What of the strategy must not change; empty for synchronous ones, which may follow each other."""
+    """Return what of the strategy must not change; empty for synchronous strategies, which can follow each other."""
     return _of_settings(config, (When.WITH_SERVERS,))
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """What of settings and data size must not change when a run is resumed; known without TensorFlow.
+    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow.
 
     Args:
         records: of the training data.
@@ -40,7 +40,7 @@ def batch_identity(config: TrainConfig, records: int, own: Precision = precision
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
-    """What differs between two identities, for people; empty when nothing does."""
+    """Return how two identities differ, for people; empty if they are the same."""
     lines = []
     for key in sorted(set(before) | set(now)):
         old, new = before.get(key, "nothing"), now.get(key, "nothing")

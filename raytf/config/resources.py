@@ -11,7 +11,7 @@ _UNITS = 10_000
 
 
 def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """Workers that fit into what a node has free.
+    """Return how many workers fit into a node's free resources.
 
     Args:
         free: amounts by resource.
@@ -21,7 +21,7 @@ def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
 
 
 def _times(name: str, free: float, amount: float) -> int:
-    """How often an amount is in what is free, in Ray's units: five times 0.2 are 1, whatever floats say of it."""
+    """Return how often an amount fits into a free amount, in Ray's units: 0.2 fits into 1 five times."""
     have, want = round(free * _UNITS), max(1, round(amount * _UNITS))
     if name != "GPU" or want >= _UNITS:
         return have // want
@@ -32,7 +32,7 @@ def _times(name: str, free: float, amount: float) -> int:
 def placed(
     free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
 ) -> list[Mapping[str, float]] | None:
-    """What nodes have left with processes on them.
+    """Return the resources that nodes have left after processes are placed on them.
 
     Args:
         free: of each node.
@@ -55,7 +55,7 @@ def placed(
 def possible_workers(
     free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
 ) -> int:
-    """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
+    """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do not fit.
 
     Args:
         free: of each node.
@@ -75,7 +75,7 @@ HELPER = {"CPU": 1.0}
 def resources(
     strategy: StrategySection, cluster: ClusterSection, use_gpu: bool, nodes: Iterable[Mapping[str, float]]
 ) -> dict[str, float]:
-    """What Ray is asked for, for each worker.
+    """Return the resources that Ray is asked for, for each worker.
 
     Args:
         use_gpu: whether workers compute on GPUs.
@@ -90,10 +90,10 @@ def resources(
 
 
 def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:
-    """CPUs of a run with this many workers and what is beside them."""
+    """Return the CPUs of a run with this many workers, helpers included."""
     return workers * resources(strategy, cluster, False, [])["CPU"] + strategy.helpers * HELPER["CPU"]
 
 
 def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:
-    """Of the node that has most of them; 1 where none has any yet."""
+    """Return how many the node with the most of them has; 1 if no node has any yet."""
     return float(max([1, *(int(node.get(kind, 0)) for node in nodes)]))

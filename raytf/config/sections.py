@@ -46,14 +46,14 @@ SERVERS = ("parameter-server",)
 
 
 def all_but(*names: str) -> tuple[str, ...]:
-    """The other strategies."""
+    """Return the other strategies."""
     return tuple(name for name in get_args(Strategy) if name not in names)
 
 
 def not_with_servers(
     why: str, given: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
 ) -> Refused:
-    """Parameter servers do nothing with the setting, or cannot.
+    """Return the refusal of a setting that parameter servers ignore or cannot use.
 
     Args:
         given: how the message begins.
@@ -102,7 +102,7 @@ class RunSection:
 
     @property
     def name(self) -> str:
-        """The run's name, which `fit` has settled."""
+        """The run's name, once `fit` has chosen it."""
         assert self.run is not None
         return self.run
 
@@ -149,12 +149,12 @@ class WorkerSection:
 
     @property
     def cpus(self) -> float:
-        """That each worker asks Ray for."""
+        """CPUs that each worker requests from Ray."""
         return 1.0 if self.cpus_per_worker is None else self.cpus_per_worker
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """(fewest, most) workers."""
+        """The fewest and the most workers."""
         low, colon, high = str(DEFAULT_WORKERS if self.workers is None else self.workers).partition(":")
         try:
             bounds = int(low), int(high if colon else low)

@@ -152,12 +152,12 @@ class Setting:
 
     @property
     def bounds(self) -> list[annotated_types.BaseMetadata]:
-        """Each a `Ge`, `Gt`, `Le` or `Lt`."""
+        """The bounds, each a `Ge`, `Gt`, `Le` or `Lt`."""
         return [bound for note in self.notes for bound in _bounds(note)]
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """What a value may be, None aside."""
+        """The types that a value can have, without None."""
         is_union = isinstance(self.kind, types.UnionType) or typing.get_origin(self.kind) is typing.Union
         return (
             tuple(part for part in typing.get_args(self.kind) if part is not type(None)) if is_union else (self.kind,)
@@ -165,26 +165,26 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be where it is one of some words; empty for any other setting."""
+        """The words that a value can be; empty for a setting that is not a choice."""
         return tuple(
             str(word) for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
         )
 
     @property
     def python_kinds(self) -> tuple[type, ...]:
-        """The types that a program may pass, None aside; a choice is a string."""
+        """The types that a program can pass, without None; a choice is a string."""
         own: type = str if self.choices else self.kinds[0]
         return (own, *(note.kind for note in self.notes if isinstance(note, AlsoTakes)))
 
     @property
     def is_fixed_in_search(self) -> bool:
-        """Whether a command that goes on with a search must give it as before. What counts for parameter servers alone
-        is compared by itself."""
+        """Whether a command that continues a search must pass it as before. What counts only for parameter servers is
+        compared separately."""
         counts = self.identity is not None and self.identity.when is not When.WITH_SERVERS
         return counts or InSearch.KEPT in self.in_search
 
     def given(self, value: Any) -> str:
-        """Flag and value, as on a command line."""
+        """Return the flag with a value, as on a command line."""
         return (
             self.flag
             if value is True
@@ -242,13 +242,13 @@ class Setting:
 
 
 def flag(name: str) -> str:
-    """A setting's flag."""
+    """Return a setting's flag."""
     return f"--{name.replace('_', '-')}"
 
 
 @functools.cache
 def of(section: type) -> tuple[Setting, ...]:
-    """The settings of a section, in the order of its fields."""
+    """Return the settings of a section, in the order of its fields."""
     hints = typing.get_type_hints(section, include_extras=True)
     found = []
     for field in dataclasses.fields(section):
@@ -260,12 +260,12 @@ def of(section: type) -> tuple[Setting, ...]:
 
 
 def plain(hint: Any) -> Any:
-    """A type without what is said beside it."""
+    """Return a type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def values(section: Any) -> Iterator[tuple[Setting, Any]]:
-    """The settings of a section, each with its value."""
+    """Return the settings of a section, each with its value."""
     kind: type = type(section)
     return ((setting, getattr(section, setting.name)) for setting in of(kind))
 

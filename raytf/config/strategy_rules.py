@@ -13,7 +13,7 @@ from raytf.errors import ConfigError
 
 
 def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
-    """(fewest, most) workers.
+    """Return the fewest and the most workers.
 
     Raises:
         ConfigError: `--workers` is not a number, or another one than the strategy has.

@@ -19,7 +19,7 @@ _CONTROL, _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"), re.compile(
 
 
 def visible(text: object, lines: bool = False) -> str:
-    r"""A text as one line in which each character that a terminal would act upon stands as Python writes it: `\x1b`.
+    r"""Return a text as one line in which characters that a terminal acts on are written as in Python: `\x1b`.
 
     Args:
         text: anything; its `str`.

@@ -62,23 +62,23 @@ class Node:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its raylet lives."""
+        """Whether its raylet is alive."""
         return self.raylet() is not None
 
     def processes(self) -> list[psutil.Process]:
-        """All its processes, the oldest first; also those whose parent has died."""
+        """Return all its processes, the oldest first, including those whose parent has died."""
         return [] if self._is_gone else self._session.members()
 
     def workers(self) -> list[psutil.Process]:
-        """Its Ray Train workers, the oldest first."""
+        """Return its Ray Train workers, the oldest first."""
         return processes.titled(self.processes(), processes.WORKER)
 
     def warm(self) -> list[psutil.Process]:
-        """Its warm processes, which wait for the next group or get ready to, the oldest first."""
+        """Return its warm processes, which are ready for the next group or preparing for it, the oldest first."""
         return processes.titled(self.processes(), processes.WARM)
 
     def raylet(self) -> psutil.Process | None:
-        """Its raylet.
+        """Return its raylet.
 
         Returns:
             None where it has died.
@@ -86,7 +86,7 @@ class Node:
         return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)
 
     def kill(self) -> None:
-        """SIGKILL to all processes of the node, as when a machine vanishes."""
+        """Send SIGKILL to all processes of the node, as when a machine disappears."""
         if self._is_gone:
             return
         self._session.end()
@@ -95,7 +95,7 @@ class Node:
         reaper.forget(self._session)
 
     def kill_raylet(self) -> None:
-        """SIGKILL to the raylet alone; Ray ends the node's other processes when they miss it."""
+        """Send SIGKILL to the raylet only. Ray ends the node's other processes when they miss it."""
         raylet = self.raylet()
         processes.end([raylet] if raylet else [])
 
@@ -135,11 +135,11 @@ class Node:
 
     @property
     def output(self) -> str:
-        """What its `ray start`, and what that ran under, has printed so far."""
+        """The output so far of its `ray start`, and of the command that it runs under."""
         return self._log.read_text(errors="replace")
 
     def is_up(self) -> bool:
-        """Whether Ray has it, once it was started; `id` is known from then on.
+        """Return whether Ray knows the node, once it was started; `id` is set from then on.
 
         Raises:
             RuntimeError: it has ended; with what it said.
@@ -227,7 +227,7 @@ class ElasticCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """Nodes that live, the oldest first, without the head."""
+        """Living nodes, the oldest first, without the head."""
         return [node for node in self._nodes if node.is_alive]
 
     @property
@@ -291,16 +291,16 @@ class ElasticCluster:
             raise TimeoutError(f"waited {seconds:.0f} s for {wanted} nodes besides the head; Ray knows of {known}")
 
     def controllers(self) -> list[psutil.Process]:
-        """Ray Train's controllers."""
+        """Return Ray Train's controllers."""
         members = [process for node in [self.head, *self._nodes] for process in node.processes()]
         return processes.titled(members, processes.CONTROLLER)
 
     def workers(self) -> list[psutil.Process]:
-        """Ray Train's workers on all nodes, those of the oldest node first."""
+        """Return Ray Train's workers on all nodes, those of the oldest node first."""
         return [worker for node in [self.head, *self._nodes] for worker in node.workers()]
 
     def ray(self, *arguments: str) -> str:
-        """Output of a command of Ray's, such as `ray("status", f"--address={cluster.address}")`.
+        """Run a Ray command, such as `ray("status", f"--address={cluster.address}")`, and return its output.
 
         Raises:
             RuntimeError: it failed; with what it printed.

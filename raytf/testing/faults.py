@@ -165,7 +165,7 @@ class FaultPlan:
         kinds: Sequence[Kind] = (Kind.WORKER, Kind.NODE, Kind.DRAIN, Kind.ADD, Kind.DRIVER),
         at_once: float = 0.2,
     ) -> FaultPlan:
-        """A plan drawn from a seed; the same for the same arguments.
+        """Draw a plan from a seed; the same arguments give the same plan.
 
         Args:
             seed: of the draw.
@@ -281,7 +281,7 @@ class FaultPlayer:
         return "".join(log.read_text(errors="replace") for log in self._logs)
 
     def _goes_on(self) -> bool:
-        """Whether the run goes on; starts the command again where a fault ended it."""
+        """Return whether the run continues; start the command again if a fault ended it."""
         if time.monotonic() - self._began >= self._limits["limit_seconds"]:
             injections = "\n".join(map(str, self._injections))
             raise AssertionError(
@@ -299,7 +299,7 @@ class FaultPlayer:
         return True
 
     def _wait_for(self, fault: Fault, recovered: Callable[[], bool]) -> dict | None:
-        """The status with which a fault is due.
+        """Wait until a fault is due, and return the run's status.
 
         Returns:
             None where the run ends before.
@@ -314,7 +314,7 @@ class FaultPlayer:
         return None
 
     def _recovery(self, fault: Fault, before: set[int]) -> Callable[[], bool]:
-        """Whether the run trains again after a fault, to be asked again and again."""
+        """Return a function that tells, each time it is called, whether the run has recovered from a fault."""
         injected = time.monotonic()
         seen: list[float] = []
 

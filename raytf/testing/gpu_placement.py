@@ -61,7 +61,7 @@ class PlacementFinding(NamedTuple):
 
 
 def findings(function: Any, at_least: int, unknown: int | None = None) -> list[PlacementFinding]:
-    """What a GPU would keep in host memory of tensors so large, and all that it has no kernel for, however small.
+    """Return which tensors of this size a GPU would keep in host memory, and all operations that it has no kernel for.
 
     Args:
         function: a concrete function.
@@ -79,7 +79,8 @@ def findings(function: Any, at_least: int, unknown: int | None = None) -> list[P
 
 
 def operations(graph: Any) -> Iterator[tuple[tf.Operation, str]]:
-    """All operations of a graph, each with the functions that lead to it; of one that is called twice, once."""
+    """Yield all operations of a graph, each with the functions that lead to it. A function that is called twice counts
+    once."""
     seen: set[str] = set()
 
     def walk(graph: Any, within: str) -> Iterator[tuple[tf.Operation, str]]:
@@ -147,7 +148,7 @@ def _types(value: Any) -> frozenset[tf.DType]:
 
 @functools.cache
 def _fitting(kind: str, types: tuple[tuple[str, frozenset[tf.DType]], ...]) -> _Kernel | None:
-    """As TensorFlow chooses: that of GPUs, else that of any device."""
+    """Choose a kernel as TensorFlow does: one of GPUs, otherwise one of any device."""
     found = [k for k in _registered(kind) if all(own <= k.allowed.get(name, own) for name, own in types)]
     return max(found, key=lambda k: (k.is_own, k.priority), default=None)
 
@@ -168,7 +169,7 @@ def _registered(kind: str) -> list[_Kernel]:
 
 @functools.cache
 def _carries(kind: str, dtype: tf.DType) -> bool:
-    """Whether what stands for a loop, a branch or a call leaves a tensor of a dtype on the device."""
+    """Return whether the operations of a loop, a branch or a call leave a tensor of a dtype on the device."""
     kernel, definition = _fitting(kind, (("T", frozenset([dtype.base_dtype])),)), _tensorflow.operation(kind)
     arguments = [*definition.input_arg, *definition.output_arg]
     return kernel is not None and not {a.name for a in arguments if a.type_attr == "T"} & kernel.on_host

@@ -57,7 +57,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self.log.read_text(errors="replace")
 
     @property
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What the status file says: the fields of `raytf.runs.status.Status`; None before the first one."""
+        """The content of the status file: the fields of `raytf.runs.status.Status`; None before the first one."""
         if self._status_file is None:
             return None
         try:
@@ -116,14 +116,15 @@ class Job:
         raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
-        """The processes that the job started, or those whose command line holds a text such as `RayTrainWorker`.
+        """Return the processes that the job started, or those whose command line contains a text such as
+        `RayTrainWorker`.
 
         With a Ray of its own these are all of the run; on a cluster, controller and workers are the cluster's.
         """
         return [process for process in processes.titled(self._members(), title) if process.pid != self.process.pid]
 
     def kill(self) -> None:
-        """SIGKILL to the driver and to everything that it started."""
+        """Send SIGKILL to the driver and to everything that it started."""
         if self._is_gone:
             return
         processes.end(self._members())

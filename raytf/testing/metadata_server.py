@@ -46,7 +46,7 @@ class Instance:
         self.garbage: str | None = None
 
     def notice(self, seconds: float) -> None:
-        """The cloud is going to take the machine after this many seconds; nothing is killed."""
+        """Announce that the cloud takes the machine after this many seconds; nothing is killed."""
         raise NotImplementedError
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -63,15 +63,15 @@ class AwsInstance(Instance):
         self._rebalance: dict[str, str] | None = None
 
     def notice(self, seconds: float, action: str = "terminate") -> None:
-        """A spot interruption: terminate, stop or hibernate."""
+        """Announce a spot interruption: terminate, stop or hibernate."""
         self._action = {"action": action, "time": _iso(time.time() + seconds)}
 
     def recommend_rebalance(self) -> None:
-        """EC2 sees a higher risk of interruption."""
+        """Announce that EC2 sees a higher risk of interruption."""
         self._rebalance = {"noticeTime": _iso(time.time())}
 
     def expire_tokens(self) -> None:
-        """No token that was given out is valid any more."""
+        """Make all tokens that were handed out invalid."""
         self._tokens.clear()
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -107,11 +107,11 @@ class GcpInstance(Instance):
         self._preempted, self._event = False, "NONE"
 
     def notice(self, seconds: float = 30.0) -> None:
-        """A preemption; the time is not told."""
+        """Announce a preemption, without its time."""
         self._preempted = True
 
     def maintain(self, event: str) -> None:
-        """Maintenance of the host: MIGRATE_ON_HOST_MAINTENANCE, TERMINATE_ON_HOST_MAINTENANCE, or NONE."""
+        """Announce maintenance of the host: MIGRATE_ON_HOST_MAINTENANCE, TERMINATE_ON_HOST_MAINTENANCE, or NONE."""
         self._event = event
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -139,7 +139,7 @@ class AzureInstance(Instance):
     def notice(
         self, seconds: float, kind: str = "Preempt", resources: tuple[str, ...] = (), status: str = "Scheduled"
     ) -> None:
-        """An event.
+        """Announce an event.
 
         Args:
             seconds: until it may start.
@@ -259,7 +259,7 @@ class MetadataServer:
         self._thread.join()
 
     def add(self, cloud: str, name: str) -> Any:
-        """A machine, whose service answers from now on.
+        """Add a machine, whose service answers from now on.
 
         Args:
             cloud: aws, gcp or azure.

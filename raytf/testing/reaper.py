@@ -26,7 +26,7 @@ def watch(thing: Session | Path) -> None:
 
 
 def forget(thing: Session | Path) -> None:
-    """It is gone."""
+    """Take back what `watch` was told, as it is gone."""
     _tell("-", thing)
 
 

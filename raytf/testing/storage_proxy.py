@@ -110,7 +110,7 @@ class StorageProxy:
         self._is_read_only = True
 
     def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
-        """Be a store that knows less than Amazon's, from now on.
+        """Behave like a store that supports less than Amazon's, from now on.
 
         Args:
             create: what a write with If-None-Match comes to: `atomic`, as the server behind does it; `refused` with 501
@@ -157,7 +157,7 @@ class StorageProxy:
                 connection.close()
 
     def _unknown(self, request: BaseHTTPRequestHandler) -> str:
-        """Why a store that lacks something refuses a request."""
+        """Return why a store that lacks something refuses a request."""
         conditions = ((self._create, "If-None-Match"), (self._swap, "If-Match"))
         if request.command == "PUT" and any(
             how == "refused" and header in request.headers for how, header in conditions
@@ -170,7 +170,7 @@ class StorageProxy:
         return ""
 
     def _holds(self, request: BaseHTTPRequestHandler) -> bool:
-        """Whether the conditions hold that the server behind is not asked for; they are removed."""
+        """Return whether the conditions hold that the server behind does not check; they are removed."""
         holds = True
         for how, header in ((self._create, "If-None-Match"), (self._swap, "If-Match")):
             wanted = request.headers.get(header)

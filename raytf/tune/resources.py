@@ -30,7 +30,7 @@ class TrialResources:
 
 
 def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> TrainConfig:
-    """The configuration of the trial that takes the most CPUs.
+    """Return the configuration of the trial that takes the most CPUs.
 
     Args:
         values: of all flags of the job.
@@ -63,7 +63,7 @@ def share(
     parallel: int | None,
     searched: Sequence[str],
 ) -> TrialResources:
-    """How trials share a cluster: by default each has the most workers that it asks for, and as many run as fit.
+    """Decide how trials share a cluster. By default each has the most workers that it asks for, and as many run as fit.
 
     With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
     logical shards stay those of the most workers, so it learns the same.

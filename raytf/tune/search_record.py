@@ -63,7 +63,7 @@ class TrialRecord:
 
 
 def run_name(number: int) -> str:
-    """Of a trial's run."""
+    """Return the name of a trial's run."""
     return f"{TRIAL}{number:03d}"
 
 
@@ -97,7 +97,7 @@ def write(search: Storage, record: TrialRecord) -> None:
 
 
 def read(search: Storage) -> dict[int, TrialRecord]:
-    """Trials that are over, by number; one whose file is damaged counts as one that is not."""
+    """Return the finished trials by number. A trial whose file is damaged counts as unfinished."""
     found = {}
     for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
@@ -115,7 +115,7 @@ def forget(search: Storage, number: int) -> None:
 
 
 def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord | None:
-    """The finished trial with the best value; of equal ones the first."""
+    """Return the finished trial with the best value; of equal values, the first."""
     values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is TrialOutcome.FINISHED}
     name = goal.best(values)
     return None if name is None else records[int(name)]

@@ -45,7 +45,7 @@ class Dimension:
     values: tuple[Any, ...]
 
     def sample(self, seed: int, index: int) -> Any:
-        """The value of one trial, as a number or a text of Python's own."""
+        """Draw the value of one trial, as a plain Python number or text."""
         import numpy as np
         from ray import tune
 
@@ -93,7 +93,7 @@ class SearchSpace:
 
     @property
     def grid_points(self) -> int | None:
-        """How many there are where nothing is drawn.
+        """The number of points if nothing is drawn.
 
         Returns:
             None where something is.
@@ -101,13 +101,13 @@ class SearchSpace:
         return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
 
     def point(self, seed: int, index: int) -> dict[str, Any]:
-        """Values of the trial with an index, counted from 0: grids go round, the others are drawn."""
+        """Return the values of the trial with an index, counted from 0. Grids repeat; other values are drawn."""
         drawn = {d.name: d.sample(seed, index) for d in self.dimensions if d.kind != "grid"}
         found = drawn | self._points[index % len(self._points)]
         return {name: found[name] for name in self.names}
 
     def describe(self) -> dict[str, str]:
-        """Name -> what is searched, as text."""
+        """Return what is searched as text, by name."""
         return {d.name: str(d) for d in self.dimensions}
 
 
@@ -116,7 +116,7 @@ def _values(dimensions: list[Dimension]) -> list[tuple[Any, ...]]:
 
 
 def parse(text: str) -> Dimension:
-    """`NAME=KIND(VALUES)`.
+    """Parse `NAME=KIND(VALUES)`.
 
     Raises:
         ConfigError: says what is wrong with it.
@@ -191,7 +191,7 @@ def _check_steps(text: str, low: float, high: float, step: float) -> None:
 
 
 def flags(values: dict[str, Any]) -> list[str]:
-    """Values as flags of a command."""
+    """Return values as flags of a command."""
     found = []
     for name, value in values.items():
         flag = name.replace("_", "-")
@@ -203,5 +203,5 @@ def flags(values: dict[str, Any]) -> list[str]:
 
 
 def short(value: Any) -> str:
-    """A value for a table."""
+    """Return a value for a table."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -100,7 +100,7 @@ class TrialRun(tune.Trainable):
         self._start()
 
     def step(self) -> dict[str, Any]:
-        """The next word: an epoch, the end, or that it goes on."""
+        """Return the next result: an epoch, the end, or that the trial continues."""
         deadline = time.monotonic() + _WORD_SECONDS
         while True:
             if self._process is not None:
@@ -115,7 +115,7 @@ class TrialRun(tune.Trainable):
             time.sleep(_LOOK_SECONDS)
 
     def cleanup(self) -> None:
-        """The scheduler, or who searches, stops the trial: it saves first."""
+        """Stop the trial for the scheduler or the user; it saves first."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -128,10 +128,10 @@ class TrialRun(tune.Trainable):
             self._settle()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The run has checkpoints of its own."""
+        """Do nothing: the run has its own checkpoints."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """The run has checkpoints of its own."""
+        """Do nothing: the run has its own checkpoints."""
 
     def _word(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"trial": self._number, "step": self._step, **fields}
@@ -210,7 +210,7 @@ class TrialRun(tune.Trainable):
         self._end = {"outcome": TrialOutcome.FAILED.value, "why": why, "epoch": self._seen}
 
     def _settle(self) -> None:
-        """The command is over: keep what it printed, and free what it had reserved."""
+        """Keep what the command printed, and free what it had reserved."""
         self._process = None if self._process is None or self._process.poll() is not None else self._process
         with contextlib.suppress(StorageError, OSError):
             self._run.put("job.log", self._log.read_bytes())
@@ -218,7 +218,7 @@ class TrialRun(tune.Trainable):
 
 
 def reason(output: str, code: int) -> str:
-    """Why a command failed, out of what it printed."""
+    """Return why a command failed, according to its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if said:
@@ -228,14 +228,14 @@ def reason(output: str, code: int) -> str:
 
 
 def forget_reservation(run_uri: str) -> None:
-    """Free what a run had asked of the cluster: where its command is killed, Ray keeps it for three minutes."""
+    """Free what a run has requested from the cluster. Ray keeps the request of a killed command for three minutes."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
         ray.get(coordinator.cancel_request.remote(requester_id=f"train-raytf {run_uri}"), timeout=10)
 
 
 def _is_rays(name: str) -> bool:
-    """Whether a variable tells a process of Ray which of its processes it is; the command is none of them."""
+    """Return whether a variable identifies a Ray process; the command must not take itself for one."""
     own = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_WORKER", "RAY_CLIENT", "TUNE_", "RAY_TRAIN_")
     return name.startswith(own) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -310,7 +310,7 @@ class Watcher(tune.Callback):
         self._view.show()
 
     def _tell_what_lacks(self, number: int, result: dict[str, Any]) -> None:
-        """Once, and while most of the search is still to come: a trial without the metric is a failed one."""
+        """Warn once, early in the search, that a trial lacks the metric: such a trial fails."""
         metric = self._board.goal.metric
         if "known" in result and not self._has_told and not metric.startswith("test_"):
             self._has_told = True

@@ -81,7 +81,7 @@ class Search:
 
 
 def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
-    """The values of all flags of a job, as it reads them itself.
+    """Return the values of all flags of a job, as it reads them itself.
 
     Raises:
         ConfigError: there is no such job, or it refuses them.
@@ -195,7 +195,7 @@ def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
-    """What must stay for a command to go on with a search.
+    """Return what must not change when a command continues a search.
 
     Args:
         values: of all flags of the job.
@@ -308,7 +308,7 @@ def _search(
 
 
 def _is_handed_on(name: str) -> bool:
-    """Whether a trial's command gets a variable of this one, in the place of what Ray gives its own processes."""
+    """Return whether a trial's command gets a variable from this process instead of from Ray."""
     # The last one is how a job that was submitted has its workers get its files and variables.
     own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
     return name in own or name.startswith("RAY_TRAIN_")
@@ -331,7 +331,7 @@ def _scheduler(search: Search) -> Any:
 
 @contextmanager
 def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` statement lasts, Ctrl-C and SIGTERM have the trials save; a second one ends at once."""
+    """Have the trials save on Ctrl-C and SIGTERM while the `with` statement lasts; the second signal exits at once."""
 
     def tell(number: int, frame: Any) -> None:
         if stop.is_set():

@@ -43,7 +43,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def make(gallery: Gallery, token: str | None = None) -> Starlette:
-    """The application.
+    """Return the application.
 
     Args:
         gallery: what it shows.
@@ -180,7 +180,7 @@ def _json(value: Any) -> Response:
 
 
 def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
-    """Events that say that something has changed, each with what it has changed to."""
+    """Return events that report changes, each with the new version."""
 
     async def events() -> AsyncIterator[str]:
         last, quiet = "", 0.0

@@ -117,12 +117,12 @@ class Gallery:
                 self.version += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """The list, as JSON."""
+        """Return the list, as JSON."""
         with self._lock:
             return self._rows
 
     def find(self, name: str) -> Storage:
-        """A run's folder.
+        """Return a run's folder.
 
         Raises:
             ConfigError: there is none of that name.
@@ -131,7 +131,7 @@ class Gallery:
         return self._storage.child(name)
 
     def _listed(self, name: str) -> ListedRun:
-        """A run of the list; the search for one of its trials.
+        """Return a run of the list; for one of a search's trials, the search.
 
         Raises:
             ConfigError: there is none of that name.
@@ -144,8 +144,8 @@ class Gallery:
         return known
 
     def mark(self, name: str) -> str:
-        """A text that changes when something of a run does: in its first line of what is kept, and in its second one of
-        the sign of life.
+        """Return a text that changes when something about a run changes: its first line with what is stored, its second
+        one with the sign of life.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -179,7 +179,7 @@ class Gallery:
         return seen
 
     def head(self, name: str) -> RunPage:
-        """What a run's page says first, with the newest sign of life; without data to draw.
+        """Return the top of a run's page, with the newest sign of life and without data to draw.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -193,7 +193,7 @@ class Gallery:
         return RunPage(seen.mark, f"{name}: {found.state}", page.head(found), {})
 
     def first_page(self, name: str) -> RunPage:
-        """A run's page, at once: where there are many steps, without them, as long as `page` has not read them.
+        """Return a run's page at once. If there are many steps, they are left out until `page` has read them.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -211,7 +211,7 @@ class Gallery:
         return replace(history.load(self.find(name).uri), name=name)
 
     def page(self, name: str) -> RunPage:
-        """A run's page, drawn again where something that is kept has changed.
+        """Return a run's page, drawn again if something that is stored has changed.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -232,12 +232,13 @@ class Gallery:
             return made
 
     def _drawn(self, name: str, mark: str) -> RunPage | None:
-        """A run's page as it was drawn last, if nothing that is kept has changed: a sign of life changes its head."""
+        """Return a run's page as it was drawn last, if nothing that is stored has changed since: a sign of life changes
+        only its head."""
         known = self._pages.get(name)
         return known if known is not None and known.mark.partition("\n")[0] == mark.partition("\n")[0] else None
 
     def search(self, name: str) -> dict[str, Any]:
-        """The trials of a search that are over, as JSON.
+        """Return the finished trials of a search, as JSON.
 
         Raises:
             ConfigError, StorageError: there is no such search, or storage refuses.
@@ -272,7 +273,7 @@ def _short(value: Any) -> str:
 
 
 def _sign(run: Storage) -> bytes:
-    """The newest sign of life of a run, in one request; empty where there is none that can be read."""
+    """Read the newest sign of life of a run, in one request; empty if there is none that can be read."""
     try:
         found = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
     except DamagedFileError:
@@ -281,7 +282,7 @@ def _sign(run: Storage) -> bytes:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """A run of the list, as JSON."""
+    """Return a run of the list, as JSON."""
     goal = inventory.main_goal(list(run.epochs))
     curve = [] if goal is None else [value for e in run.epochs if isinstance(value := e.get(goal.metric), float)]
     return {

@@ -88,7 +88,8 @@ def taken(tree: ast.Module) -> set[str]:
             imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     paths |= set(imported.values())
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+        is_read = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Store)
+        if is_read and re.fullmatch(r"[\w.]+", ast.unparse(node)):
             root, _, rest = ast.unparse(node).partition(".")
             paths.add(f"{imported.get(root, root)}.{rest}")
     return {path for path in paths if INSIDE.match(path)}
