@@ -102,7 +102,7 @@ class EndingSignal:
 
 
 @contextmanager
-def as_interrupts(told: EndingSignal) -> Iterator[None]:
+def as_interrupts(ending: EndingSignal) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
     ignores them; the second of them ends the process. In the main thread alone.
 
@@ -113,9 +113,9 @@ def as_interrupts(told: EndingSignal) -> Iterator[None]:
         return
 
     def handle(number: int, frame: Any) -> None:
-        if told.number is not None:
-            os._exit(told.code)
-        told.number = signal.Signals(number)
+        if ending.number is not None:
+            os._exit(ending.code)
+        ending.number = signal.Signals(number)
         raise KeyboardInterrupt
 
     both = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]

@@ -97,7 +97,7 @@ def setting_identity(its: Setting) -> list[str]:
 
 def setting_refusal(its: Setting, refused: Refused) -> str:
     servers = {None: "", True: " and `--sync-replicas`", False: " without `--sync-replicas`"}[refused.sync_replicas]
-    fine = " or ".join(f"`{its.given(value)}`" for value in refused.unless)
+    fine = " or ".join(f"`{its.typed(value)}`" for value in refused.unless)
     return (
         f"Not with `--strategy` {' or '.join(f'`{name}`' for name in refused.by)}{servers}"
         f"{f', but for {fine}' if fine else ''}."

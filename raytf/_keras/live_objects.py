@@ -46,32 +46,32 @@ def register(known: dict[str, Any]) -> None:
         return
     import keras
 
-    for name, thing in known.items():
+    for name, item in known.items():
         package, _, own = name.rpartition(">")
         if package:
-            keras.saving.register_keras_serializable(package, own)(thing)
+            keras.saving.register_keras_serializable(package, own)(item)
         else:
-            keras.saving.get_custom_objects()[name] = thing
+            keras.saving.get_custom_objects()[name] = item
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(thing: Any) -> Reduced:
-    return _by_state(thing, dict(vars(thing)), _set_state)
+def _plain(item: Any) -> Reduced:
+    return _by_state(item, dict(vars(item)), _set_state)
 
 
-def _by_state(thing: Any, state: Any, set_state: Callable[[Any, Any], None]) -> Reduced:
-    return _bare, (type(thing),), state, None, None, set_state
+def _by_state(item: Any, state: Any, set_state: Callable[[Any, Any], None]) -> Reduced:
+    return _bare, (type(item),), state, None, None, set_state
 
 
 def _bare(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
-def _set_state(thing: Any, state: dict[str, Any]) -> None:
+def _set_state(item: Any, state: dict[str, Any]) -> None:
     # Past `__setattr__`, with which Keras would track and wrap each value once more.
-    vars(thing).update(state)
+    vars(item).update(state)
 
 
 def _optimizer(optimizer: Any) -> Reduced:
@@ -143,18 +143,18 @@ def _find_tracked(tracker: Any) -> None:
     tracker.stored_ids = {name: {id(one) for one in store} for name, (_, store) in tracker.config.items()}
 
 
-def _collection(things: Any) -> Reduced:
-    items = dict(things) if isinstance(things, dict) else list(things)
-    return _by_state(things, (vars(things), items), _set_collection)
+def _collection(collection: Any) -> Reduced:
+    items = dict(collection) if isinstance(collection, dict) else list(collection)
+    return _by_state(collection, (vars(collection), items), _set_collection)
 
 
-def _set_collection(things: Any, state: tuple[dict[str, Any], Any]) -> None:
-    vars(things)["tracker"] = None  # nothing is tracked once more
-    if isinstance(things, list):
-        list.extend(things, state[1])
+def _set_collection(collection: Any, state: tuple[dict[str, Any], Any]) -> None:
+    vars(collection)["tracker"] = None  # nothing is tracked once more
+    if isinstance(collection, list):
+        list.extend(collection, state[1])
     else:
-        things.update(state[1])
-    vars(things).update(state[0])
+        collection.update(state[1])
+    vars(collection).update(state[0])
 
 
 def _dynamic_backend(backend: Any) -> Any:

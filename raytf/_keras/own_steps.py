@@ -17,16 +17,16 @@ def optimizers_within(model: Any) -> list[Any]:
     first."""
     import keras
 
-    found = [model.optimizer]
+    candidates = [model.optimizer]
     for layer in model._flatten_layers():
         for value in vars(layer).values():
             if isinstance(value, dict):
-                found += value.values()
+                candidates += value.values()
             else:
-                found += value if isinstance(value, (list, tuple)) else [value]
-    unique = {id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in unique.values()}
-    return [each for each in unique.values() if id(each) not in inner]
+                candidates += value if isinstance(value, (list, tuple)) else [value]
+    unique = {id(optimizer): optimizer for optimizer in candidates if isinstance(optimizer, keras.optimizers.Optimizer)}
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in unique.values()}
+    return [optimizer for optimizer in unique.values() if id(optimizer) not in inner]
 
 
 def metrics_within(model: Any) -> list[Any]:

@@ -88,17 +88,17 @@ def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _attributes(objects: Sequence[Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Give objects an attribute, which goes before the method of their class, while the `with` statement lasts."""
-    before = [vars(each).get(name) for each in objects]
-    for each in objects:
-        vars(each)[name] = make(each)
+    before = [vars(item).get(name) for item in objects]
+    for item in objects:
+        vars(item)[name] = make(item)
     try:
         yield
     finally:
-        for each, value in zip(objects, before, strict=True):
+        for item, value in zip(objects, before, strict=True):
             if value is None:
-                del vars(each)[name]
+                del vars(item)[name]
             else:
-                vars(each)[name] = value
+                vars(item)[name] = value
 
 
 def set_mask(tensor: Any, mask: Any) -> None:

@@ -184,8 +184,8 @@ class PartialGroup(WorkerGroup):
                 ray.kill(one)
             raise train.WorkerGroupStartupFailedError(f"a worker did not start: {error}") from error
         made = [
-            Worker(*each, resources_per_worker, placement_group_bundle_index=n)
-            for *each, n in zip(actors, about, numbers, strict=True)
+            Worker(*pair, resources_per_worker, placement_group_bundle_index=n)
+            for *pair, n in zip(actors, about, numbers, strict=True)
         ]
         ranked: list[Any] = WorkerGroup._assign_worker_ranks(made, starting_world_rank, world_size, replica_group_size)
         return ranked
@@ -197,10 +197,10 @@ class PartialGroup(WorkerGroup):
             RayError: one has died.
             WorkerGroupStartupFailedError: the node of one is gone. Ray would have it wait for another one.
         """
-        told = [actor.get_metadata.remote() for actor in actors]
+        metadata = [actor.get_metadata.remote() for actor in actors]
         while len(self._places.of(numbers)) == len(numbers):
-            if not ray.wait(told, num_returns=len(told), timeout=_LOST_SECONDS)[1]:
-                return ray.get(told)
+            if not ray.wait(metadata, num_returns=len(metadata), timeout=_LOST_SECONDS)[1]:
+                return ray.get(metadata)
             self._places.remove_lost(numbers)
         raise train.WorkerGroupStartupFailedError("its node is gone")
 
@@ -224,14 +224,14 @@ class PartialGroup(WorkerGroup):
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._world_rank_to_ongoing_poll.clear()
         self._latest_poll_status = None
-        told = []
+        answers = []
         for rank, worker in enumerate(workers):
             context = dataclasses.replace(worker.distributed_context, world_rank=rank, world_size=len(workers))
             if context != worker.distributed_context:
                 worker.distributed_context = context
-                told.append(worker.execute_async(self.take_rank, context))
-        if told:
-            ray.wait(told, num_returns=len(told), timeout=_ANSWER_SECONDS)
+                answers.append(worker.execute_async(self.take_rank, context))
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_SECONDS)
         ray.get(self._worker_group_state.sync_actor.reset.remote())
         for callback in self._callbacks:
             if isinstance(callback, ReportCallbackHandler):
@@ -252,8 +252,8 @@ class TrainController(ray_train.TrainController):
         result = await super()._step()
         if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
             # Those that were dismissed have none, the others have the same.
-            told = (one.return_value for one in status.worker_statuses.values())
-            self._return_value = next((value for value in told if value is not None), None)
+            values = (one.return_value for one in status.worker_statuses.values())
+            self._return_value = next((value for value in values if value is not None), None)
         return result
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
@@ -325,7 +325,7 @@ class TrainController(ray_train.TrainController):
             places.replaced(new, _nodes(group))
         if going:
             joined = group.get_workers()[len(workers) :]
-            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(each) for each in joined])
+            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(worker) for worker in joined])
 
 
 def _is_there(group: Any) -> bool:
@@ -349,7 +349,7 @@ _ROOM_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 
 
-def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, look: Callable[[], None]) -> Any:
+def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, poll: Callable[[], None]) -> Any:
     """Run a controller that replaces single workers, or Ray Train's own; see `raytf._ray.train.run_controller`."""
     kind = TrainController if is_partial else ray_train.TrainController
-    return train.run_controller(env_vars, arguments, kind, look)
+    return train.run_controller(env_vars, arguments, kind, poll)

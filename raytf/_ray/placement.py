@@ -81,11 +81,11 @@ class Places(PlacementGroupHandle):
         wanted = Counter(nodes.values())
         while not self._are_free(wanted) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        each = [
+        groups = [
             placement_group([self._resources], bundle_label_selector=[{**selector, NODE_LABEL: nodes[bundle]}])
             for bundle, selector in enumerate(selectors)
         ]
-        return self._keep(each) if _are_ready(each, deadline) else []
+        return self._keep(groups) if _are_ready(groups, deadline) else []
 
     def _are_free(self, wanted: Mapping[str, int]) -> bool:
         free = state.free_resources()

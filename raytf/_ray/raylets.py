@@ -39,15 +39,15 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
         stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
         call = stub.GetWorkerPIDs.future(_pb.GetWorkerPIDsRequest(), timeout=_ANSWER_SECONDS)
         asked.append((node["NodeID"], channel, call))
-    found = {}
+    replies = {}
     for node_id, channel, call in asked:
         error = call.exception()
         if error is None or error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-            found[node_id] = NodeReply.LIVES
+            replies[node_id] = NodeReply.LIVES
         else:
-            found[node_id] = NodeReply.REFUSES if "refused" in str(error.details()) else NodeReply.SILENT
+            replies[node_id] = NodeReply.REFUSES if "refused" in str(error.details()) else NodeReply.SILENT
         channel.close()
-    return found
+    return replies
 
 
 def free_bytes() -> int:

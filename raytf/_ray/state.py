@@ -35,13 +35,13 @@ def abandoned_placement_groups() -> list[PlacementGroup]:
     """Return this job's placement groups whose creator has died and that still hold resources."""
     table: Any = gcs_pb2  # generated code, of which mypy knows no names
     table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
-    found = []
+    groups = []
     for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
         group = table.FromString(raw)
         is_ours = group.creator_job_id.hex() == job and group.creator_actor_id and not group.is_detached
         if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
-            found.append(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
-    return found
+            groups.append(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    return groups
 
 
 def _actor(actor_id: str) -> dict[str, Any]:

@@ -36,12 +36,12 @@ def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
         token: empty for none.
         seconds: to wait for the answer.
     """
-    given = (("authorization", f"Bearer {token}"),) if token else None
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
     with grpc.insecure_channel(gcs) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         request = getattr(gcs_service_pb2, "CheckAliveRequest")()  # generated code, of which mypy knows no names  # noqa: B009
         try:
-            stub.CheckAlive(request, timeout=seconds, metadata=given)
+            stub.CheckAlive(request, timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
     return True

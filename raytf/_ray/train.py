@@ -53,7 +53,7 @@ def run_controller(
     env_vars: Mapping[str, str],
     arguments: Mapping[str, Any],
     kind: type[TrainController] = TrainController,
-    look: Callable[[], None] = lambda: None,
+    poll: Callable[[], None] = lambda: None,
 ) -> Any:
     """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
     workers before they can save, and the driver with exit code 0.
@@ -62,7 +62,7 @@ def run_controller(
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
         kind: of controller.
-        look: called a few times a second meanwhile; what it raises ends the controller, and is raised.
+        poll: called a few times a second meanwhile; what it raises ends the controller, and is raised.
 
     Returns:
         Its result.
@@ -75,7 +75,7 @@ def run_controller(
     controller = actor(kind).remote(**arguments)
     running = controller.run.remote()
     while not ray.wait([running], timeout=_LOOK_SECONDS)[0]:
-        look()
+        poll()
     ray.get(running)
     return ray.get(controller.get_result.remote())
 

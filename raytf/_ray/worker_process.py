@@ -70,8 +70,8 @@ class _WithoutDeaths:
         return getattr(self._subscriber, name)
 
     def poll(self) -> tuple[Any, Any]:
-        key, said = self._subscriber.poll()
-        return key, None if said is not None and said.get("type") in _TOLD else said
+        key, error = self._subscriber.poll()
+        return key, None if error is not None and error.get("type") in _TOLD else error
 
 
 def show_no_deaths() -> None:

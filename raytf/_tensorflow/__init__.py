@@ -85,9 +85,9 @@ def function_graph(graph: Any, name: str) -> Any:
     """Return the graph of a function that operations of another graph call by name."""
     from tensorflow.python.framework import function_def_to_graph
 
-    found = graph._get_function(name)
-    known = getattr(found, "graph", None)
-    return function_def_to_graph.function_def_to_graph(found.cached_definition) if known is None else known
+    function = graph._get_function(name)
+    known = getattr(function, "graph", None)
+    return function_def_to_graph.function_def_to_graph(function.cached_definition) if known is None else known
 
 
 @contextlib.contextmanager
@@ -96,14 +96,14 @@ def ran_graphs() -> Iterator[list[Any]]:
     once that has ended without an error."""
     from tensorflow.python.eager import context
 
-    found: list[Any] = []
+    graphs: list[Any] = []
     context.context().enable_graph_collection()
     try:
-        yield found
+        yield graphs
         metadata = context.context().export_run_metadata()
     finally:
         context.context().disable_graph_collection()
-    found.extend(metadata.partition_graphs)
+    graphs.extend(metadata.partition_graphs)
 
 
 # -- distribution ------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _reduced_strategy(strategy: Any) -> Any:
 
 
 def _strategy() -> Any:
-    """Return the strategy whose scope this process has entered."""
+    """That in whose scope this process is: another process has another one."""
     import tensorflow as tf
 
     return tf.distribute.get_strategy()

@@ -230,31 +230,31 @@ def _is_the_same(node: Any) -> bool:
 def _drawing_functions(graph: Any) -> set[str]:
     """Return the names of the functions that draw, or call one that does."""
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
-    found = {name for name, nodes in bodies.items() if any(_has_seeds(n) or _sets_seeds(n) for n in nodes)}
+    drawing = {name for name, nodes in bodies.items() if any(_has_seeds(n) or _sets_seeds(n) for n in nodes)}
     while True:
-        more = {name for name, nodes in bodies.items() if name not in found and any(_calls(n, found) for n in nodes)}
-        if not more:
-            return found
-        found |= more
+        calling = {name for name, nodes in bodies.items() if any(_calls(n, drawing) for n in nodes)}
+        if calling <= drawing:
+            return drawing
+        drawing |= calling
 
 
 def _cached(graph: Any) -> set[tuple[str, str]]:
     """Return (function, or "" for the graph itself; node) for all whose results are cached in the first pass."""
     bodies = {"": {node.name: node for node in graph.node}}
     bodies |= {f.signature.name: {node.name: node for node in f.node_def} for f in graph.library.function}
-    found: set[tuple[str, str]] = set()
+    places: set[tuple[str, str]] = set()
     coming = [("", node.input[0]) for node in graph.node if node.op.startswith("CacheDataset")]
     while coming:
         function, name = place = coming.pop()
         node = bodies[function].get(name)
-        if node is None or place in found:
+        if node is None or place in places:
             continue
-        found.add(place)
+        places.add(place)
         if not function:  # of functions all nodes are here already
-            coming += [("", given) for given in node.input]
+            coming += [("", name) for name in node.input]
         called = [node.op, *(value.func.name for value in node.attr.values())]
         coming += [(inner, own) for inner in called if inner for own in bodies.get(inner, ())]
-    return found
+    return places
 
 
 def _bodies(graph: Any) -> Iterator[tuple[str, Any]]:
@@ -309,8 +309,8 @@ def _cache_in(folder: str, nodes: Any) -> None:
 
     names = {node.name: node for node in nodes}
     for node in [node for node in nodes if node.op.startswith("CacheDataset")]:
-        given = names.get(node.input[1])
-        if given is not None and not tf.make_ndarray(given.attr["value"].tensor).item():
+        source = names.get(node.input[1])
+        if source is not None and not tf.make_ndarray(source.attr["value"].tensor).item():
             _set_input(node, nodes, "filename", f"{folder}/{node.name.replace('/', '-')}", False)
 
 

@@ -75,7 +75,7 @@ def main(flags: Check) -> None:
     for name, text in texts.items():
         report = run.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
-    done |= {name: Checked(CheckReport((inputs.unreadable(said),), None)) for name, said in unread.items()}
+    done |= {name: Checked(CheckReport((inputs.unreadable(problem),), None)) for name, problem in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:

@@ -126,8 +126,8 @@ def examine(flags: DataCheck) -> None:
     if flags.json:
         print(json.dumps([_document(f) for f in findings], indent=1))
     else:
-        for found in findings:
-            _print(found)
+        for split in findings:
+            _print(split)
         if not damaged:
             say("nothing is damaged")
     sys.exit(1 if damaged else 0)
@@ -142,10 +142,10 @@ def _answers(uri: str) -> None:
     if not uris.is_folder(uri):
         storage = Storage(uri)
 
-        def look() -> None:
+        def list_root() -> None:
             storage.list("")
 
-        within(PREFLIGHT_SECONDS, look, storage.locate(""))
+        within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
 
 
 @contextmanager
@@ -169,33 +169,34 @@ def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], Non
         yield lambda done: progress.update(task, completed=done)
 
 
-def _document(found: DataFindings) -> dict[str, Any]:
-    document = asdict(found)
-    document["labels"] = {str(k): v for k, v in sorted(found.labels.items())}
-    document["problems"] = [{"place": place, "why": why} for place, why in found.problems]
+def _document(findings: DataFindings) -> dict[str, Any]:
+    document = asdict(findings)
+    document["labels"] = {str(k): v for k, v in sorted(findings.labels.items())}
+    document["problems"] = [{"place": place, "why": why} for place, why in findings.problems]
     return document
 
 
-def _print(found: DataFindings) -> None:
-    title = f"{found.split}: " if found.split else ""
-    files = f" in {found.files} file{'' if found.files == 1 else 's'}, {size_text(found.bytes)}" if found.files else ""
-    say(f"{title}{found.kind}, {found.records:,} good records{files}")
+def _print(findings: DataFindings) -> None:
+    title = f"{findings.split}: " if findings.split else ""
+    count = f"{findings.files} file{'' if findings.files == 1 else 's'}"
+    files = f" in {count}, {size_text(findings.bytes)}" if findings.files else ""
+    say(f"{title}{findings.kind}, {findings.records:,} good records{files}")
     rows = []
-    for name, spec in found.specs.items():
-        low, high = found.ranges.get(name, (float("nan"),) * 2)
-        odd = f"{found.not_finite[name]:,} not finite" if found.not_finite[name] else ""
+    for name, spec in findings.specs.items():
+        low, high = findings.ranges.get(name, (float("nan"),) * 2)
+        odd = f"{findings.not_finite[name]:,} not finite" if findings.not_finite[name] else ""
         rows.append((name, str(list(spec.shape)), spec.dtype, f"{low:g}", f"{high:g}", odd))
     if rows:
         show(("array", "shape", "dtype", "least", "most", ""), rows)
-    if found.labels:
-        names = found.classes or ()
+    if findings.labels:
+        names = findings.classes or ()
         texts = []
-        for label, count in sorted(found.labels.items()):
+        for label, count in sorted(findings.labels.items()):
             called = names[label] if 0 <= label < len(names) else ""
             texts.append(f"{label}{f' ({called})' if called not in ('', str(label)) else ''}: {count:,}")
         more = f" and {len(texts) - 100} more" if len(texts) > 100 else ""
         say(f"labels {', '.join(texts[:100])}{more}")
-    for place, why in found.problems[:_SHOWN]:
+    for place, why in findings.problems[:_SHOWN]:
         say(f"damaged: {place}: {why}")
-    if len(found.problems) > _SHOWN:
-        say(f"and {len(found.problems) - _SHOWN:,} more that are damaged")
+    if len(findings.problems) > _SHOWN:
+        say(f"and {len(findings.problems) - _SHOWN:,} more that are damaged")

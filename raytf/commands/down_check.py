@@ -46,21 +46,21 @@ def main(flags: DownCheck) -> None:
     here = local_environment.here()
     unread: dict[str, str] = {}
     texts = inputs.read(flags.files, unread, flags.trust)
-    found = {name: Leftovers(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
+    leftovers = {name: Leftovers(place=_NOWHERE, unseen=[problem]) for name, problem in unread.items()}
     for name, text in texts.items():
         try:
-            found[name] = report.look(name, text, here, flags.trust or trusted(text, name))
-        except ConfigError as problem:
+            leftovers[name] = report.look(name, text, here, flags.trust or trusted(text, name))
+        except ConfigError as error:
             if len(texts) + len(unread) == 1:
                 raise
-            found[name] = Leftovers(place=_NOWHERE, unseen=[f"it: {problem}"])
+            leftovers[name] = Leftovers(place=_NOWHERE, unseen=[f"it: {error}"])
     if flags.json:
-        rows = [_document(name, left) for name, left in found.items()]
+        rows = [_document(name, left) for name, left in leftovers.items()]
         print(json.dumps(rows, indent=1))
     else:
-        for name, left in found.items():
+        for name, left in leftovers.items():
             _print(name, left)
-    sys.exit(max(exit_code(left, flags.everything) for left in found.values()))
+    sys.exit(max(exit_code(left, flags.everything) for left in leftovers.values()))
 
 
 def exit_code(left: Leftovers, everything: bool = False) -> int:
@@ -71,14 +71,14 @@ def exit_code(left: Leftovers, everything: bool = False) -> int:
 
 
 def _usd(left: Leftovers) -> float:
-    return round(sum(thing.usd or 0.0 for thing in left.things), 5)
+    return round(sum(item.usd or 0.0 for item in left.things), 5)
 
 
 def _document(name: str, left: Leftovers) -> dict[str, object]:
     return {
         "file": name,
         "place": left.place,
-        "left": [asdict(thing) for thing in left.things],
+        "left": [asdict(item) for item in left.things],
         "unseen": left.unseen,
         "usd_per_hour": _usd(left),
         "usd_per_month": round(_usd(left) * HOURS, 2),
@@ -94,15 +94,15 @@ def _print(name: str, left: Leftovers) -> None:
     if rows:
         show(("    what", "name", "state", "USD/h", ""), rows)
         say("    To remove:")
-        for thing in left.things:
-            say(f"        {thing.remove}")
+        for item in left.things:
+            say(f"        {item.remove}")
     for text in left.unseen:
         say(f"    could not look at {text}")
     costly, free = len(left.costly), len(left.things) - len(left.costly)
     if costly:
         unknown = " and what has no known price (?)" if any(t.usd is None for t in left.things) else ""
-        said = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
-        said += f" (list prices of {PRICES_OF})"
+        summary = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
+        summary += f" (list prices of {PRICES_OF})"
     else:
-        said = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
-    say(f"{name}: {left.place}: {said}" + (f"; {free} that cost nothing" if free else ""))
+        summary = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
+    say(f"{name}: {left.place}: {summary}" + (f"; {free} that cost nothing" if free else ""))

@@ -57,8 +57,8 @@ def main(flags: Export) -> None:
 
     if flags.format == "onnx":
         model_files.check_onnx()
-    said = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
-    done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
+    report = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
+    done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, report)
     if flags.json:
         print(json.dumps(asdict(done), indent=1))
     elif done.is_new:

@@ -15,8 +15,8 @@ class Jobs:
 
 def main(flags: Jobs) -> None:
     """Run the command."""
-    found = _shipped.jobs(_shipped.folder())
-    width = max(map(len, found))
-    for name, text in found.items():
+    examples = _shipped.jobs(_shipped.folder())
+    width = max(map(len, examples))
+    for name, text in examples.items():
         say(f"{name:<{width}}  {text}")
-    say(f"\nraytf init DIR --job {next(iter(found))} begins a project with one", lines=True)
+    say(f"\nraytf init DIR --job {next(iter(examples))} begins a project with one", lines=True)

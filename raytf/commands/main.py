@@ -69,7 +69,7 @@ def main(args: list[str] | None = None) -> None:
             names = " or ".join(module.SUBCOMMANDS)
             print(f"error: {prog}: expected {names}. {prog} --help says more.", file=sys.stderr)
             sys.exit(2)
-        name = _chosen(prog, rest, {name: _summary(each) for name, each in module.SUBCOMMANDS.items()})
+        name = _chosen(prog, rest, {name: _summary(command) for name, command in module.SUBCOMMANDS.items()})
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
     cli(_bounded(run), getattr(module, "arguments", list)(rest), prog=prog)
 

@@ -56,32 +56,32 @@ def main(flags: Prove) -> None:
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
     words = recomputing.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
-    found = proof.check(run)
-    for line in (*found.problems, *found.notes):
+    report = proof.check(run)
+    for line in (*report.problems, *report.notes):
         say(line)
-    if found.problems:
+    if report.problems:
         sys.exit(1)
-    say(f"the records of {found.steps} steps and {len(found.checkpoints)} checkpoints fit together")
+    say(f"the records of {report.steps} steps and {len(report.checkpoints)} checkpoints fit together")
     if not flags.share:
         return
-    every = proof.intervals(found.checkpoints)
-    if not found.has_digests or not every:
-        why = "there is no checkpoint" if found.has_digests else "its last step has no digest"
+    every = proof.intervals(report.checkpoints)
+    if not report.has_digests or not every:
+        why = "there is no checkpoint" if report.has_digests else "its last step has no digest"
         say(f"no step can be computed again: {why}")
         sys.exit(1)
     chosen = proof.draw(every, flags.share)
-    computed = sum(len(each.steps) for each in chosen)
-    say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
+    computed = sum(len(interval.steps) for interval in chosen)
+    say(f"computing {computed} of {report.steps} steps again, in whole intervals between two checkpoints")
     noted = read(run)
-    problems = [line for each in chosen for line in _computed_again(run, noted, words, each, flags.workers)]
+    problems = [line for interval in chosen for line in _computed_again(run, noted, words, interval, flags.workers)]
     for line in problems:
         say(line)
     if problems:
         sys.exit(1)
     say(
-        f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
-        f"skipped step would have been found with a probability of {proof.chance(computed, found.steps):.1%}, one of "
-        f"ten with {proof.chance(computed, found.steps, 10):.1%}"
+        f"{computed} of {report.steps} steps were computed again, and all of their bits are the same. One forged or "
+        f"skipped step would have been found with a probability of {proof.chance(computed, report.steps):.1%}, one of "
+        f"ten with {proof.chance(computed, report.steps, 10):.1%}"
     )
 
 
@@ -93,8 +93,8 @@ def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval:
             return [f"checkpoint {interval.begin} was deleted meanwhile"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
         again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
-        found = compare(noted, read(again), steps)
-        if found.differs is not None or found.same != len(steps):
-            return replay.told(found, steps[0] - 1, steps[-1])
+        comparison = compare(noted, read(again), steps)
+        if comparison.differs is not None or comparison.same != len(steps):
+            return replay.comparison_lines(comparison, steps[0] - 1, steps[-1])
         wrong = recomputing.not_computed(run, again, steps[-1], interval.end)
     return [wrong] if wrong else []

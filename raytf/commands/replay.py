@@ -65,13 +65,14 @@ def main(flags: Replay) -> None:
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
         again = recomputing.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
-        found = step_comparison.compare(noted, step_comparison.read(again), range(begin + 1, flags.step + 1))
-        wrong = recomputing.not_computed(run, again, flags.step) if found.differs is None and found.same else ""
-    for line in (*told(found, begin, flags.step), *([wrong] if wrong else [])):
+        comparison = step_comparison.compare(noted, step_comparison.read(again), range(begin + 1, flags.step + 1))
+        is_equal = comparison.differs is None and comparison.same
+        wrong = recomputing.not_computed(run, again, flags.step) if is_equal else ""
+    for line in (*comparison_lines(comparison, begin, flags.step), *([wrong] if wrong else [])):
         say(line)
     for line in loaded(dump, flags.notebook) if dump else ():
         say(line)
-    sys.exit(0 if found.is_same and not wrong else 1)
+    sys.exit(0 if comparison.is_same and not wrong else 1)
 
 
 def loaded(dump: str, notebook: bool) -> list[str]:
@@ -102,7 +103,7 @@ def _folder(flags: Replay) -> str:
     return str(flags.dump.absolute())
 
 
-def told(found: StepComparison, begin: int, end: int) -> list[str]:
+def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[str]:
     """Return the result, for people.
 
     Args:
@@ -110,26 +111,27 @@ def told(found: StepComparison, begin: int, end: int) -> list[str]:
         end: the last step that was computed again.
     """
     lines = []
-    if found.differs is None and found.same:
-        steps = f"step {end} is" if found.same == 1 else f"{found.same} steps, up to step {end}, are"
+    if comparison.differs is None and comparison.same:
+        steps = f"step {end} is" if comparison.same == 1 else f"{comparison.same} steps, up to step {end}, are"
         lines.append(f"{steps} the same, bit for bit")
-    elif found.differs is not None:
-        difference = found.difference
-        before = f"{found.same} steps after step {begin} are the same; " if found.same else ""
+    elif comparison.differs is not None:
+        difference = comparison.difference
+        before = f"{comparison.same} steps after step {begin} are the same; " if comparison.same else ""
         assert difference is not None
         shards = ", ".join(map(str, difference.shards[:8])) or "none by its own digest"
         tensors = ", ".join(difference.tensors[:8]) or "not known"
-        lines.append(f"{before}step {found.differs} differs from what the run has noted")
+        lines.append(f"{before}step {comparison.differs} differs from what the run has noted")
         lines.append(f"  shards: {shards}{' ...' * (len(difference.shards) > 8)}")
         lines.append(f"  tensors: {tensors}{' ...' * (len(difference.tensors) > 8)}")
-    if found.unknown:
-        steps = "1 step" if found.unknown == 1 else f"{found.unknown} steps"
-        lines.append(f"{steps} cannot be compared bit by bit: {found.why}")
-    if found.farthest is not None:
-        at, run, here = found.farthest
+    if comparison.unknown:
+        steps = "1 step" if comparison.unknown == 1 else f"{comparison.unknown} steps"
+        lines.append(f"{steps} cannot be compared bit by bit: {comparison.why}")
+    if comparison.farthest is not None:
+        at, run, here = comparison.farthest
         lines.append(f"  their losses differ, most in step {at}: {run:.9g} was noted, {here:.9g} was computed")
-    elif found.losses:
-        lines.append("  the loss is the same" if found.losses == 1 else f"  {found.losses} losses are the same")
+    elif comparison.losses:
+        losses = "the loss is" if comparison.losses == 1 else f"{comparison.losses} losses are"
+        lines.append(f"  {losses} the same")
     return lines
 
 

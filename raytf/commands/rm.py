@@ -121,18 +121,18 @@ def foreign(files: Sequence[str], runs: int, is_search: bool) -> list[str]:
         runs: how many runs of a program it holds; 0 for the folder of one run or of a search.
         is_search: whether it is that of a search.
     """
-    found = []
+    entries = []
     for name in files:
         above, inner = name.partition("/")[::2] if runs or is_search else ("", name)
         if runs and not above.isdecimal():
-            found.append(above)
+            entries.append(above)
         elif is_search and above in (search_files.SEARCH,):
             continue
         elif is_search and above != search_files.BEST and not above.startswith(search_files.TRIAL):
-            found.append(above)
+            entries.append(above)
         elif not _is_own(inner.partition("/")[0]):
-            found.append(f"{above}/{inner.partition('/')[0]}".strip("/"))
-    return list(dict.fromkeys(found))
+            entries.append(f"{above}/{inner.partition('/')[0]}".strip("/"))
+    return list(dict.fromkeys(entries))
 
 
 def remove(removal: Removal) -> None:

@@ -87,9 +87,9 @@ def main(flags: Serve) -> None:
     digest = _token_digest(flags)
     place = run_uri(flags.model)
     storage = Storage(place)
-    found: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: found.append(_find(place)), storage.locate(""))
-    models, name, named = found[0]
+    results: list[Any] = []
+    within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
+    models, name, named = results[0]
     name = flags.name or name
     if named is not None:
         if flags.version not in (None, named):
@@ -136,10 +136,10 @@ def _find(uri: str) -> Any:
 def _check_versions(models: Storage, policy: Policy) -> None:
     from raytf.inference import versions
 
-    found = versions.look(models)
-    there = [version.number for version in versions.whole(found)]
+    known_versions = versions.look(models)
+    there = [version.number for version in versions.whole(known_versions)]
     missing = policy.missing(there)
-    broken = {version.number: version.problem for version in found}
+    broken = {version.number: version.problem for version in known_versions}
     if missing:
         why = f": {broken[missing[0]]}" if broken.get(missing[0]) else ""
         known = ", ".join(map(str, sorted(there))) or "none"

@@ -51,10 +51,10 @@ def main(flags: Ui) -> None:
         )
     storage = Storage(flags.storage)
 
-    def look() -> None:
+    def list_root() -> None:
         storage.list()
 
-    within(PREFLIGHT_SECONDS, look, storage.locate(""))
+    within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
     # The usual folder may be looked at before the first run; any other one was typed.
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
@@ -94,17 +94,19 @@ def listen(host: str, port: int | None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     wanted = [port] if port is not None else [*range(PORT, PORT + _TRIES), 0]
-    for each in wanted:
+    for number in wanted:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((host, each))
+            made.bind((host, number))
             made.listen(64)
         except (OSError, OverflowError) as error:
             made.close()
-            if each is wanted[-1]:
+            if number is wanted[-1]:
                 why = getattr(error, "strerror", None) or error
-                raise ConfigError(f"cannot listen at {host}:{each}: {why}. Choose another --port or --host.") from error
+                raise ConfigError(
+                    f"cannot listen at {host}:{number}: {why}. Choose another --port or --host."
+                ) from error
             continue
         return made
     raise AssertionError(wanted)

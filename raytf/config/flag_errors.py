@@ -30,12 +30,12 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
             if filled > len(places) and not several:
                 return f"{text}: expected a flag, such as --help."
             continue
-        name, equals, given = text.partition("=")
+        name, equals, assigned = text.partition("=")
         flag = known.get("--" + name[2:].replace("_", "-"))
         if flag is None:
             return _unknown(name, list(known))
         met.add(flag)
-        values = [given] if equals else []
+        values = [assigned] if equals else []
         while not equals and at < len(args) and not _is_name(args[at]) and _takes(flag, len(values), args[at]):
             values.append(args[at])
             at += 1

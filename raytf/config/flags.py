@@ -113,7 +113,7 @@ def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
 
 def texts(section: type) -> dict[str, str]:
     """Return the text below each field of a dataclass, inherited fields first; empty if its source cannot be read."""
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for kind in reversed(section.__mro__[:-1]):
         try:
             [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -122,8 +122,8 @@ def texts(section: type) -> dict[str, str]:
         body = typing.cast(ast.ClassDef, tree).body
         for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
-    return found
+                by_field[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
+    return by_field
 
 
 def by_name(groups: Sequence[FlagGroup]) -> dict[str, Flag]:
@@ -140,8 +140,8 @@ def _groups(kind: Any) -> Iterator[FlagGroup]:
             own.append(Flag(its))
     if own:
         yield FlagGroup(kind, tuple(own))
-    for each in inner:
-        yield from _groups(each)
+    for section in inner:
+        yield from _groups(section)
 
 
 def _is_plain(flag: Flag) -> bool:

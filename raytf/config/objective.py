@@ -20,7 +20,7 @@ def flat(logs: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         if isinstance(value, list):
-            numbers |= flat({f"{name}_{i}": each for i, each in enumerate(value)})
+            numbers |= flat({f"{name}_{i}": item for i, item in enumerate(value)})
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             numbers[name] = value
     return numbers

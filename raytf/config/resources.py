@@ -10,14 +10,14 @@ from raytf.config.sections import ALL_DEVICES, ClusterSection, StrategySection
 _UNITS = 10_000
 
 
-def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
+def fitting(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
     """Return how many workers fit into a node's free resources.
 
     Args:
         free: amounts by resource.
-        each: of one worker, some of it above 0.
+        worker: amounts of one worker, some of them above 0.
     """
-    return min(_times(name, free.get(name, 0), amount) for name, amount in each.items() if amount)
+    return min(_times(name, free.get(name, 0), amount) for name, amount in worker.items() if amount)
 
 
 def _times(name: str, free: float, amount: float) -> int:
@@ -53,17 +53,17 @@ def placed(
 
 
 def possible_workers(
-    free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
+    free: Sequence[Mapping[str, float]], worker: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
 ) -> int:
     """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do not fit.
 
     Args:
         free: of each node.
-        each: of one worker.
+        worker: amounts of one worker.
         helpers: what each process beside the workers takes.
     """
     for workers in range(most, -1, -1):
-        if placed(free, [each] * workers + [*helpers]) is not None:
+        if placed(free, [worker] * workers + [*helpers]) is not None:
             return workers
     return -1
 
@@ -81,12 +81,12 @@ def resources(
         use_gpu: whether workers compute on GPUs.
         nodes: all of each living node.
     """
-    each = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
+    worker = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
     if strategy.strategy == "tpu":
-        return each | {"TPU": _most("TPU", nodes)}
+        return worker | {"TPU": _most("TPU", nodes)}
     if use_gpu:
-        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
-    return each
+        return worker | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
+    return worker
 
 
 def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:

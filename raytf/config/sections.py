@@ -51,15 +51,15 @@ def all_but(*names: str) -> tuple[str, ...]:
 
 
 def not_with_servers(
-    why: str, given: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
+    why: str, start: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
 ) -> Refused:
     """Return the refusal of a setting that parameter servers ignore or cannot use.
 
     Args:
-        given: how the message begins.
+        start: of the message.
         unless, sync_replicas: as of `Refused`.
     """
-    message = f"{given} with --strategy {{strategy}}: {why}. Leave it out."
+    message = f"{start} with --strategy {{strategy}}: {why}. Leave it out."
     return Refused(SERVERS, message, unless, sync_replicas)
 
 
@@ -71,7 +71,7 @@ OF_SERVERS = Refused(
 )
 #: How the message of a setting of devices begins.
 ONLY_DEVICES = (
-    f"{{given}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
+    f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
     "machine. "
 )
 
@@ -141,7 +141,7 @@ class WorkerSection:
         Expected("a number above 0 and at most 1. For more GPUs, take more --workers"),
         Refused(
             ALL_DEVICES,
-            "{given} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
+            "{typed} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
             "--strategy multi-worker-mirrored.",
         ),
     ] = 1.0
@@ -297,7 +297,7 @@ class ComputeSection:
         Usual(),
         not_with_servers(
             "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
-            given="{given}",
+            start="{typed}",
             unless=("off", "bfloat16"),
         ),
     ] = None
@@ -368,7 +368,7 @@ class StrategySection:
         Communication,
         Refused(
             all_but(*OVER_THE_NETWORK),
-            "{given} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
+            "{typed} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
             "{flag}.",
         ),
     ] = "auto"

@@ -63,7 +63,7 @@ class Refused:
 
     Attributes:
         by: the strategies.
-        message: for people; may name {given} (flag and value), {flag} and {strategy}.
+        message: for people; may name {typed} (flag and value), {flag} and {strategy}.
         unless: values that are fine all the same; the default always is.
         sync_replicas: where only parameter servers with, or without, `--sync-replicas` refuse it.
     """
@@ -183,7 +183,7 @@ class Setting:
         counts = self.identity is not None and self.identity.when is not When.WITH_SERVERS
         return counts or InSearch.KEPT in self.in_search
 
-    def given(self, value: Any) -> str:
+    def typed(self, value: Any) -> str:
         """Return the flag with a value, as on a command line."""
         return (
             self.flag
@@ -250,13 +250,13 @@ def flag(name: str) -> str:
 def of(section: type) -> tuple[Setting, ...]:
     """Return the settings of a section, in the order of its fields."""
     hints = typing.get_type_hints(section, include_extras=True)
-    found = []
+    settings = []
     for field in dataclasses.fields(section):
         hint = hints[field.name]
         is_annotated = typing.get_origin(hint) is Annotated
         kind, *notes = typing.get_args(hint) if is_annotated else (hint,)
-        found.append(Setting(field.name, kind, field.default, tuple(notes)))
-    return tuple(found)
+        settings.append(Setting(field.name, kind, field.default, tuple(notes)))
+    return tuple(settings)
 
 
 def plain(hint: Any) -> Any:

@@ -40,7 +40,7 @@ def check_taken(section: Any, strategy: StrategySection) -> None:
             is_fine = value == its.default or value in refused.unless
             if strategy.strategy in refused.by and not is_fine and not is_other_servers:
                 raise ConfigError(
-                    refused.message.format(given=its.given(value), flag=its.flag, strategy=strategy.strategy)
+                    refused.message.format(typed=its.typed(value), flag=its.flag, strategy=strategy.strategy)
                 )
 
 

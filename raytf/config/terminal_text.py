@@ -25,10 +25,10 @@ def visible(text: object, lines: bool = False) -> str:
         text: anything; its `str`.
         lines: keep line feeds and tabs, where several lines are meant.
     """
-    said = str(text)
-    if said.isascii() and said.isprintable():
-        return said
-    return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in said)
+    shown = str(text)
+    if shown.isascii() and shown.isprintable():
+        return shown
+    return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in shown)
 
 
 def log_text(text: str) -> str:
@@ -38,7 +38,7 @@ def log_text(text: str) -> str:
     of direction and the like are shown as by `visible`.
     """
     text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _NOT_PLAIN.sub(lambda found: visible(found[0]), _CONTROL.sub("", text))
+    return _NOT_PLAIN.sub(lambda match: visible(match[0]), _CONTROL.sub("", text))
 
 
 def say(text: object = "", file: TextIO | None = None, lines: bool = False) -> None:

@@ -96,9 +96,9 @@ class TrainConfig:
     @property
     def changed(self) -> dict[str, str]:
         """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
-        values, said = self.values, {"True": "on", "False": "off"}
-        given = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
-        return {flag: said.get(text, text) for flag, text in given.items()}
+        values, words = self.values, {"True": "on", "False": "off"}
+        texts = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
+        return {flag: words.get(text, text) for flag, text in texts.items()}
 
     def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
         """Return a copy with some settings changed.
@@ -118,8 +118,8 @@ class TrainConfig:
 
     def lasting(self, epochs: int) -> TrainConfig:
         """Return a copy that runs for that many epochs, unless the user said how long."""
-        said = self.length.epochs is not None or self.length.steps is not None
-        return self if said else self.replace(epochs=epochs)
+        is_set = self.length.epochs is not None or self.length.steps is not None
+        return self if is_set else self.replace(epochs=epochs)
 
     @property
     def logical_shards(self) -> int:
@@ -133,15 +133,15 @@ class TrainConfig:
         most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
         return 1 << (most - 1).bit_length()
 
-    def shards_on_gpus(self, each: float) -> int:
+    def shards_on_gpus(self, gpus: float) -> int:
         """Return the logical shards of a new run on GPUs if none are set: the power of two from the most such GPUs up.
 
         There is no least: a GPU computes one large part faster than several small ones.
 
         Args:
-            each: GPUs of a worker.
+            gpus: of a worker.
         """
-        most = math.ceil(self.worker_range[1] * max(1.0, each))
+        most = math.ceil(self.worker_range[1] * max(1.0, gpus))
         return 1 << (most - 1).bit_length()
 
     @property

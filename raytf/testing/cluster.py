@@ -147,8 +147,8 @@ class Node:
         if self._process.poll() is not None:
             raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
         raylet = self.raylet()
-        found = raylet and re.search(r"--node[-_]id[= ]([0-9a-f]{56})", " ".join(raylet.cmdline()))
-        self.id = found.group(1) if found else ""
+        match = raylet and re.search(r"--node[-_]id[= ]([0-9a-f]{56})", " ".join(raylet.cmdline()))
+        self.id = match.group(1) if match else ""
         return bool(self.id) and "Ray runtime started" in self._log.read_text()
 
 

@@ -344,9 +344,9 @@ class FaultPlayer:
     def _a_worker(self, fault: Fault) -> psutil.Process | None:
         deadline = time.monotonic() + _TARGET_SECONDS
         while self._goes_on() and time.monotonic() < deadline:
-            found = self._workers()
-            if found:
-                return found[fault.target % len(found)]
+            workers = self._workers()
+            if workers:
+                return workers[fault.target % len(workers)]
             time.sleep(_POLL_SECONDS)
         return None
 
@@ -375,9 +375,9 @@ class FaultPlayer:
                     return "skipped: there are nodes enough"
                 return f"node {self._cluster.add_node().id[:8]} joined"
             case Kind.CONTROLLER:
-                found = self._cluster.controllers() if self._cluster else self._job.processes(processes.CONTROLLER)
-                processes.end(found)
-                return f"SIGKILL to {len(found)} controller" if found else "skipped: there was no controller"
+                own = self._cluster.controllers() if self._cluster else self._job.processes(processes.CONTROLLER)
+                processes.end(own)
+                return f"SIGKILL to {len(own)} controller" if own else "skipped: there was no controller"
             case Kind.DRIVER:
                 self._job.kill()
                 return "SIGKILL to the driver"

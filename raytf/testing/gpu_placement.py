@@ -69,13 +69,13 @@ def findings(function: Any, at_least: int, unknown: int | None = None) -> list[P
         unknown: for how long a dimension is taken that the graph does not know; by default a tensor counts that has
             one, and one of unknown rank always does.
     """
-    found = []
+    result = []
     for op, within in operations(function.graph):
         for problem, tensors in _problems(op, lambda tensor: _size(tensor, unknown) >= at_least):
             largest = max(tensors, key=lambda t: _size(t, unknown), default=None)
-            told = "" if largest is None else f"{largest.dtype.name} {largest.shape}"
-            found.append(PlacementFinding(problem, op.type, op.name, within, told))
-    return found
+            described = "" if largest is None else f"{largest.dtype.name} {largest.shape}"
+            result.append(PlacementFinding(problem, op.type, op.name, within, described))
+    return result
 
 
 def operations(graph: Any) -> Iterator[tuple[tf.Operation, str]]:
@@ -100,8 +100,8 @@ def _called(op: tf.Operation) -> Iterator[tuple[str, str]]:
     for attribute, value in op.node_def.attr.items():
         if value.HasField("func"):
             yield attribute, value.func.name
-        for each in value.list.func:
-            yield attribute, each.name
+        for function in value.list.func:
+            yield attribute, function.name
 
 
 def _graph_of(graph: Any, name: str) -> Any:
@@ -149,8 +149,8 @@ def _types(value: Any) -> frozenset[tf.DType]:
 @functools.cache
 def _fitting(kind: str, types: tuple[tuple[str, frozenset[tf.DType]], ...]) -> _Kernel | None:
     """Choose a kernel as TensorFlow does: one of GPUs, otherwise one of any device."""
-    found = [k for k in _registered(kind) if all(own <= k.allowed.get(name, own) for name, own in types)]
-    return max(found, key=lambda k: (k.is_own, k.priority), default=None)
+    kernels = [k for k in _registered(kind) if all(own <= k.allowed.get(name, own) for name, own in types)]
+    return max(kernels, key=lambda k: (k.is_own, k.priority), default=None)
 
 
 @functools.cache

@@ -147,7 +147,7 @@ class Job:
         if self._is_gone:
             return []
         # Its children too: some programs start theirs in sessions of their own.
-        found = {process.pid: process for process in self._session.members()}
+        members = {process.pid: process for process in self._session.members()}
         if self.is_running:
-            found |= {process.pid: process for process in processes.family(self.process.pid)}
-        return list(found.values())
+            members |= {process.pid: process for process in processes.family(self.process.pid)}
+        return list(members.values())

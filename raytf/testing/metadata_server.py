@@ -90,13 +90,13 @@ class AwsInstance(Instance):
             return _Answer(405, "", {"Allow": "OPTIONS, GET"})
         if self._tokens.get(headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             return _Answer(401, "", {})
-        found = {
+        document = {
             "/latest/meta-data/spot/instance-action": self._action,
             "/latest/meta-data/events/recommendations/rebalance": self._rebalance,
         }.get(path)
-        if found is None:
+        if document is None:
             return _Answer(404, "<html><head><title>404 - Not Found</title></head></html>", {})
-        return _Answer(200, json.dumps(found), {})
+        return _Answer(200, json.dumps(document), {})
 
 
 class GcpInstance(Instance):
@@ -120,12 +120,12 @@ class GcpInstance(Instance):
             return _Answer(405, "", own)
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
             return _Answer(403, "Missing Metadata-Flavor:Google header.", own)
-        found = {
+        value = {
             "/computeMetadata/v1/instance/name": self.name,
             "/computeMetadata/v1/instance/preempted": "TRUE" if self._preempted else "FALSE",
             "/computeMetadata/v1/instance/maintenance-event": self._event,
         }.get(path)
-        return _Answer(404, "", own) if found is None else _Answer(200, found, own)
+        return _Answer(404, "", own) if value is None else _Answer(200, value, own)
 
 
 class AzureInstance(Instance):

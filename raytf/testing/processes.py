@@ -44,14 +44,14 @@ class Session:
         now = _started(self.leader)
         if now is not None and now != self.started:
             return []  # the number is another process's by now, which happens only when the session is empty
-        found = []
+        members = []
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(pid) == self.leader:
                     process = psutil.Process(pid)
                     if _lives(process):
-                        found.append((process.create_time(), pid, process))
-        return [process for _, _, process in sorted(found, key=lambda entry: entry[:2])]
+                        members.append((process.create_time(), pid, process))
+        return [process for _, _, process in sorted(members, key=lambda entry: entry[:2])]
 
     def end(self, seconds: float = 30.0) -> None:
         """Send SIGKILL to all its processes and to those that they start meanwhile, for at most this many seconds."""
@@ -62,12 +62,12 @@ class Session:
 
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
     """Return the living processes whose command line contains a text."""
-    found = []
+    matches = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if title in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
@@ -111,7 +111,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
 
 
 #: Ports that were given away; whoever got one may not listen there yet.
-_given: set[int] = set()
+_reserved_ports: set[int] = set()
 
 
 def free_port() -> int:
@@ -120,8 +120,8 @@ def free_port() -> int:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = int(s.getsockname()[1])
-        if port not in _given:
-            _given.add(port)
+        if port not in _reserved_ports:
+            _reserved_ports.add(port)
             return port
 
 

@@ -178,8 +178,8 @@ class StorageProxy:
                 continue
             del request.headers[header]
             if how == "racy":
-                found = self._version(request.path, request.headers.get("Authorization", ""))
-                holds = found is None if header == "If-None-Match" else found == wanted
+                version = self._version(request.path, request.headers.get("Authorization", ""))
+                holds = version is None if header == "If-None-Match" else version == wanted
         return holds
 
     def _version(self, path: str, authorization: str) -> str | None:

@@ -39,26 +39,26 @@ def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> T
     Raises:
         ConfigError: no trial can have workers as it asks for them.
     """
-    found: list[tuple[float, TrainConfig]] = []
+    configs: list[tuple[float, TrainConfig]] = []
     refused = ConfigError("there is no trial.")
     for point in points:
         try:
             config = TrainConfig.among({**values, **point})
             config.cluster.check()
-            found.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
+            configs.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
         except ConfigError as error:
             refused = error  # of one trial among others; that trial will say it
         except TypeError:
             continue  # a word where the flag takes a number, likewise
-    if not found:
+    if not configs:
         raise refused
-    return max(found, key=lambda pair: pair[0])[1]
+    return max(configs, key=lambda pair: pair[0])[1]
 
 
 def share(
     config: TrainConfig,
     nodes: Sequence[Mapping[str, float]],
-    each: Mapping[str, float],
+    worker: Mapping[str, float],
     trials: int,
     parallel: int | None,
     searched: Sequence[str],
@@ -71,7 +71,7 @@ def share(
     Args:
         config: of the trial that takes the most.
         nodes: all of each living node.
-        each: of one worker.
+        worker: amounts of one worker.
         trials: of the search.
         parallel: as asked for.
         searched: names of flags.
@@ -79,7 +79,7 @@ def share(
     low, high = config.worker_range
 
     def fit(workers: int, most: int) -> int:
-        needs, left = [each] * workers + [resources.HELPER] * config.strategy.helpers, list(nodes)
+        needs, left = [worker] * workers + [resources.HELPER] * config.strategy.helpers, list(nodes)
         for count in range(most):
             after = placed(left, needs)
             if after is None:

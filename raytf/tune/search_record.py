@@ -98,15 +98,15 @@ def write(search: Storage, record: TrialRecord) -> None:
 
 def read(search: Storage) -> dict[int, TrialRecord]:
     """Return the finished trials by number. A trial whose file is damaged counts as unfinished."""
-    found = {}
+    records = {}
     for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
             document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
         except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
-        found[record.number] = record
-    return found
+        records[record.number] = record
+    return records
 
 
 def forget(search: Storage, number: int) -> None:

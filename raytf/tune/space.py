@@ -103,8 +103,8 @@ class SearchSpace:
     def point(self, seed: int, index: int) -> dict[str, Any]:
         """Return the values of the trial with an index, counted from 0. Grids repeat; other values are drawn."""
         drawn = {d.name: d.sample(seed, index) for d in self.dimensions if d.kind != "grid"}
-        found = drawn | self._points[index % len(self._points)]
-        return {name: found[name] for name in self.names}
+        values = drawn | self._points[index % len(self._points)]
+        return {name: values[name] for name in self.names}
 
     def describe(self) -> dict[str, str]:
         """Return what is searched as text, by name."""
@@ -192,14 +192,14 @@ def _check_steps(text: str, low: float, high: float, step: float) -> None:
 
 def flags(values: dict[str, Any]) -> list[str]:
     """Return values as flags of a command."""
-    found = []
+    args = []
     for name, value in values.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            args.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            found.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
-    return found
+            args.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
+    return args
 
 
 def short(value: Any) -> str:

@@ -118,7 +118,7 @@ def epochs_text(count: int) -> str:
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 
-def told(number: int, row: TrialRow, goal: MetricObjective) -> str:
+def change_text(number: int, row: TrialRow, goal: MetricObjective) -> str:
     """Return a trial's change of state as a line."""
     name = run_name(number)
     match row.state:

@@ -30,7 +30,7 @@ from raytf.runs.status import number_text
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
-from raytf.tune.table import LiveTable, TrialTable, epochs_text, told
+from raytf.tune.table import LiveTable, TrialTable, change_text, epochs_text
 
 #: Seconds after which Ray Tune hears of a trial, whether there is news or not: it can stop a trial between two words.
 _WORD_SECONDS = 1.0
@@ -105,7 +105,7 @@ class TrialRun(tune.Trainable):
         while True:
             if self._process is not None:
                 self._read_status()
-                self._look_at_process()
+                self._check_process()
             if self._epochs:
                 return self._word(self._epochs.popleft())
             if self._end is not None:
@@ -153,7 +153,7 @@ class TrialRun(tune.Trainable):
                 preexec_fn=_end_with_parent,
             )
 
-    def _look_at_process(self) -> None:
+    def _check_process(self) -> None:
         assert self._process is not None
         code = self._process.poll()
         if code is None or time.monotonic() < self._ready_at:
@@ -220,9 +220,9 @@ class TrialRun(tune.Trainable):
 def reason(output: str, code: int) -> str:
     """Return why a command failed, according to its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if said:
-        return said[-1]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
     what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{what}: {lines[-1][:300]}" if lines else what
 
@@ -283,7 +283,7 @@ class Watcher(tune.Callback):
         self._folder, self._points, self._over = folder, points, over
         self._board, self._view, self._stop = board, view, stop
         self._histories: dict[int, list[dict[str, float]]] = {}
-        self._has_told = False
+        self._has_warned = False
 
     def __reduce__(self) -> Any:
         return (tune.Callback, ())  # as above
@@ -293,7 +293,7 @@ class Watcher(tune.Callback):
         row = self._board.rows[number]
         if number not in self._over and row.state == "waiting":
             row.state = "running"
-            self._view.say(told(number, row, self._board.goal))
+            self._view.say(change_text(number, row, self._board.goal))
         self._view.show()
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
@@ -312,8 +312,8 @@ class Watcher(tune.Callback):
     def _tell_what_lacks(self, number: int, result: dict[str, Any]) -> None:
         """Warn once, early in the search, that a trial lacks the metric: such a trial fails."""
         metric = self._board.goal.metric
-        if "known" in result and not self._has_told and not metric.startswith("test_"):
-            self._has_told = True
+        if "known" in result and not self._has_warned and not metric.startswith("test_"):
+            self._has_warned = True
             name, known = search_record.run_name(number), result["known"]
             self._view.say(f"note: epoch {result['epoch']} of {name} has no {metric}, but {known}; see --metric")
 
@@ -340,5 +340,5 @@ class Watcher(tune.Callback):
         record = TrialRecord(number, self._points[number], outcome, value, epochs, why, history, metrics)
         self._board.settle(record)
         search_record.write(self._folder, record)
-        self._view.say(told(number, self._board.rows[number], self._board.goal))
+        self._view.say(change_text(number, self._board.rows[number], self._board.goal))
         self._view.show()

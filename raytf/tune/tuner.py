@@ -80,7 +80,7 @@ class Search:
     retry_failed: bool = False
 
 
-def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
+def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
     """Return the values of all flags of a job, as it reads them itself.
 
     Raises:
@@ -90,11 +90,11 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
     with tempfile.TemporaryDirectory(prefix="raytf-tune-") as folder:
-        told_file = Path(folder) / "flags.json"
+        values_file = Path(folder) / "flags.json"
         try:
             done = subprocess.run(
-                [sys.executable, job, *given],
-                env={**os.environ, DESCRIBE: str(told_file), "COLUMNS": "500"},
+                [sys.executable, job, *args],
+                env={**os.environ, DESCRIBE: str(values_file), "COLUMNS": "500"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -105,12 +105,12 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
                 f"{job} did not tell its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
                 "`raytf.cli(main)`, and does its work in `main`."
             ) from None
-        if told_file.exists():
-            return json.loads(told_file.read_text())
-    said = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
+        if values_file.exists():
+            return json.loads(values_file.read_text())
+    output = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
     if done.returncode == 0:
         raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
-    raise ConfigError(f"{job} refuses {' '.join(given) or 'to start'}: {said}")
+    raise ConfigError(f"{job} refuses {' '.join(args) or 'to start'}: {output}")
 
 
 _NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
@@ -162,8 +162,8 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
         if over:
             say_first(f"{len(over)} of {trials} trials are over already")
         if len(over) < trials:
-            with _cluster(config, search.parallel) as (address, nodes, each):
-                part = share(config, nodes, each, trials, search.parallel, space.names)
+            with _cluster(config, search.parallel) as (address, nodes, worker):
+                part = share(config, nodes, worker, trials, search.parallel, space.names)
                 _search(search, folder, points, over, board, part, address)
         records = {n: r for n, r in search_record.read(folder).items() if n < trials}
         chosen = search_record.best(records, search.goal)

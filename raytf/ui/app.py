@@ -58,22 +58,22 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         return _html(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
 
     async def run(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.first_page, request.path_params["name"])
-        main = f'<nav><a href="/">← all runs</a></nav>\n{found.main}'
+        page = await run_in_threadpool(gallery.first_page, request.path_params["name"])
+        main = f'<nav><a href="/">← all runs</a></nav>\n{page.main}'
         js = [script("run.js").read_text()]
-        return _html(document(found.title, main, {**found.data, "mark": found.mark}, js))
+        return _html(document(page.title, main, {**page.data, "mark": page.mark}, js))
 
     async def parts(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
+        page = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json({"title": page.title, "main": page.main, "data": {**page.data, "mark": page.mark}})
 
     async def head(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.head, request.path_params["name"])
-        return _json({"title": found.title, "head": found.main, "mark": found.mark})
+        page = await run_in_threadpool(gallery.head, request.path_params["name"])
+        return _json({"title": page.title, "head": page.main, "mark": page.mark})
 
     async def curves(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({**found.data["curves"], "settings": {} if found.run is None else settings(found.run)})
+        page = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json({**page.data["curves"], "settings": {} if page.run is None else settings(page.run)})
 
     async def search(request: Request) -> Response:
         return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
@@ -122,8 +122,8 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        given = request.query_params.get("token")
-        refusal = self._refusal(request, given)
+        query_token = request.query_params.get("token")
+        refusal = self._refusal(request, query_token)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -133,7 +133,7 @@ class _Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                if self._token is not None and _is_equal(given, self._token):
+                if self._token is not None and _is_equal(query_token, self._token):
                     cookie = Response()
                     cookie.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
                     headers.append("set-cookie", cookie.headers["set-cookie"])
@@ -141,14 +141,14 @@ class _Guard:
 
         await self._app(scope, receive, answer)
 
-    def _refusal(self, request: Request, given: str | None) -> Response | None:
+    def _refusal(self, request: Request, query_token: str | None) -> Response | None:
         if self._token is None:
             host = request.headers.get("host", "")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name in _LOOPBACK:
                 return None
             return PlainTextResponse("raytf ui answers at localhost alone; see --token", 403)
-        if any(_is_equal(text, self._token) for text in (given, request.cookies.get(_COOKIE), _bearer(request))):
+        if any(_is_equal(text, self._token) for text in (query_token, request.cookies.get(_COOKIE), _bearer(request))):
             return None
         return PlainTextResponse("raytf ui wants its token: open the address that it printed", 401)
 
@@ -158,8 +158,8 @@ def _bearer(request: Request) -> str | None:
     return text if kind.lower() == "bearer" else None
 
 
-def _is_equal(given: str | None, token: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode(), token.encode())
+def _is_equal(candidate: str | None, token: str) -> bool:
+    return candidate is not None and hmac.compare_digest(candidate.encode(), token.encode())
 
 
 async def _missing(request: Request, error: Exception) -> Response:
@@ -179,14 +179,14 @@ def _json(value: Any) -> Response:
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 
-def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
+def _stream(read_version: Callable[[], Awaitable[str]]) -> StreamingResponse:
     """Return events that report changes, each with the new version."""
 
     async def events() -> AsyncIterator[str]:
         last, quiet = "", 0.0
         while True:
             try:
-                now = await look()
+                now = await read_version()
             except RaytfError:  # storage does not answer, or the run is gone
                 now = last
             if now != last:

@@ -150,9 +150,9 @@ class Gallery:
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        return self._look(name).mark
+        return self._inspect(name).mark
 
-    def _look(self, name: str) -> _Sighting:
+    def _inspect(self, name: str) -> _Sighting:
         """Ask storage how a run is, as little as possible: not at all where no process owned it and the list shows no
         change, and for the sign of life alone where that says enough."""
         run, listed, now, known = self.find(name), self._listed(name), self._clock(), self._seen.get(name)
@@ -164,9 +164,9 @@ class Gallery:
                 return self._keep(name, replace(known, sign=sign, asked_at=now))
         files: list[Any] = []
         for folder in _FOLDERS:
-            found = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
-            found.pop(ledger.LIVE, None)
-            files += [*sorted(found.values())[-2:], len(found)]
+            stats = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
+            stats.pop(ledger.LIVE, None)
+            files += [*sorted(stats.values())[-2:], len(stats)]
         is_owned = run.exists(LEASE_FILE)
         files += [run.exists(run_log.RESULT), is_owned]
         return self._keep(name, _Sighting(repr(files), _sign(run), listed, is_owned, now, now))
@@ -184,13 +184,13 @@ class Gallery:
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        seen = self._look(name)
+        seen = self._inspect(name)
         drawn, sign = self._drawn(name, seen.mark), ledger.sign_of(seen.sign)
         if drawn is None or drawn.run is None or sign is None:
-            found = self._load(name)
+            run = self._load(name)
         else:
-            found = history.with_sign(drawn.run, sign)
-        return RunPage(seen.mark, f"{name}: {found.state}", page.head(found), {})
+            run = history.with_sign(drawn.run, sign)
+        return RunPage(seen.mark, f"{name}: {run.state}", page.head(run), {})
 
     def first_page(self, name: str) -> RunPage:
         """Return a run's page at once. If there are many steps, they are left out until `page` has read them.
@@ -204,8 +204,8 @@ class Gallery:
         run = self.find(name)
         if sum(file.bytes for file in run.files(run_log.STEPS)) < _MANY_BYTES:
             return self.page(name)
-        found = self._load(name)
-        return RunPage("", f"{name}: {found.state}", *page.parts(found))
+        loaded = self._load(name)
+        return RunPage("", f"{name}: {loaded.state}", *page.parts(loaded))
 
     def _load(self, name: str) -> History:
         return replace(history.load(self.find(name).uri), name=name)
@@ -245,27 +245,27 @@ class Gallery:
         """
         search, trials = self.find(name), []
         for file in search.list(f"{SEARCH}/{TRIALS}"):
-            found, _ = untrusted_json.attempt(
+            record, _ = untrusted_json.attempt(
                 lambda file=file: untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{file}", RECORD, untrusted_json.LARGE)  # type: ignore[misc]
             )
-            if found is not None:
+            if record is not None:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
-                trials.append({key: found.get(key) for key in kept})
+                trials.append({key: record.get(key) for key in kept})
         return {"name": name, "trials": sorted(trials, key=lambda trial: trial["number"])}
 
 
 def settings(run: History) -> dict[str, str]:
     """Return all settings of a run by name, as one table; each value within an object of JSON has a name of its own."""
-    told: dict[str, str] = {}
+    table: dict[str, str] = {}
     for name, text in {**run.made_with, **run.changed, **run.settings}.items():
         before, brace, inner = text.partition("{")
         with contextlib.suppress(ValueError):  # a text that only looks like JSON is shown as it is
             values = untrusted_json.decode((brace + inner).encode())
-            told |= {f"{name}, {key}": _short(value) for key, value in values.items()}
+            table |= {f"{name}, {key}": _short(value) for key, value in values.items()}
             text = before.strip()
         if text:
-            told[name] = text
-    return told
+            table[name] = text
+    return table
 
 
 def _short(value: Any) -> str:
@@ -275,10 +275,10 @@ def _short(value: Any) -> str:
 def _sign(run: Storage) -> bytes:
     """Read the newest sign of life of a run, in one request; empty if there is none that can be read."""
     try:
-        found = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
+        version = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
     except DamagedFileError:
-        found = None
-    return b"" if found is None else found[0]
+        version = None
+    return b"" if version is None else version[0]
 
 
 def row(run: Run) -> dict[str, Any]:
