@@ -65,7 +65,7 @@ class Checked:
 def main(flags: Check) -> None:
     """Run the command."""
     if not flags.files:
-        raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
+        raise ConfigError("No file given. Usage: raytf check CLUSTER.yaml")
     need = None if flags.job is None else job_fit.parse(flags.job)
     here = local_environment.here()
     unread: dict[str, str] = {}
@@ -174,6 +174,6 @@ def trusted(text: str, name: str) -> bool:
     command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)
     if not command or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    say(f"{name} wants to run on this machine, to reach its hosts: {command}", sys.stderr)
+    say(f"{name} wants to run this command here to reach its hosts: {command}", sys.stderr)
     print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().casefold() in ("y", "yes")

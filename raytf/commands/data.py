@@ -58,7 +58,7 @@ class Columns:
 @dataclass(frozen=True)
 class Convert:
     """Write data as TFRecord or Parquet files that object stores like: in the order of their records, file by file.
-    The same command goes on where it was killed, and ends with the same bytes."""
+    The same command continues where it was killed, and writes the same bytes."""
 
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""

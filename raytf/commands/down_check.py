@@ -42,7 +42,7 @@ class DownCheck:
 def main(flags: DownCheck) -> None:
     """Run the command."""
     if not flags.files:
-        raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
+        raise ConfigError("No file given. Usage: raytf down-check CLUSTER.yaml")
     here = local_environment.here()
     unread: dict[str, str] = {}
     texts = inputs.read(flags.files, unread, flags.trust)

@@ -27,7 +27,7 @@ class Init:
     """Begin a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
 
     folder: tyro.conf.Positional[str]
-    """Where to write; made where it is missing. Files that are there are never written over."""
+    """Where to write; created if it is missing. Existing files are never overwritten."""
     cluster: str | None = None
     """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot,
     azure-gpu-spot, or local for hosts of your own."""
@@ -48,14 +48,14 @@ def main(flags: Init) -> None:
         files[wheel.name] = wheel.content
     there = [name for name in files if (into / name).exists()]
     if there or (into.exists() and not into.is_dir()):
-        what = f"{into / there[0]} is there already" if there else f"{into} is a file"
-        raise ConfigError(f"{what}, and nothing is written over. Give another folder.")
+        what = f"{into / there[0]} exists already" if there else f"{into} is a file"
+        raise ConfigError(f"{what}, and nothing is overwritten. Choose another folder.")
     try:
         for name, content in files.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             (into / name).write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot write to {into}: {error.strerror}. Give another folder.") from error
+        raise ConfigError(f"cannot write to {into}: {error.strerror}. Choose another folder.") from error
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
     if wheel is not None:

@@ -101,8 +101,8 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
     if argv[0] not in known:
         elsewhere = [_ELSEWHERE[argv[0]]] if _ELSEWHERE.get(argv[0]) in known else []
         near = elsewhere or difflib.get_close_matches(argv[0], known, n=1)
-        hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists those that there are."
-        print(f"error: {prog} {visible(argv[0])}: there is no such command. {hint}", file=sys.stderr)
+        hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists the commands."
+        print(f"error: {prog} {visible(argv[0])}: unknown command. {hint}", file=sys.stderr)
         sys.exit(2)
     return argv[0]
 

@@ -94,7 +94,7 @@ def _folder(flags: Replay) -> str:
     """
     if flags.dump is None:
         if flags.notebook:
-            raise ConfigError("--notebook prints what loads a dump: give --dump DIR, too.")
+            raise ConfigError("--notebook prints what loads a dump. Pass --dump DIR, too.")
         return ""
     if flags.workers != 1:
         raise ConfigError(f"--dump with --workers {flags.workers}: one worker sees all records. Leave out --workers.")

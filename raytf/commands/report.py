@@ -39,7 +39,7 @@ def main(flags: Report) -> None:
         Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
-            f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
+            f"--html {flags.html} cannot be written: {error.strerror or error}. Choose a file in a folder that exists."
         ) from error
     for problem in problems:
         say(f"damaged: {problem}", file=sys.stderr)

@@ -58,9 +58,7 @@ class Removal:
 def main(flags: Remove) -> None:
     """Run the command."""
     if not flags.runs:
-        raise ConfigError(
-            "no run was named. Expected: raytf rm RUN ..., such as raytf rm mnist. `raytf runs` lists them."
-        )
+        raise ConfigError("No run given. Usage: raytf rm RUN ..., such as raytf rm mnist. `raytf runs` lists them.")
     removals = [find(Storage(run_uri(text))) for text in dict.fromkeys(flags.runs)]
     for removal in removals:
         say(f"{removal.place.locate('')}: {removal.what}, {size_text(removal.bytes)}")
@@ -96,8 +94,8 @@ def find(place: Storage) -> Removal:
     if others:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         raise ConfigError(
-            f"{where} also holds what raytf has not written: {', '.join(map(visible, others[:_NAMED]))}{more}. Move it "
-            "elsewhere first, or delete the folder yourself."
+            f"{where} also has files that raytf did not write: {', '.join(map(visible, others[:_NAMED]))}{more}. Move "
+            "them elsewhere first, or delete the folder yourself."
         )
     for file in files:
         above, _, name = f"/{file.name}".rpartition("/")

@@ -75,7 +75,7 @@ class Serve:
             ConfigError: says which flag, what was expected and how to fix it.
         """
         if self.auth_token and self.auth_token_file is not None:
-            raise ConfigError("--auth-token and --auth-token-file exclude each other: give one of them.")
+            raise ConfigError("--auth-token and --auth-token-file exclude each other: pass one of them.")
         if self.name is not None and not (self.name and all(c.isalnum() or c in "-_." for c in self.name)):
             raise ConfigError(f"--name {self.name}: expected letters, digits, '-', '_' and '.', such as mnist.")
 
@@ -164,7 +164,7 @@ def _token_digest(flags: Serve) -> str | None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
             raise ConfigError(
-                f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or give --auth-token-file."
+                f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or pass --auth-token-file."
             )
     else:
         return None

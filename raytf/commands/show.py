@@ -46,7 +46,7 @@ class Show:
     json: bool = False
     """Print one JSON document instead."""
     follow: bool = False
-    """Show it again every 2 seconds while it runs, with what happened last."""
+    """Show it again every 2 seconds while it runs, with the latest events."""
 
     def check(self) -> None:
         """Refuse what cannot be shown.
@@ -55,7 +55,7 @@ class Show:
             ConfigError: two flags do not go together.
         """
         if self.json and self.follow:
-            raise ConfigError("--follow shows tables, and --json prints one document. Give one of them.")
+            raise ConfigError("--follow shows tables, and --json prints one document. Pass one of them.")
 
 
 def main(flags: Show) -> None:

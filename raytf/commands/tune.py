@@ -22,7 +22,7 @@ class Tune:
     """Try values of a job's flags, each in a run of its own, and keep the best:
     raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)' --trials 8 -- --validation-share 0.1
 
-    The same command goes on where it was stopped. What follows `--` are flags of the job for all trials.
+    The same command continues where it was stopped. What follows `--` are flags of the job for all trials.
     """  # noqa: D415
 
     job: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -54,7 +54,7 @@ class Tune:
     retry_failed: bool = False
     """Start trials that failed once more."""
     flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """Flags of the job for all trials, as one text for a shell; or give them after `--`."""
+    """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
@@ -110,7 +110,7 @@ def _fixed(text: str) -> list[str]:
         what = str(error)
         raise ConfigError(
             f"--flags {text!r}: {what[0].lower()}{what[1:]}. Expected flags of the job as a shell takes them, every "
-            "quote closed, or give them after `--`."
+            "quote closed, or pass them after `--`."
         ) from None
 
 

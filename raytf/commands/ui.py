@@ -46,7 +46,7 @@ def main(flags: Ui) -> None:
         raise ConfigError(f"--token has {len(flags.token)} characters. Expected {_TOKEN} or more.")
     if flags.token is None and not is_loopback(flags.host):
         raise ConfigError(
-            f"--host {flags.host}: anybody who reaches this machine could read the runs. Give a --token of {_TOKEN} "
+            f"--host {flags.host}: anybody who reaches this machine could read the runs. Pass a --token of {_TOKEN} "
             "characters or more, or leave --host out and forward the port with `ssh -L`."
         )
     storage = Storage(flags.storage)
@@ -67,7 +67,7 @@ def main(flags: Ui) -> None:
     shown = f"[{flags.host}]" if ":" in flags.host else flags.host
     url = f"http://{shown}:{port}/"
     say(f"the runs in {storage.locate('')}: {url}{'' if flags.token is None else f'?token={flags.token}'}")
-    say("Ctrl-C ends it")
+    say("Ctrl-C stops it")
     over = threading.Event()
     try:
         with ui_address.announced(url, storage.uri):

@@ -70,8 +70,8 @@ def _takes(flag: Flag, count: int, text: str) -> bool:
 
 def _unknown(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lstrip("-"), [flag.lstrip("-") for flag in known], n=1)
-    hint = f"Did you mean --{near[0]}?" if near else "--help lists those that there are."
-    return f"{name}: there is no such flag. {hint}"
+    hint = f"Did you mean --{near[0]}?" if near else "--help lists the flags."
+    return f"{name}: unknown flag. {hint}"
 
 
 def _wrong_values(flag: Flag, name: str, values: Sequence[str]) -> str:

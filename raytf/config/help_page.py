@@ -13,7 +13,7 @@ from raytf.config.setting import Rest, Usual
 
 _LEFT = 30
 _ALL = "--help-all"
-_HELP = ("-h, --help", "show this page and end")
+_HELP = ("-h, --help", "show this page and exit")
 
 
 def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:

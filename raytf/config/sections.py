@@ -66,7 +66,7 @@ def not_with_servers(
 #: Of a setting of parameter servers.
 OF_SERVERS = Refused(
     all_but(*SERVERS),
-    "{flag} says something about parameter servers, and --strategy is {strategy}. Give --strategy parameter-server, or "
+    "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
     "leave out {flag}.",
 )
 #: How the message of a setting of devices begins.
@@ -119,7 +119,7 @@ class WorkerSection:
         Usual(),
         Refused(
             ("tpu",),
-            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Give one of them.",
+            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Pass one of them.",
             unless=(False,),
         ),
     ] = None
@@ -379,7 +379,7 @@ class StrategySection:
         Ge(1),
         Refused(
             ("multi-worker-mirrored", "parameter-server"),
-            ONLY_DEVICES + "Give --workers to have more of them, or take --strategy mirrored.",
+            ONLY_DEVICES + "Pass --workers to have more of them, or take --strategy mirrored.",
         ),
         Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
     ] = None
@@ -447,7 +447,7 @@ class CheckpointSection:
         int | None,
         Ge(0),
         not_with_servers(
-            "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when",
+            "the state lives on the servers, and is copied to storage only; --checkpoint-every-steps says when",
             unless=(0,),
         ),
     ] = None

@@ -115,7 +115,7 @@ class InSearch(enum.Enum):
     OWNED = "each trial has one of its own, which `raytf tune` gives it"
     NEEDED = "a job must have it for its trials to be placed beside each other"
     SIZES = "each trial has the workers that it asks for, where this is what is searched"
-    KEPT = "a command that goes on with a search must give it as before"
+    KEPT = "a command that continues a search must pass it as before"
 
 
 @dataclass(frozen=True)

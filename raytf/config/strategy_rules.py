@@ -53,7 +53,7 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
     worker_range(strategy, cluster)
     if strategy.logical_devices is not None and cluster.use_gpu:
         raise ConfigError(
-            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Give "
+            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "
             "one of them."
         )
     if strategy.communication == "nccl" and cluster.use_gpu is False:
@@ -66,7 +66,7 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
         )
     if share != 1 and (cluster.use_gpu is False or strategy.is_without_gpus):
         why = "--no-use-gpu" if cluster.use_gpu is False else f"--strategy {strategy.strategy} on other devices"
-        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Give one of them.")
+        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Pass one of them.")
     if compute.compress_gradients and compute.reduction == "float":
         raise ConfigError(
             "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
@@ -97,6 +97,6 @@ def check_aggregation(strategy: StrategySection, most_workers: int) -> None:
 
 
 NCCL_WITHOUT_GPU = (
-    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or give "
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
     "--communication host."
 )

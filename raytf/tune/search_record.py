@@ -85,7 +85,7 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     difference = differences(before, identity)
     if difference:
         raise RunMismatchError(
-            f"search {name!r} in storage asks something else: {difference}. Give the command as it was, or choose "
+            f"search {name!r} in storage has other settings: {difference}. Repeat the command as it was, or choose "
             "another --name."
         )
 

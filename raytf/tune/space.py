@@ -82,7 +82,7 @@ class SearchSpace:
         names = [dimension.name for dimension in parsed]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"--search: {name} is given twice. Expected each flag once.")
+                raise ConfigError(f"--search: {name} appears twice; pass each flag once.")
         self.dimensions = sorted(parsed, key=lambda d: d.name)
         grids = [d for d in self.dimensions if d.kind == "grid"]
         self._points = [dict(zip((d.name for d in grids), p, strict=True)) for p in itertools.product(*_values(grids))]
@@ -157,11 +157,11 @@ def _check(text: str, kind: str, values: tuple[Any, ...]) -> None:
         if not values:
             raise ConfigError(f"--search {text!r}: {kind} has no values. Expected {kind}({KINDS[kind]}).")
         if len(set(map(repr, values))) < len(values):
-            raise ConfigError(f"--search {text!r}: a value is given twice. Expected each once.")
+            raise ConfigError(f"--search {text!r}: a value appears twice; pass each value once.")
         return
     takes = KINDS[kind]
     if len(values) != takes.count(",") + 1:
-        raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and {len(values)} values are given.")
+        raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and there are {len(values)} values.")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"--search {text!r}: {value!r} is not a number. Expected {kind}({takes}).")

@@ -102,14 +102,14 @@ def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{job} did not tell its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
+                f"{job} did not report its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
                 "`raytf.cli(main)`, and does its work in `main`."
             ) from None
         if values_file.exists():
             return json.loads(values_file.read_text())
     output = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
     if done.returncode == 0:
-        raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
+        raise ConfigError(f"{job} did not report its flags. Expected a job that ends with `raytf.cli(main)`.")
     raise ConfigError(f"{job} refuses {' '.join(args) or 'to start'}: {output}")
 
 
@@ -131,7 +131,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
     for name in _OURS:
         if name in space.names or any(f.split("=")[0].replace("_", "-") == flag(name) for f in search.fixed):
             raise ConfigError(
-                f"{flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
+                f"{flag(name)} belongs to the search: every trial has its own. Pass --name and --storage of `raytf "
                 "tune`."
             )
     first = points[-1]  # has values of all flags, also where the first trial has none
@@ -179,7 +179,7 @@ def _count(search: Search, space: SearchSpace) -> int:
         return 8 if most is None else most
     if most is not None and search.trials > most:
         raise ConfigError(
-            f"--trials {search.trials}: the grid has {most} points. Give --trials {most}, or leave it out."
+            f"--trials {search.trials}: the grid has {most} points. Pass --trials {most}, or leave it out."
         )
     return search.trials
 
@@ -337,7 +337,7 @@ def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
-        say("told to stop: the trials save first")
+        say("stopping: the trials save first")
 
     with told_to_stop(tell):
         yield

@@ -147,7 +147,7 @@ class _Guard:
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name in _LOOPBACK:
                 return None
-            return PlainTextResponse("raytf ui answers at localhost alone; see --token", 403)
+            return PlainTextResponse("raytf ui answers only at localhost; see --token", 403)
         if any(_is_equal(text, self._token) for text in (query_token, request.cookies.get(_COOKIE), _bearer(request))):
             return None
         return PlainTextResponse("raytf ui wants its token: open the address that it printed", 401)

@@ -189,5 +189,5 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
 
 
 def assert_left_in_time(pod: Node) -> None:
-    assert "SIGTERM: Ray is told to leave node" in pod.output
-    assert "no Ray Train worker left here; ending the command" in pod.output
+    assert "SIGTERM: asking Ray to drain node" in pod.output
+    assert "no Ray Train worker left here; stopping the command" in pod.output

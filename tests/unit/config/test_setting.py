@@ -132,7 +132,7 @@ def test_which_strategies_take_a_setting():
         ({"strategy": "mirrored", "gpus_per_worker": 0.5}, "--gpus-per-worker 0.5 with --strategy mirrored: its one "
          "worker takes all GPUs of its machine. Leave it out, or take --strategy multi-worker-mirrored."),
         ({"strategy": "tpu", "use_gpu": True}, "--use-gpu with --strategy tpu: a worker computes on one kind of "
-         "device. Give one of them."),
+         "device. Pass one of them."),
         ({"strategy": "parameter-server", "sync_replicas": True, "steps_per_call": 2}, "--steps-per-call with "
          "--strategy parameter-server: with --sync-replicas each step is a call of its own. Leave it out."),
         ({"strategy": "parameter-server", "mixed_precision": "float16"}, "--mixed-precision float16 with --strategy "
