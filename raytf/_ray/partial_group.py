@@ -26,23 +26,8 @@ from raytf._ray import placement, train
 
 _log = logging.getLogger(__name__)
 
-
 #: Ray's id of a worker's node, and its process.
 WorkerPlace = tuple[str, int]
-
-
-class LostWorkers(Protocol):
-    """What a failure policy knows of workers that are gone while the others go on.
-
-    Attributes:
-        lost: their ranks; None where all have to start again.
-        size: how many workers there are; it is told.
-        left: ranks of workers that have left as planned; it is told.
-    """
-
-    lost: set[int] | None
-    size: int
-    left: set[int]
 
 
 class Replacements(Protocol):
@@ -239,8 +224,12 @@ class PartialGroup(WorkerGroup):
 
 
 class TrainController(ray_train.TrainController):
-    """Ray Train's controller, which replaces or drops workers that are gone while the others go on; `ps` and Ray show
-    it under the same name."""
+    """Ray Train's controller, which replaces or drops lost workers while the others continue; `ps` and Ray show it
+    under the same name.
+
+    Its failure policy has `lost`, the ranks of lost workers or None if all have to start again. The controller sets the
+    policy's `size`, the number of workers, and `left`, the ranks of workers that have left as planned.
+    """
 
     worker_group_cls = PartialGroup
     _return_value: Any

@@ -178,8 +178,8 @@ def _document(findings: DataFindings) -> dict[str, Any]:
 
 def _print(findings: DataFindings) -> None:
     title = f"{findings.split}: " if findings.split else ""
-    count = f"{findings.files} file{'' if findings.files == 1 else 's'}"
-    files = f" in {count}, {size_text(findings.bytes)}" if findings.files else ""
+    parts = f"{findings.files} file{'' if findings.files == 1 else 's'}"
+    files = f" in {parts}, {size_text(findings.bytes)}" if findings.files else ""
     say(f"{title}{findings.kind}, {findings.records:,} good records{files}")
     rows = []
     for name, spec in findings.specs.items():

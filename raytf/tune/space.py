@@ -85,7 +85,8 @@ class SearchSpace:
                 raise ConfigError(f"--search: {name} appears twice; pass each flag once.")
         self.dimensions = sorted(parsed, key=lambda d: d.name)
         grids = [d for d in self.dimensions if d.kind == "grid"]
-        self._points = [dict(zip((d.name for d in grids), p, strict=True)) for p in itertools.product(*_values(grids))]
+        points = itertools.product(*(d.values for d in grids))
+        self._points = [dict(zip((d.name for d in grids), point, strict=True)) for point in points]
 
     @property
     def names(self) -> list[str]:
@@ -109,10 +110,6 @@ class SearchSpace:
     def describe(self) -> dict[str, str]:
         """Return what is searched as text, by name."""
         return {d.name: str(d) for d in self.dimensions}
-
-
-def _values(dimensions: list[Dimension]) -> list[tuple[Any, ...]]:
-    return [d.values for d in dimensions]
 
 
 def parse(text: str) -> Dimension:
