@@ -1,4 +1,4 @@
-"""What a process does to itself: signals, daemon threads, and libraries that write to standard error."""
+"""Signals, daemon threads and standard error of a process, and the import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def told_to_stop(
 
 
 class EndingSignal:
-    """Which signal has ended a command, other than Ctrl-C."""
+    """The signal that has ended a command, other than Ctrl-C."""
 
     number: signal.Signals | None = None
 

@@ -1,4 +1,4 @@
-"""What a `train_step` of a program's own uses of Keras: optimizers and metrics as attributes, and their updates."""
+"""The parts of Keras that a program's own `train_step` uses: optimizers, metrics, and their updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node providers take of Ray's autoscaler; what needs a cloud's SDK is in a module for that cloud."""
+"""The parts of Ray's autoscaler that node providers use. What needs a cloud's SDK is in a module for that cloud."""
 
 from __future__ import annotations
 

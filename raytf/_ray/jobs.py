@@ -19,7 +19,7 @@ from ray.job_submission import JobSubmissionClient
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request may take.
+    """The limits of a request.
 
     Attributes:
         connect, silence: seconds until a connection stands, and without a byte.

@@ -1,4 +1,4 @@
-"""How `ray.init` starts a Ray on this machine: without the processes that nobody asked for."""
+"""Have `ray.init` start a Ray on this machine without processes that a run does not need."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WorkerPlace = tuple[str, int]
 
 
 class Replacements(Protocol):
-    """What a scaling policy knows of places for new workers."""
+    """The places that a scaling policy has for new workers."""
 
     def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
         """Return the lost ranks that new workers on the same nodes take.

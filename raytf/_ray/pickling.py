@@ -1,4 +1,4 @@
-"""Pickles as Ray makes them: code of the main program goes along."""
+"""Pickles as Ray makes them, with the code of the main program."""
 
 from __future__ import annotations
 

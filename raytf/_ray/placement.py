@@ -1,4 +1,4 @@
-"""Where the workers of a group are: a placement group for each, on nodes that Ray has chosen for all at once.
+"""The placement of a group's workers: a placement group for each, on nodes that Ray has chosen for all at once.
 
 Ray cannot take one bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to
 place them again without a pause for as long as there is a node that is large enough and has no room, which keeps a core

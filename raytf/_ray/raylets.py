@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether raylets answer, for processes ahead of need, how much memory there is."""
+"""Ray's nodes, asked directly: whether raylets answer, worker processes ahead of need, and free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
 class NodeReply(enum.Enum):
-    """What a node's raylet says."""
+    """The answer of a node's raylet."""
 
     LIVES = "lives"
     SILENT = "silent"  # the system takes the connection, or not even that, and nothing is said: frozen, or cut off

@@ -1,4 +1,4 @@
-"""What this process's Ray knows of the cluster: free resources, placement groups, draining nodes, actors."""
+"""The state of the cluster as this process's Ray knows it: free resources, placement groups, draining nodes, actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token with which a Ray lets its clients in, and whether it wants one."""
+"""The token with which a Ray admits its clients, and whether it requires one."""
 
 from __future__ import annotations
 

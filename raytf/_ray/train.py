@@ -1,4 +1,4 @@
-"""Ray Train's classes that raytf's policies derive from, and what it asks of their objects."""
+"""The classes of Ray Train that raytf's policies derive from, and what raytf reads from their objects."""
 
 from __future__ import annotations
 

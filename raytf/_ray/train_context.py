@@ -1,4 +1,4 @@
-"""A worker's rank, as Ray Train tells it in the worker's process."""
+"""A worker's rank, as Ray Train reports it in the worker's process."""
 
 from __future__ import annotations
 

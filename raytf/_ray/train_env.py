@@ -1,4 +1,4 @@
-"""The environment of Ray Train's processes, known without `ray.train`, whose import takes longer than to connect."""
+"""The environment of Ray Train's processes, without `ray.train`, whose import takes longer than to connect."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def show_no_errors() -> None:
 
 
 class _WithoutDeaths:
-    """What Ray's processes say, without lost workers and nodes."""
+    """The errors that Ray's processes publish, without lost workers and nodes."""
 
     def __init__(self, subscriber: Any):
         self._subscriber = subscriber

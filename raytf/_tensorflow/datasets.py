@@ -1,4 +1,4 @@
-"""Data sets of TensorFlow as graphs: what makes two passes over one differ, and passes that are drawn from a seed.
+"""TensorFlow data sets as graphs: what makes two passes over one differ, and passes that are drawn from a seed.
 
 A data set becomes a graph and another data set with the same elements by `DatasetToGraphV2` and `DatasetFromGraph`,
 with its lookup tables, and with variables as they are at that moment.

@@ -1,4 +1,4 @@
-"""Summary writers of a program: TensorFlow does not keep the folder that a writer writes in, so it is noted here."""
+"""The summary writers of a program, with the folder of each, which TensorFlow does not keep."""
 
 from __future__ import annotations
 

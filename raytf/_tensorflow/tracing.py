@@ -1,4 +1,4 @@
-"""What a program's own code does while a step is traced: it draws, watches variables by tapes, and calls functions.
+"""Change what a program's own code does while a step is traced: draws, gradient tapes, and `tf.function`.
 
 Each function that changes this does so in the thread that calls it, since threads may trace at the same time.
 """

@@ -1,4 +1,4 @@
-"""What follows `--` on a command line, as the one text that a flag takes."""
+"""Take everything after `--` on a command line as the one text that a flag takes."""
 
 from __future__ import annotations
 

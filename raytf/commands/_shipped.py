@@ -1,4 +1,4 @@
-"""What is released beside the package: example jobs, configurations of clusters, and the versions that were tested."""
+"""The files that are released with the package: example jobs, configurations of clusters, and tested versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of commands: drawn on a terminal, plain columns elsewhere, so that `grep` and `awk` have lines to work on."""
+"""Tables of commands: drawn on a terminal, plain columns elsewhere, so that `grep` and `awk` can read lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf bisect RUN_A RUN_B`: the first step at which two runs part, and why as far as their folders tell."""
+"""`raytf bisect RUN_A RUN_B`: find the first step at which two runs differ, and why as far as their folders tell."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Bisect:
-    """Find the first step at which two runs part, and why: settings, data, model, records of the batch, gradients of a
-    shard, or an update. Both runs are only read. The exit code is 1 where they part."""
+    """Find the first step at which two runs differ, and why: settings, data, model, records of the batch, gradients of
+    a shard, or an update. Both runs are only read. The exit code is 1 if they differ."""
 
     one: tyro.conf.Positional[str]
     """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""

@@ -1,4 +1,4 @@
-"""`raytf check CLUSTER.yaml`: what is wrong with a cluster's YAML, before it costs money."""
+"""`raytf check CLUSTER.yaml`: find what is wrong with a cluster's YAML, before it costs money."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checked:
-    """A report, with what was seen of the place.
+    """A report, with what the cloud or the hosts answered.
 
     Attributes:
         report: of both parts.

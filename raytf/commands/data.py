@@ -34,7 +34,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True)
 class Columns:
-    """How to read what does not say it itself."""
+    """How to read data that does not describe itself."""
 
     x: Annotated[str, Usual()] = ""
     """Name of the inputs' column, feature or array; several with commas between them. The format's own by default."""

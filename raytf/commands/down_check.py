@@ -1,4 +1,4 @@
-"""`raytf down-check CLUSTER.yaml`: what a torn-down cluster left behind, and what it costs."""
+"""`raytf down-check CLUSTER.yaml`: find what a torn-down cluster left behind, and what it costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOWHERE = "nowhere"
 
 @dataclass(frozen=True)
 class DownCheck:
-    """Look for what `ray down` or `kubectl delete` has left of a cluster: what it costs, and how to remove it.
+    """Find what `ray down` or `kubectl delete` has left of a cluster, what it costs, and how to remove it.
 
     The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be looked at all.
     Nothing is changed.

@@ -1,4 +1,4 @@
-"""`raytf export RUN`: a checkpoint of a run becomes a version for TensorFlow Serving, a .keras file or ONNX."""
+"""`raytf export RUN`: make a checkpoint of a run a version for TensorFlow Serving, a .keras file or ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf init DIR`: begins a project: a job page, a README and, where asked for, a cluster's configuration."""
+"""`raytf init DIR`: start a project: a job page, a README and, on request, a cluster's configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
 
 @dataclass(frozen=True)
 class Init:
-    """Begin a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
+    """Start a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
 
     folder: tyro.conf.Positional[str]
     """Where to write; created if it is missing. Existing files are never overwritten."""
@@ -32,7 +32,7 @@ class Init:
     """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot,
     azure-gpu-spot, or local for hosts of your own."""
     job: str = "mnist"
-    """The example to begin with; `raytf jobs` lists them."""
+    """The example to start with; `raytf jobs` lists them."""
 
 
 def main(flags: Init) -> None:

@@ -23,16 +23,16 @@ _ELSEWHERE = {"train": "run", "fit": "run", "delete": "rm", "remove": "rm"}
 #: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
 #: SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("init", "begin a project: a job page, and a cluster's configuration"),
-    "jobs": ("jobs", "list the example jobs that `raytf init` can begin with"),
+    "init": ("init", "start a project: a job page, and a cluster's configuration"),
+    "jobs": ("jobs", "list the example jobs that `raytf init` can start with"),
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
-    "show": ("show", "what became of a run, and where its time went"),
+    "show": ("show", "show the state of a run, and where its time went"),
     "ui": ("ui", "show the runs of a storage in a browser, live"),
     "report": ("report", "draw a run as a page: curves, timeline, restarts, ledger"),
     "run": ("run", "run a Keras program as it is, with its training on workers"),
     "tune": ("tune", "try values of a job's flags, each in a run of its own, and keep the best"),
     "replay": ("replay", "compute a step of a run again, and compare it bit for bit"),
-    "bisect": ("bisect", "find the first step at which two runs part, and why"),
+    "bisect": ("bisect", "find the first step at which two runs differ, and why"),
     "prove": ("prove", "check that a run's records fit together, and compute a share of its steps again"),
     "rm": ("rm", "delete runs, with all their files"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
@@ -41,8 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "serve a model with the REST API of TensorFlow Serving, on Ray Serve"),
     "predict": ("predict", "predict for each record of a data set, on Ray Data"),
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
-    "down-check": ("down_check", "what a torn-down cluster left behind, and what it costs"),
-    "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),
+    "down-check": ("down_check", "find what a torn-down cluster left behind, and what it costs"),
+    "submit": ("submit", "run a job on a cluster, and again if its driver or the head dies, until it finishes"),
     "node": ("node", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 

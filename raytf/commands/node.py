@@ -1,4 +1,4 @@
-"""`raytf node -- COMMAND ...`: runs a Ray node that leaves in time: on SIGTERM as on a cloud's notice."""
+"""`raytf node -- COMMAND ...`: run a Ray node that leaves in time, on SIGTERM as on a cloud's notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf predict MODEL INPUT OUTPUT`: a prediction for each record of a data set, on Ray Data."""
+"""`raytf predict MODEL INPUT OUTPUT`: predict for each record of a data set, on Ray Data."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def main(flags: Predict) -> None:
 
 
 class _Bar:
-    """How many records are done: a bar on a terminal, a line now and then elsewhere."""
+    """The number of finished records: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""`raytf prove RUN`: whether a run's records fit together, and whether a share of its steps can be computed again."""
+"""`raytf prove RUN`: check that a run's records fit together, and compute a share of its steps again."""
 
 from __future__ import annotations
 

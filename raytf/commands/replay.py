@@ -1,4 +1,4 @@
-"""`raytf replay RUN --step S`: computes a step of a run again, from the checkpoint before it, and compares."""
+"""`raytf replay RUN --step S`: compute a step of a run again, from the checkpoint before it, and compare."""
 
 from __future__ import annotations
 

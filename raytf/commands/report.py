@@ -1,4 +1,4 @@
-"""`raytf report RUN --html FILE`: a run as a page."""
+"""`raytf report RUN --html FILE`: draw a run as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf rm RUN ...`: deletes runs."""
+"""`raytf rm RUN ...`: delete runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be deleted.
+    """A planned deletion.
 
     Attributes:
         place: folder of a run, of a program's runs, or of a search.

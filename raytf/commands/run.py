@@ -1,4 +1,4 @@
-"""`raytf run SCRIPT.py`: a Keras program as it is, whose `fit` is carried out by workers."""
+"""`raytf run SCRIPT.py`: run a Keras program as it is, with its `fit` carried out by workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf runs STORAGE`: lists the runs of a storage."""
+"""`raytf runs STORAGE`: list the runs of a storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf serve MODEL`: the REST API of TensorFlow Serving, on Ray Serve."""
+"""`raytf serve MODEL`: serve a model with the REST API of TensorFlow Serving, on Ray Serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf show RUN`: what became of a run, and where its time went."""
+"""`raytf show RUN`: show the state of a run, and where its time went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: a job on a cluster, submitted again until its run finishes."""
+"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: run a job on a cluster, and submit it again until its run finishes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Submit:
-    """Run a command on a cluster, follow what it prints, and submit it again when its driver or the head died:
+    """Run a command on a cluster, follow its output, and submit it again if its driver or the head dies:
     raytf submit http://HEAD:8265 -- python jobs/mnist.py --run a --storage s3://bucket/runs
 
     The exit code is 0 when the run has finished, 1 when it failed or was stopped, 2 when it was refused, 130 after

@@ -1,4 +1,4 @@
-"""`raytf tune JOB`: tries values of a job's flags, each in a run of its own, and keeps the best."""
+"""`raytf tune JOB`: try values of a job's flags, each in a run of its own, and keep the best."""
 
 from __future__ import annotations
 

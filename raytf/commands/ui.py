@@ -1,4 +1,4 @@
-"""`raytf ui [STORAGE]`: the runs of a storage as live pages in a browser."""
+"""`raytf ui [STORAGE]`: show the runs of a storage as live pages in a browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOKEN = 16
 
 @dataclass(frozen=True)
 class Ui:
-    """Show the runs of a storage in a browser: curves, speed, what happened; live, and nothing can be changed there."""
+    """Show the runs of a storage in a browser, live: curves, speed, events. Nothing can be changed there."""
 
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""

@@ -1,4 +1,4 @@
-"""`raytf verify RUN`: reads every byte of every checkpoint and says what a resume would restore."""
+"""`raytf verify RUN`: read every byte of every checkpoint, and report what a resume would restore."""
 
 from __future__ import annotations
 

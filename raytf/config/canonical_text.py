@@ -1,4 +1,4 @@
-"""Texts about a model that are equal in every process: no numbers of layers, no addresses, no lines of files."""
+"""Texts about a model that are the same in every process: without layer numbers, addresses and lines of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a driver ends: one exit code for each ending, which people, shells and `raytf submit` can rely on.
+"""The exit codes of a driver: one for each ending, which people, shells and `raytf submit` can rely on.
 
 docs/guides/endings.md has the table for people; a test compares it with this one, and with what really happens.
 """

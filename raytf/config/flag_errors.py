@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in one line, before anything reads it."""
+"""Check a command line before anything reads it, and report the first problem in one line."""
 
 from __future__ import annotations
 

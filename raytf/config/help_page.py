@@ -1,4 +1,4 @@
-"""What `--help` says: the flags that a person would use first; `--help-all` has all of them."""
+"""The page of `--help`: the flags that a person uses first; `--help-all` has all of them."""
 
 from __future__ import annotations
 

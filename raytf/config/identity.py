@@ -1,4 +1,4 @@
-"""What of a run's settings must not change when it is resumed, as texts that can be compared.
+"""The settings of a run that must not change when it is resumed, as texts that can be compared.
 
 Which settings these are is said at their fields.
 """

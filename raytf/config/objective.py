@@ -1,4 +1,4 @@
-"""Which of two values of a metric is better, as `--keep-best` says."""
+"""The objective of `--keep-best`: which of two values of a metric is better."""
 
 from __future__ import annotations
 

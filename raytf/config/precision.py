@@ -1,4 +1,4 @@
-"""With which dtypes layers compute: what the job has set in Keras, and what `--mixed-precision` says of it."""
+"""The dtypes that layers compute with: what the job has set in Keras, and what `--mixed-precision` sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIXED = "mixed_"
 
 @dataclass(frozen=True)
 class Precision:
-    """What Keras gives a layer for which nothing else is said.
+    """The precision that Keras gives a layer that sets none itself.
 
     Attributes:
         policy: name of the global dtype policy.

@@ -1,4 +1,4 @@
-"""What a run asks of a cluster: resources of each worker, and how many workers fit what is free."""
+"""The resources that a run requests from a cluster, and how many workers fit into free ones."""
 
 from __future__ import annotations
 

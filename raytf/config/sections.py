@@ -78,7 +78,7 @@ ONLY_DEVICES = (
 
 @dataclass(frozen=True)
 class RunSection:
-    """Which run this is and where it is kept."""
+    """The run, and where it is stored."""
 
     run: Annotated[str | None, InSearch.OWNED, Usual()] = None
     """Name of the run; the same name on the same storage continues where that run stopped. Default: the name of the
@@ -109,7 +109,7 @@ class RunSection:
 
 @dataclass(frozen=True)
 class WorkerSection:
-    """How many workers there are, and what each of them takes."""
+    """The number of workers, and the resources of each."""
 
     workers: Annotated[WorkerRange, InSearch.SIZES, InSearch.NEEDED, Usual()] = None
     """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
@@ -179,7 +179,7 @@ class WorkerSection:
 
 @dataclass(frozen=True)
 class ClusterSection(WorkerSection):
-    """What the run takes from the cluster."""
+    """How the run uses the cluster."""
 
     resize_every_seconds: Annotated[
         float,
@@ -211,7 +211,7 @@ class ClusterSection(WorkerSection):
 
 @dataclass(frozen=True)
 class NoticeSection:
-    """Which notices of preemption each node watches for."""
+    """The preemption notices that each node watches for."""
 
     notices: Notices = "auto"
     """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
@@ -244,7 +244,7 @@ class NoticeSection:
 
 @dataclass(frozen=True)
 class LengthSection:
-    """How long the run is."""
+    """The length of the run."""
 
     epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
     """Passes over the training data. Default: as many as the program says; 1 where it says nothing, and --steps is not
@@ -255,7 +255,7 @@ class LengthSection:
 
 @dataclass(frozen=True)
 class BatchSection:
-    """What one step learns from. These define the run and cannot change when it is resumed."""
+    """The batch of a step. These settings define the run and cannot change when it is resumed."""
 
     global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
     """Examples in one step, over all workers together."""
@@ -436,7 +436,7 @@ class StrategySection:
 
 @dataclass(frozen=True)
 class CheckpointSection:
-    """When checkpoints are written and how many stay."""
+    """When checkpoints are written, and how many are kept."""
 
     checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
     """Save after this many steps."""

@@ -1,5 +1,5 @@
-"""What is written beside a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and
-what it is to a search.
+"""The annotations of a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and its
+role in a search.
 
 A field of a section says all of it in `Annotated[...]`; nobody else keeps a list of settings. Bounds are those of
 `annotated_types` (`Ge(1)`), choices are the field's `Literal`, and a whole number is one because its type is `int`.
@@ -34,7 +34,7 @@ _BOUNDS: dict[type, tuple[str, Callable[[Any, Any], Any], str]] = {
 
 
 class When(enum.Enum):
-    """Of which runs a setting identifies what they learn."""
+    """The runs whose results depend on a setting."""
 
     ALWAYS = "always"
     CHANGED = "where it is not the default"  # runs from before there was such a setting have none
@@ -76,14 +76,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Expected:
-    """What to say of a number outside of its bounds, in place of what the bounds say."""
+    """The text for a number outside its bounds, instead of the text of the bounds."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AlsoTakes:
-    """A program may pass the text as another type: `workers=2`, `storage=Path("runs")`.
+    """A program can pass the text as another type: `workers=2`, `storage=Path("runs")`.
 
     Attributes:
         kind: int or os.PathLike.
@@ -94,7 +94,7 @@ class AlsoTakes:
 
 @dataclass(frozen=True)
 class Rest:
-    """The value may also be the end of the command line, without the flag.
+    """The value can also be the end of the command line, without the flag.
 
     Attributes:
         text: what stands for it in the usage.
@@ -105,12 +105,12 @@ class Rest:
 
 @dataclass(frozen=True)
 class Usual:
-    """The setting is one of those that a person uses first: `--help` has it, and not only `--help-all`."""
+    """A person uses the setting first: `--help` has it, and not only `--help-all`."""
 
 
 class InSearch(enum.Enum):
-    """What a setting is to `raytf tune`. One that is not in the identity and has no such word may differ between the
-    commands that go on with a search."""
+    """The role of a setting in `raytf tune`. A setting that is not in the identity and has no role can differ between
+    the commands that continue a search."""
 
     OWNED = "each trial has one of its own, which `raytf tune` gives it"
     NEEDED = "a job must have it for its trials to be placed beside each other"

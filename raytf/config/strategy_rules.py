@@ -1,4 +1,4 @@
-"""What a strategy asks of the cluster, and what does not go together with it: decisions without Ray or TensorFlow.
+"""The demands of a strategy on the cluster, and settings that it excludes: decisions without Ray or TensorFlow.
 
 Which strategies refuse a single setting is said at its field; here is what takes two settings to say.
 """

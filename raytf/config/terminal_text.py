@@ -1,4 +1,4 @@
-"""What comes from outside, on a terminal: names, values and errors of others are seen as they are and do nothing.
+"""Text from outside on a terminal: names, values and errors of others are shown as they are and have no effect.
 
 An escape sequence in a run's name would set the window's title, a line feed forge a row of a table, a mark of direction
 turn a path around, and half a surrogate pair end the command that prints it.

@@ -1,4 +1,4 @@
-"""An elastic Ray cluster on this machine: every node a raylet with processes of its own, added and killed by script."""
+"""An elastic Ray cluster on this machine: every node is a raylet with its own processes, added and killed by script."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Node:
 
 
 class ElasticCluster:
-    """A head and nodes that come and go; a context manager, which leaves nothing behind.
+    """A head and nodes that join and leave; a context manager, which leaves nothing behind.
 
         with ElasticCluster() as cluster:
             node = cluster.add_node(cpus=1)

@@ -1,4 +1,4 @@
-"""Faults at given steps of a run, as written or as drawn from a seed; and a run under them, which is started again."""
+"""Faults at given steps of a run, written or drawn from a seed, and the player that injects them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Injection:
-    """What became of a fault.
+    """The result of a fault.
 
     Attributes:
         done: what was done; or `skipped: ` or `not reached: ` and why nothing was.
@@ -230,7 +230,7 @@ class FaultPlan:
 
 
 class FaultPlayer:
-    """One run; `FaultPlan.run` says what the arguments are."""
+    """One run under faults; `FaultPlan.run` explains the arguments."""
 
     def __init__(
         self,

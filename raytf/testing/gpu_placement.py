@@ -1,4 +1,4 @@
-"""What a GPU would do with a traced graph, found out without one: what it keeps in host memory, and what it cannot run.
+"""Find out without a GPU what one would do with a traced graph: what it keeps in host memory, and what it cannot run.
 
 TensorFlow's wheel for Linux holds the kernels of GPUs, and its registry tells on any machine, for an operation with its
 types, whether a GPU has a kernel and which of its tensors that kernel keeps in the host's memory. Most kernels of int32
@@ -129,7 +129,7 @@ def _problems(op: tf.Operation, is_large: Callable[[tf.Tensor], bool]) -> Iterat
 
 
 class _Kernel(NamedTuple):
-    """A kernel that a GPU may use: its own, or one of any device; for which types, and what it keeps on the host."""
+    """A kernel that a GPU can use: its own, or one of any device; for which types, and what it keeps on the host."""
 
     is_own: bool
     priority: int

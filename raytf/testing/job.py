@@ -1,4 +1,4 @@
-"""A job as a user starts it: a command, its output, its exit code, the step that it has reached."""
+"""A job as a user starts it: a command, its output, its exit code, and the step that it has reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 240.0
 
 
 class Job:
-    """A command that was started; a context manager, which ends all that the command started.
+    """A started command; a context manager, which ends everything that the command started.
 
     Args:
         command: a program and its arguments.

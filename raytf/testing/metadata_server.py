@@ -129,7 +129,7 @@ class GcpInstance(Instance):
 
 
 class AzureInstance(Instance):
-    """A machine of Azure, which is told of the events of its whole group."""
+    """A machine of Azure, which sees the events of its whole group."""
 
     def __init__(self, name: str, url: str):
         super().__init__(name, url)

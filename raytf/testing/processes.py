@@ -1,4 +1,4 @@
-"""Processes of Ray: found by their session and title, ended without a trace."""
+"""Processes of Ray: find them by session and title, and end them without a trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 class Session:
-    """All that a process started, which leads a session of its own.
+    """All processes that one process started, which leads a session of its own.
 
     The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
     else tells to which node an orphan belongs.

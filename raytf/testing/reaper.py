@@ -1,4 +1,4 @@
-"""Ends what a test has started when the test itself is killed and can clean up nothing.
+"""Ends what a test has started if the test itself is killed and cannot clean up.
 
 A process of its own reads from a pipe which sessions and folders there are. When the pipe closes, whoever wrote to it
 has ended, and it removes what was not taken back.

@@ -1,4 +1,4 @@
-"""A forwarder in front of an S3-protocol server, which fails, delays or cuts off requests when it is told to."""
+"""A forwarder in front of an S3-protocol server, which can fail, delay or cut off requests."""
 
 from __future__ import annotations
 

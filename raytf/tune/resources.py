@@ -1,4 +1,4 @@
-"""What the trials of a search take of a cluster: decisions without Ray."""
+"""The resources of a search's trials on a cluster: decisions without Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setti
 
 @dataclass(frozen=True)
 class TrialResources:
-    """What each trial takes of a cluster.
+    """How the trials share a cluster.
 
     Attributes:
         parallel: trials at a time.

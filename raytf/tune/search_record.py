@@ -1,4 +1,4 @@
-"""What a search keeps on storage, beside the runs of its trials.
+"""The files that a search keeps on storage, beside the runs of its trials.
 
     NAME/search/search.json       what is searched; a command that asks something else is refused
     NAME/search/lease.json        who owns the search now
@@ -40,7 +40,7 @@ class TrialOutcome(enum.Enum):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial that is over.
+    """A finished trial.
 
     Attributes:
         number: of the trial, from 0.

@@ -1,4 +1,4 @@
-"""What a person sees of a search: a table that lives on a terminal, a line for each change elsewhere. No Ray here."""
+"""The table of a search: live on a terminal, a line for each change elsewhere. No Ray here."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TrialTable:
 
 
 class LiveTable(Screen):
-    """Shows a board while it changes."""
+    """Shows the table while it changes."""
 
     def __init__(self, board: TrialTable, console: Console | None = None):
         super().__init__(console)

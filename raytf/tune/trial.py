@@ -1,4 +1,4 @@
-"""A trial: the job's own command as a process of its own, and what Ray Tune hears of it.
+"""A trial: the job's own command in its own process, what Ray Tune learns of it, and what happens to it there.
 
 The actor takes no CPU: workers are placed by the run, all of a group or none, so trials that do not fit beside the
 others wait whole. It is pinned to the machine of the command that searches, where the job's file is.
@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What all trials have in common.
+    """The settings that all trials share.
 
     Attributes:
         command: the job's, with the flags that are not searched.
@@ -262,7 +262,7 @@ class StopWhenTold(tune.Stopper):
 
 
 class Watcher(tune.Callback):
-    """Keeps board and storage.
+    """Keeps the table and the storage up to date with Ray Tune's trials.
 
     Args:
         folder: of the search.

@@ -51,7 +51,7 @@ _ACTOR_FAILURES = 3
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how.
+    """The job, the searched values, and how the search runs.
 
     Attributes:
         job: the job's file.

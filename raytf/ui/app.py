@@ -1,4 +1,4 @@
-"""The server of `raytf ui`: pages, JSON and server-sent events; it answers GET alone and writes nothing."""
+"""The server of `raytf ui`: pages, JSON and server-sent events. It answers only GET, and writes nothing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
 
 class _Guard:
-    """Lets in who brings the token, or who is on this machine, and says to browsers what pages may do."""
+    """Admits requests that have the token, or that come from this machine, and tells browsers what pages can do."""
 
     def __init__(self, app: ASGIApp, token: str | None):
         self._app, self._token = app, token

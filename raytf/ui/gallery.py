@@ -1,4 +1,4 @@
-"""What the pages show of a storage; read again only where something has changed."""
+"""The content of the pages for a storage; read again only if something has changed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class _Sighting:
-    """How a run was when its storage was asked last.
+    """The state of a run when its storage was asked last.
 
     Attributes:
         files: names, sizes and times of its newest files, as text.
