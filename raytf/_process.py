@@ -78,7 +78,7 @@ def no_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_stop(
+def signal_handler(
     handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
     """Have signals call the handler while the `with` statement lasts; in the main thread alone."""
@@ -147,7 +147,7 @@ def held_back() -> Iterator[None]:
 
     all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        with told_to_stop(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
+        with signal_handler(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
             yield
     finally:
         if came:

@@ -65,7 +65,7 @@ class Replacements(Protocol):
         ...
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-        """Have workers leave, once others have come."""
+        """Have workers leave once others have joined."""
         ...
 
     def is_full(self) -> None:
@@ -142,7 +142,7 @@ class PartialGroup(WorkerGroup):
             for group in groups:
                 group.start_training(self._worker_group_context)
         except Exception:
-            for worker in new:  # the next look at the workers finds them dead
+            for worker in new:  # the next poll of the workers finds them dead
                 ray.kill(worker.actor)
             raise
 
@@ -190,7 +190,7 @@ class PartialGroup(WorkerGroup):
         raise train.WorkerGroupStartupFailedError("its node is gone")
 
     def end(self, ranks: Collection[int]) -> None:
-        """End what is left of workers that are gone; nobody is asked for an answer any more."""
+        """End what is left of lost workers, without waiting for an answer."""
         for rank in ranks:
             self._replica_groups[rank].shutdown()
 
@@ -248,7 +248,7 @@ class TrainController(ray_train.TrainController):
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         status = await super()._poll_workers()
         policy: Any = self._failure_policy
-        # Those that have come to the end of the run have its result.
+        # Those that have reached the end of the run have its result.
         policy.left = {
             rank
             for rank, one in status.worker_statuses.items()
@@ -276,7 +276,7 @@ class TrainController(ray_train.TrainController):
                 else:
                     self._change(group, places, decision.num_workers)
         except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
-            # Others have died meanwhile, or those that were to come: the next look at the workers names them.
+            # Other workers have died meanwhile, or new ones have: the next poll of the workers names them.
             _log.debug("not all workers were replaced: %s", error)
             places.is_full()
         return TrainControllerLoopIterationResult(
@@ -285,7 +285,7 @@ class TrainController(ray_train.TrainController):
 
     @staticmethod
     def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
-        """Replace lost workers where that can be done, and go on without the others."""
+        """Replace lost workers if possible, and continue without the others."""
         workers = group.get_workers()
         new = places.ranks_to_replace([worker.metadata.node_id for worker in workers], lost, wanted)
         group.end(lost)
@@ -330,7 +330,7 @@ def _nodes(group: PartialGroup) -> dict[int, str]:
     return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
 
 
-#: Seconds between two looks at whether the nodes of workers that start are there still.
+#: Seconds between two checks whether the nodes of starting workers are still there.
 _LOST_SECONDS = 1.0
 #: Seconds to find room for workers that are added.
 _ROOM_SECONDS = 5.0

@@ -21,8 +21,8 @@ from raytf._ray import state
 
 #: Ray's label of a node with its id.
 NODE_LABEL = "ray.io/node-id"
-#: Seconds between two looks at whether what was given back is free.
-_LOOK_SECONDS = 0.01
+#: Seconds between two checks whether returned resources are free.
+_POLL_SECONDS = 0.01
 #: Ray's smallest part of a resource.
 _LEAST = 1e-4
 
@@ -32,7 +32,7 @@ class Places(PlacementGroupHandle):
 
     Args:
         resources: of a worker.
-        strategy: by which Ray chooses nodes for workers that come together.
+        strategy: by which Ray chooses nodes for workers that start together.
         selectors: labels of nodes for each of the workers with which the group begins.
     """
 
@@ -80,7 +80,7 @@ class Places(PlacementGroupHandle):
         # A placement group that is requested sooner takes longer, since Ray retries less and less often.
         wanted = Counter(nodes.values())
         while not self._are_free(wanted) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         groups = [
             placement_group([self._resources], bundle_label_selector=[{**selector, NODE_LABEL: nodes[bundle]}])
             for bundle, selector in enumerate(selectors)
@@ -107,13 +107,13 @@ class Places(PlacementGroupHandle):
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
-        """Remove those of some whose node is gone. Ray has actors that wait for one of them wait for ever."""
+        """Remove the placement groups of some numbers whose node is gone. Actors would wait for them forever."""
         about = placement_group_table()
         there = [number for number in numbers if number in self._places]
         self.remove([n for n in there if about.get(self._places[n].id.hex(), {}).get("state") != "CREATED"])
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Give some back; workers that are there are ended by Ray."""
+        """Return some placement groups to Ray, which ends the workers in them."""
         for number in numbers:
             if number in self._places:
                 remove_placement_group(self._places.pop(number))

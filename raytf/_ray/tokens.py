@@ -10,7 +10,7 @@ from ray._private.authentication import authentication_token_setup
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-#: Environment variable in which a user says whether a token is used.
+#: Environment variable in which a user chooses whether a token is used.
 MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 
 

@@ -43,8 +43,8 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as Tens
 
 from raytf._ray import train_env
 
-#: Seconds between two calls of what looks meanwhile.
-_LOOK_SECONDS = 0.3
+#: Seconds between two calls of `poll`.
+_POLL_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 
@@ -74,7 +74,7 @@ def run_controller(
     )
     controller = actor(kind).remote(**arguments)
     running = controller.run.remote()
-    while not ray.wait([running], timeout=_LOOK_SECONDS)[0]:
+    while not ray.wait([running], timeout=_POLL_SECONDS)[0]:
         poll()
     ray.get(running)
     return ray.get(controller.get_result.remote())

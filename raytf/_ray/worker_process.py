@@ -19,8 +19,8 @@ from ray._private.runtime_env import setup_hook
 
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-#: Kinds of errors that Ray pushes to drivers and that raytf tells itself.
-_TOLD = (
+#: Kinds of errors that Ray pushes to drivers and that raytf reports itself.
+_REPORTED = (
     ray_constants.WORKER_CRASH_PUSH_ERROR,
     ray_constants.WORKER_DIED_PUSH_ERROR,
     ray_constants.REMOVED_NODE_ERROR,
@@ -71,7 +71,7 @@ class _WithoutDeaths:
 
     def poll(self) -> tuple[Any, Any]:
         key, error = self._subscriber.poll()
-        return key, None if error is not None and error.get("type") in _TOLD else error
+        return key, None if error is not None and error.get("type") in _REPORTED else error
 
 
 def show_no_deaths() -> None:

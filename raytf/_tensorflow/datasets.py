@@ -289,7 +289,7 @@ def _draw(node: Any, nodes: Any, seeds: tuple[int, int], in_function: bool) -> N
         return
     for name, value in zip(("seed", "seed2"), seeds, strict=True):
         _set_input(node, nodes, name, value, in_function)
-    if not in_function and "seed_generator" in _inputs(node):  # that of the program goes on with each pass
+    if not in_function and "seed_generator" in _inputs(node):  # that of the program advances with each pass
         own = nodes.add(name=f"{node.name}/raytf_generator", op="DummySeedGenerator")
         node.input[_place(node, "seed_generator")] = own.name
 

@@ -17,7 +17,7 @@ from raytf.commands.check import trusted
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 
-#: Where nothing could be asked, because of the file or for want of credentials; the other files are looked at.
+#: The place if nothing could be asked, because of the file or missing credentials; other files are still inspected.
 _NOWHERE = "nowhere"
 
 
@@ -25,7 +25,7 @@ _NOWHERE = "nowhere"
 class DownCheck:
     """Find what `ray down` or `kubectl delete` has left of a cluster, what it costs, and how to remove it.
 
-    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be looked at all.
+    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be inspected.
     Nothing is changed.
     """
 

@@ -1,4 +1,4 @@
-"""The command `raytf`: looks at runs, checks them, and does what a node of a cluster needs."""
+"""The command `raytf`: find the subcommand, and run it with its flags."""
 
 from __future__ import annotations
 

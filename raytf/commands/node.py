@@ -17,9 +17,9 @@ from raytf.config.sections import NoticeSection
 from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError
 
-#: Between two looks whether a Ray node is up, and whether its workers have left.
+#: Seconds between two checks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5
-#: Between two looks whether the node is still there, and how long the command may outlive it.
+#: Seconds between two checks whether the node is still up, and for which the command can outlive it.
 _STAY_SECONDS, _FOLLOW_SECONDS = 5.0, 10.0
 #: Seconds of the margin that are left for SIGKILL to take effect.
 _KILL_SECONDS = 1.0

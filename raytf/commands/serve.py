@@ -18,7 +18,7 @@ from raytf.inference.serving.version_policy import Policy, replicas
 from raytf.storage.storage import Storage
 from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
-#: Where the token is looked for when no flag says where.
+#: The environment variable that holds the token by default.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
 
 
@@ -44,7 +44,7 @@ class Serve:
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
     poll_seconds: Annotated[float, Interval(ge=0.1, lt=math.inf)] = 5.0
-    """Between two looks for new versions."""
+    """Seconds between two checks for new versions."""
     batch_size: Annotated[int, Ge(1)] = 64
     """Most records that go through the model at once; 1 never waits for others."""
     batch_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 2.0

@@ -26,12 +26,12 @@ from raytf.runs.status import clock_text, number_text
 from raytf.runs.timeline import CATEGORIES
 from raytf.storage import strict_json
 
-#: Saves of this number in a row are told one by one; more become one line.
+#: Up to this many saves in a row have a line each; more become one line.
 _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
 #: Spikes that are shown: the latest ones.
 _SPIKES = 10
-#: Seconds between two looks at a run that is followed, and events of it that are shown; in which states it is.
+#: Seconds between two reads of a followed run, its events that are shown, and the states in which it is followed.
 _FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
 #: Where the output is not a terminal: wide enough for what is said of an event.
 _PLAIN_WIDTH = 160
@@ -81,7 +81,7 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
 
     Args:
         uri: its folder.
-        console: where to; standard output by default. Where that is no terminal, events are printed as they come.
+        console: standard output by default. If it is no terminal, events are printed as they happen.
         sleep: injected by tests.
     """
     console, shown = console or Console(highlight=False), 0

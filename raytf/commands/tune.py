@@ -34,7 +34,7 @@ class Tune:
     trials: Annotated[int | None, Ge(1)] = None
     """How many values are tried; by default all points of a grid, else 8. A later command may ask for more."""
     metric: str = "val_loss"
-    """What is compared: a metric at the end of an epoch, max:METRIC or min:METRIC where its name does not tell."""
+    """A metric at the end of an epoch; max:METRIC or min:METRIC if its name does not say which is better."""
     scheduler: Literal["none", "asha"] = "none"
     """asha stops a trial early when others were better after as many epochs (asynchronous successive halving)."""
     grace_epochs: Annotated[int, Ge(1)] = 1

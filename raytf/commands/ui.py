@@ -20,7 +20,7 @@ from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 PORT = 8787
 #: Ports that are tried where nobody asks for one.
 _TRIES = 20
-#: Seconds between two looks at the list of runs: of a folder, and of an object store, which wants to be paid for each.
+#: Seconds between two reads of the list of runs: from a folder, and from an object store, which charges for each.
 _LIST_SECONDS, _STORE_SECONDS = 1.0, 5.0
 #: Characters of a token, at least.
 _TOKEN = 16
@@ -55,7 +55,7 @@ def main(flags: Ui) -> None:
         storage.list()
 
     within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
-    # The usual folder may be looked at before the first run; any other one was typed.
+    # The usual folder can be shown before the first run; any other one was typed.
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
     try:

@@ -15,7 +15,7 @@ from raytf.config.train_config import TrainConfig, every_setting
 
 #: What to do where a run in storage is not the one that is wanted.
 BESIDE = "To start another run beside it, pass --new, or another --run name."
-#: Flags by which runs with parameter servers are told from others, and from each other.
+#: Flags that distinguish runs with parameter servers from others, and from each other.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
 
 
@@ -57,7 +57,7 @@ def _around(text: str, at: int, width: int = 60) -> str:
     return f"{'...' if start else ''}{text[start : start + width]}{'...' if start + width < len(text) else ''}"
 
 
-#: What the run has where nobody gave the flag, for settings whose default says nothing.
+#: The value that a run uses if the flag is not passed, for settings whose default leaves it open.
 _EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
     "logical_shards": lambda config: config.logical_shards,
     "cpus_per_worker": lambda config: config.cluster.cpus,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raytf.config.sections import ALL_DEVICES, ClusterSection, StrategySection
 
-#: Parts of a resource that Ray tells apart.
+#: Parts of a resource that Ray distinguishes.
 _UNITS = 10_000
 
 

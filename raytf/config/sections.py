@@ -390,8 +390,8 @@ class StrategySection:
     log_device_placement: Annotated[
         bool,
         not_with_servers(
-            "workers are TensorFlow servers, which tell nobody where they put an operation; gradients are computed on "
-            "the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
+            "workers are TensorFlow servers, which do not report where they put an operation; gradients are computed "
+            "on the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
         ),
     ] = False
     """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with

@@ -282,6 +282,8 @@ def check(section: Any) -> None:
 
 def words(bound: annotated_types.BaseMetadata) -> str:
     """Return what a bound expects, for people."""
+    if type(bound) not in _BOUNDS:
+        raise TypeError(f"{bound!r} is not a bound that settings have")
     name, _, text = _BOUNDS[type(bound)]
     limit = getattr(bound, name)
     return "a finite number" if (name, limit) == ("lt", float("inf")) else text.format(limit)

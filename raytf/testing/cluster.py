@@ -114,15 +114,15 @@ class Node:
             self.kill()
 
     def drain(self, notice_seconds: float) -> None:
-        """Give notice of preemption, as a cloud does: Ray is told, and nothing is killed. Takes 1 s, not the notice.
+        """Give notice of preemption, as a cloud does: Ray learns of it, nothing is killed. Takes 1 s, not the notice.
 
         A node on which nothing runs ends at once; Ray has no use for it.
 
         Args:
-            notice_seconds: that Ray is told; whole ones, at least 1.
+            notice_seconds: that are passed to Ray; rounded, at least 1.
 
         Raises:
-            RuntimeError: Ray refused; with what it said.
+            RuntimeError: Ray refused; with its output.
         """
         self._ray(
             "drain-node",
@@ -142,7 +142,7 @@ class Node:
         """Return whether Ray knows the node, once it was started; `id` is set from then on.
 
         Raises:
-            RuntimeError: it has ended; with what it said.
+            RuntimeError: it has ended; with its output.
         """
         if self._process.poll() is not None:
             raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
@@ -175,7 +175,7 @@ class ElasticCluster:
         folder: in which Ray keeps its logs until the cluster is closed.
 
     Raises:
-        RuntimeError, TimeoutError: on entry, when Ray does not start; with what it said.
+        RuntimeError, TimeoutError: on entry, when Ray does not start; with its output.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ElasticCluster:
             under: a command that runs `ray start` as its own last arguments, such as `raytf node --`.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with what it said.
+            RuntimeError, TimeoutError: it does not start; with its output.
         """
         # One at a time: two raylets that start at once take each other's sockets.
         node = self._start(
@@ -262,7 +262,7 @@ class ElasticCluster:
         """Kill the head where it lives, and start another one at the same address.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with what it said.
+            RuntimeError, TimeoutError: it does not start; with its output.
         """
         self.head.kill()
         for _ in range(_TRIES - 1):
@@ -281,7 +281,7 @@ class ElasticCluster:
             seconds: to wait at most.
 
         Raises:
-            TimeoutError: it does not come to that; with the number that Ray knows of.
+            TimeoutError: there are not as many; with the number that Ray knows of.
             RuntimeError: Ray does not answer.
         """
         wanted = len(self.nodes) if nodes is None else nodes
@@ -340,7 +340,7 @@ class ElasticCluster:
             "--max-worker-port=0",
         ]
         env = self._environment()
-        del env["RAY_ADDRESS"]  # a head refuses to start where it is told of another one
+        del env["RAY_ADDRESS"]  # a head refuses to start if this names another one
         if self._keeps_state:
             env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "state")}
         with log.open("w") as out:

@@ -21,7 +21,7 @@ from raytf.testing.cluster import ElasticCluster, Node
 from raytf.testing.job import Job
 from raytf.testing.storage_proxy import StorageProxy
 
-#: Between two looks at a run; to look for processes more often takes a share of a core.
+#: Seconds between two polls of a run; polling its processes more often takes a share of a core.
 _POLL_SECONDS = 0.2
 #: How long a run may take to train again after a fault before the next one is injected all the same.
 _RECOVERY_SECONDS = 90.0
@@ -329,9 +329,9 @@ class FaultPlayer:
                 if time.monotonic() <= injected + wait + 1.0:
                     seen[:] = [status["time"]]
                 return seen != [status["time"]]
-            if not pids or before <= pids:  # nobody is gone yet; who is left may go on, or all start again
+            if not pids or before <= pids:  # nobody has died yet; the others may continue, or all start again
                 return False
-            # The first status after somebody is gone may still be an old one.
+            # The first status after a death may still be an old one.
             if not seen or seen[-1] != status["time"]:
                 seen.append(status["time"])
             return len(seen) > 2
@@ -351,7 +351,7 @@ class FaultPlayer:
         return None
 
     def _a_node(self, fault: Fault) -> Node | None:
-        # A node with notice is as good as gone: without this, the last one could be taken while it still runs.
+        # A node with notice counts as lost: otherwise the last one could be taken while it still runs.
         nodes = [n for n in self._cluster.nodes if n.id not in self._doomed] if self._cluster else []
         return nodes[fault.target % len(nodes)] if len(nodes) > 1 else None
 

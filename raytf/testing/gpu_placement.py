@@ -35,9 +35,9 @@ _CALLS = {
     "PartitionedCall": ("_Arg", "_Retval"),
     "StatefulPartitionedCall": ("_Arg", "_Retval"),
 }
-#: A function's arguments: whoever calls it was looked at, and those of the outermost come from the host in any case.
+#: A function's arguments: its callers are inspected too, and those of the outermost come from the host in any case.
 _ARGUMENTS = {"Placeholder", "_Arg", "_Retval"}
-#: Arguments that tell dimensions, or a number for each: never large, though a graph may not know of how many.
+#: Arguments that hold dimensions, or a number for each: never large, though a graph may not know how many.
 _OF_SHAPES = {"BroadcastGradientArgs": {"s0", "s1", "r0", "r1"}, "Sum": {"reduction_indices"}}
 #: Types that TensorFlow refuses to add over GPUs (BaseCollectiveExecutor, tensorflow#56184).
 _REFUSED = {tf.int32, tf.bfloat16}

@@ -40,7 +40,7 @@ class Job:
     ):
         self.log, self._status_file = log, status_file
         if status_file is not None:
-            status_file.unlink(missing_ok=True)  # it would tell of an earlier command
+            status_file.unlink(missing_ok=True)  # it would describe an earlier command
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 list(command),
@@ -106,9 +106,9 @@ class Job:
         """Wait until something holds while the job runs.
 
         Raises:
-            AssertionError: it does not come to hold, or the job ends before; with what it printed.
+            AssertionError: it does not hold in time, or the job ends before; with its output.
         """
-        for _ in processes.looks(seconds):
+        for _ in processes.polls(seconds):
             if condition():
                 return
             if not self.is_running:

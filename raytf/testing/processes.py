@@ -28,7 +28,7 @@ class Session:
     """All processes that one process started, which leads a session of its own.
 
     The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
-    else tells to which node an orphan belongs.
+    else shows to which node an orphan belongs.
 
     Args:
         leader: process number of the one that leads it.
@@ -82,7 +82,7 @@ def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def looks(seconds: float) -> Iterator[None]:
+def polls(seconds: float) -> Iterator[None]:
     """Yield whenever something should be polled, until this many seconds are over.
 
     Looks take a fifth of a core at most, and leave the rest to what is waited for. After one of more than a second,
@@ -104,7 +104,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     Raises:
         TimeoutError: it does not after this many seconds.
     """
-    for _ in looks(seconds):
+    for _ in polls(seconds):
         if condition():
             return
     raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")

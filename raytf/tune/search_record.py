@@ -6,7 +6,7 @@
     NAME/trial-007/               its run, as any other; job.log is what its command printed
     NAME/best/                    the best trial's result and model, and its parameters
 
-That is all a search needs to go on. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
+A search needs no more to continue. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
 loads pickles from storage, and where a kill has cut its newest state short it begins a new search without a word.
 """
 
@@ -48,7 +48,7 @@ class TrialRecord:
         value: of the metric, at the end; None where the trial has none.
         epochs: that have ended.
         why: it failed or was stopped.
-        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that goes on.
+        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that continues.
         metrics: all metrics at the end.
     """
 
@@ -110,7 +110,7 @@ def read(search: Storage) -> dict[int, TrialRecord]:
 
 
 def forget(search: Storage, number: int) -> None:
-    """Have a trial that is over go on."""
+    """Forget that a trial has finished, so that it continues."""
     search.delete(f"{SEARCH}/{TRIALS}/{number:03d}.json")
 
 

@@ -1,7 +1,7 @@
 """The space of a search: expressions such as `learning_rate=loguniform(1e-4,1e-1)`, and the values of each trial.
 
-The values are a function of the seed, the trial's number and the flag's name alone: a search that goes on asks what it
-would have asked, one with more trials begins with the same ones, and the order of `--search` does not count. The
+The values are a function of the seed, the trial's number and the flag's name alone. A search that continues tries the
+same values, one with more trials starts with the same ones, and the order of `--search` does not count. The
 distributions are Ray Tune's own.
 """
 

@@ -32,12 +32,12 @@ from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 from raytf.tune.table import LiveTable, TrialTable, change_text, epochs_text
 
-#: Seconds after which Ray Tune hears of a trial, whether there is news or not: it can stop a trial between two words.
+#: Seconds after which a trial reports to Ray Tune, with or without news: it can be stopped between two reports.
 _WORD_SECONDS = 1.0
-_LOOK_SECONDS = 0.1
-#: Seconds in which a command that is told to stop may save.
+_POLL_SECONDS = 0.1
+#: Seconds in which a command can save after it was asked to stop.
 _SAVE_SECONDS = 130.0
-#: Seconds between two starts of a command that says "later", or was killed; and how many in a row without a new epoch.
+#: Seconds between two starts of a command that can succeed later or was killed, and most starts without a new epoch.
 _AGAIN_SECONDS, _AGAIN_TIMES = 3.0, 20
 _KILLED_TIMES = 3
 _PR_SET_PDEATHSIG = 1
@@ -112,7 +112,7 @@ class TrialRun(tune.Trainable):
                 return self._word({**self._end, "done": True})
             if time.monotonic() >= deadline:
                 return self._word({})
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def cleanup(self) -> None:
         """Stop the trial for the scheduler or the user; it saves first."""
@@ -149,7 +149,7 @@ class TrialRun(tune.Trainable):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the command that searches, which tells its trials
+                start_new_session=True,  # Ctrl-C is for the command that searches, which stops its trials
                 preexec_fn=_end_with_parent,
             )
 
@@ -268,7 +268,7 @@ class Watcher(tune.Callback):
         folder: of the search.
         points: values of the searched flags, by trial.
         over: trials that were over before.
-        stop: set once the search was told to stop; trials that end then are not over.
+        stop: set once the search is to stop; trials that end then are not finished.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A search over a job's flags: Ray Tune runs the trials, and each of them is a run of raytf.
 
 Ray Tune decides which trial starts and, with a scheduler, which one ends early. What must outlive this process is on
-the search's storage (`raytf.tune.search_record`): a command that is repeated tells Ray Tune of the trials that were
-over, epoch by epoch, and starts the others, whose runs go on from their checkpoints.
+the search's storage (`raytf.tune.search_record`): a repeated command reports the finished trials to Ray
+Tune, epoch by epoch, and starts the others, whose runs continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytf._process import told_to_stop
+from raytf._process import signal_handler
 from raytf.config import resources
 from raytf.config.command_line import DESCRIBE
 from raytf.config.identity import strategy_identity
@@ -39,13 +39,13 @@ from raytf.tune.table import LiveTable, TrialRow, TrialTable
 _OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
 #: Flags without which no trial can be a run, nor be placed beside others.
 _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in setting.in_search), *_OURS]
-#: Flags that change nothing of what a trial learns: a command that goes on may have others. What of the strategy must
-#: stay is added.
+#: Flags that do not change what a trial learns: a command that continues a search can have others. Those of the
+#: strategy that must not change are added.
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
 _MOST_EPOCHS = 10**6
-#: Processes of a trial that die with their node: Ray Tune starts them again, and the run goes on.
+#: Processes of a trial that die with their node: Ray Tune starts them again, and the run continues.
 _ACTOR_FAILURES = 3
 
 
@@ -121,7 +121,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
 
     Raises:
         RaytfError: one line that says what is wrong and how to fix it.
-        KeyboardInterrupt: told to stop; all trials have saved.
+        KeyboardInterrupt: a signal asked for it; all trials have saved.
     """
     from raytf.runs.lease import Lease
 
@@ -339,5 +339,5 @@ def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None
         stop.set()
         say("stopping: the trials save first")
 
-    with told_to_stop(tell):
+    with signal_handler(tell):
         yield

@@ -29,8 +29,8 @@ from raytf.runs.report.page import document
 from raytf.storage.storage import Storage
 from raytf.ui.gallery import Gallery, keep_fresh, settings
 
-#: Seconds between two looks for what has changed, and between two signs of life of a stream.
-_LOOK_SECONDS, _LIFE_SECONDS = 0.5, 15.0
+#: Seconds between two checks for changes, and between two signs of life of a stream.
+_POLL_SECONDS, _LIFE_SECONDS = 0.5, 15.0
 _COOKIE = "raytf-ui"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -195,8 +195,8 @@ def _stream(read_version: Callable[[], Awaitable[str]]) -> StreamingResponse:
             elif quiet >= _LIFE_SECONDS:
                 quiet = 0.0
                 yield ": here\n\n"
-            await asyncio.sleep(_LOOK_SECONDS)
-            quiet += _LOOK_SECONDS
+            await asyncio.sleep(_POLL_SECONDS)
+            quiet += _POLL_SECONDS
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -214,7 +214,7 @@ def serve(
         storage: in which they are.
         listener: a socket that listens.
         token: see `make`.
-        list_seconds: between two looks at the list.
+        list_seconds: between two reads of the list.
         over: set when it should end.
 
     Raises:

@@ -25,7 +25,7 @@ from raytf.storage.storage import Storage
 
 #: Points of a run's small curve in the list.
 _SPARK_POINTS = 60
-#: Folders of a run that tell that something has happened, and its files that do.
+#: Folders of a run in which a new file means that something has happened.
 _FOLDERS = (ledger.FOLDER, run_log.STEPS)
 #: Bytes of the log of steps from which a page is shown before they are read.
 _MANY_BYTES = 2 << 20
