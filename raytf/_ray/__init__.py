@@ -15,8 +15,10 @@ SEEN = {
         "all_processes gcs_address get_session_dir_path node_ip_address node_manager_port plasma_store_socket_name "
         "raylet_socket_name start_log_monitor start_monitor"
     ),
+    "ray._private.ray_constants": "ENABLE_RAY_CLUSTER RAY_DISABLE_FAILURE_SIGNAL_HANDLER",
     "ray._private.services": "start_api_server",
     "ray._private.state.GlobalState": "_connect_and_get_accessor actor_table get_draining_nodes get_system_config",
+    "ray._private.utils": "set_sigterm_handler",
     "ray._private.worker.Worker": (
         "core_worker function_actor_manager gcs_client gcs_error_subscriber listener_thread node threads_stopped "
         "worker_id"

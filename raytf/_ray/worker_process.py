@@ -13,12 +13,15 @@ import ray._private.utils
 import ray._private.worker
 import ray._raylet
 from ray._common import utils
-from ray._private import ray_constants
+from ray._private import node, ray_constants, services
 from ray._private.authentication import authentication_token_generator
 from ray._private.runtime_env import setup_hook
 
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+#: Settings of `ray.init`. No idle processes are started ahead of use: an actor with its own environment cannot take
+#: them, and they delay others. As many processes can start at once as a run has, as each mostly imports.
+SYSTEM_CONFIG = {"prestart_worker_first_driver": False, "worker_maximum_startup_concurrency": 16}
 #: Kinds of errors that Ray pushes to drivers and that raytf reports itself.
 _REPORTED = (
     ray_constants.WORKER_CRASH_PUSH_ERROR,
@@ -30,21 +33,48 @@ TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
 
 
 @contextlib.contextmanager
-def no_signal_handlers() -> Iterator[None]:
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes, each (owner, name, value), while the `with` statement lasts."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` leave signals as they are while the `with` statement lasts.
 
     It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
     one aborts the process.
     """
-    own = ray._private.utils.set_sigterm_handler
-    disabled = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
-    ray._private.utils.set_sigterm_handler = lambda handler: None
-    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    try:
-        yield
-    finally:
-        ray._private.utils.set_sigterm_handler = own
-        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = disabled
+    return _replaced(
+        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+        (ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", True),
+    )
+
+
+def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]:
+    """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
+
+    It has no option for that. Without the dashboard the API server has nothing but Ray's usage statistics, and
+    `ray.init` waits for it for a second. The autoscaler cannot add to one machine, and nobody reads the logs.
+
+    Args:
+        shows_logs: whether the driver shows what workers print, so that the log monitor is needed.
+    """
+
+    def nothing(_: node.Node) -> None:
+        pass
+
+    def no_server(*_: Any, **__: Any) -> tuple[str, None]:
+        return "", None
+
+    unused = ["start_monitor"] if shows_logs else ["start_monitor", "start_log_monitor"]
+    return _replaced((services, "start_api_server", no_server), *((node.Node, name, nothing) for name in unused))
 
 
 def show_no_errors() -> None:
@@ -103,8 +133,8 @@ def worker_node() -> Any:
 
 def local_sockets() -> set[str]:
     """Return the Unix sockets through which a connected process talks to its node."""
-    node = worker_node()
-    return {node.raylet_socket_name, node.plasma_store_socket_name}
+    own = worker_node()
+    return {own.raylet_socket_name, own.plasma_store_socket_name}
 
 
 def session_folder() -> Path:
@@ -168,9 +198,5 @@ def on_loopback() -> Iterator[dict[str, str]]:
     Yields:
         Environment variables with which processes of that Ray must be started.
     """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
+    with _replaced((ray_constants, "ENABLE_RAY_CLUSTER", False)):
         yield {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
