@@ -23,7 +23,7 @@ class Bisect:
     a shard, or an update. Both runs are only read. The exit code is 1 if they differ."""
 
     one: tyro.conf.Positional[str]
-    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     other: tyro.conf.Positional[str]
     """Folder of another one."""
     json: bool = False

@@ -33,16 +33,16 @@ class Check:
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
-    kustomization.yaml for what `kubectl kustomize` makes of it."""
+    kustomization.yaml for the output of `kubectl kustomize`."""
     job: str | None = None
-    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': whether it ever gets its workers."""
+    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether it gets its workers."""
     working_dir: str | None = None
-    """The folder that `ray job submit --working-dir` is to upload: whether it is too large."""
+    """The folder that `ray job submit --working-dir` uploads: check whether it is too large."""
     offline: bool = False
     """Ask no cloud, no host and no API server, and need no credentials."""
     trust: bool = False
-    """Run what the file wants to be run on this machine (auth.ssh_proxy_command), and fetch what a kustomization names
-    elsewhere. Without it a terminal is asked, and nothing is run where there is none."""
+    """Run the command that the file names for this machine (auth.ssh_proxy_command), and fetch what a kustomization
+    names elsewhere. Without this flag raytf asks on a terminal, and runs nothing where there is none."""
     json: bool = False
     """Print JSON instead of text."""
 

@@ -43,11 +43,11 @@ class Columns:
     sample_weight: Annotated[str, Usual()] = ""
     """Name of the sample weights' column."""
     image_size: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="HEIGHT WIDTH"), Usual()] = None
-    """Height and width that JPEG and PNG images get; by default that of the first one, which all must have."""
+    """Height and width of JPEG and PNG images; by default those of the first image, which all must have."""
     channels: Annotated[Literal[1, 3] | None, Usual()] = None
-    """1 makes images gray, 3 coloured; as the first image has by default."""
+    """1 for gray images, 3 for color; by default as the first image."""
     fit: Annotated[Literal["crop", "stretch"], Usual()] = "crop"
-    """How an image of another shape gets its size: cut from its middle, or distorted."""
+    """How an image of another shape gets this size: cropped in the middle, or distorted."""
 
     def reading(self) -> ReadOptions:
         """Return the options for sources."""
@@ -63,13 +63,14 @@ class Convert:
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
     dst: tyro.conf.Positional[str]
-    """A folder or URI of its own, for what is made; with a folder in it for each part of the data: train, test."""
+    """A folder or URI of its own for the files; it gets a folder for each part of the data: train, test."""
     to: Literal["tfrecord", "parquet"]
     """The format."""
     file_mb: Annotated[int, Ge(1)] = 128
-    """Size of a file, MiB, of numbers before compression; it is put together in memory."""
+    """Size of a file in MiB, before compression; each file is built in memory."""
     block_kb: Annotated[int | None, Ge(1)] = None
-    """Size of what is read as one, a Parquet row group, KiB; by default a 256th of the data, 256 to 8,192."""
+    """Size in KiB of a block that is read at once, such as a Parquet row group; by default a 256th of the data, 256 to
+    8,192."""
     columns: Columns = Columns()
 
 

@@ -32,9 +32,9 @@ class DownCheck:
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
     everything: bool = False
-    """Count also what costs nothing, such as a security group that serves the next `ray up`."""
+    """Also count what costs nothing, such as a security group that the next `ray up` uses again."""
     trust: bool = False
-    """Run what the file wants to be run on this machine: auth.ssh_proxy_command."""
+    """Run the command that the file names for this machine: auth.ssh_proxy_command."""
     json: bool = False
     """Print JSON instead of text."""
 

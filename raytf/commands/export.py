@@ -36,10 +36,10 @@ class Export:
     format: Literal["saved_model", "keras", "onnx"] = "saved_model"
     """saved_model writes TO/1, TO/2, ...; keras and onnx write the file TO/model-STEP.FORMAT."""
     module: tuple[str, ...] = ()
-    """Files or modules that register the model's own layers, imported before the model is made again."""
+    """Files or modules that register the model's own layers, imported before the model is loaded."""
     trust: bool = False
-    """Run code that the configuration of the run's model holds, as of Lambda layers; layers that read files are refused
-    all the same."""
+    """Run code in the configuration of the run's model, such as Lambda layers. Layers that read files are always
+    refused."""
     json: bool = False
     """Print JSON instead of text."""
 

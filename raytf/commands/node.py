@@ -39,7 +39,7 @@ class Node:
     grace_seconds: float = 30.0
     """From SIGTERM to SIGKILL: terminationGracePeriodSeconds of the pod."""
     margin_seconds: float = 5.0
-    """Left of that for the command to end by itself."""
+    """The part of that in which the command can stop by itself."""
     notices: tyro.conf.OmitArgPrefixes[NoticeSection] = field(default_factory=NoticeSection)
 
     def check(self) -> None:

@@ -36,13 +36,13 @@ class Predict:
     """The column that the model takes; several columns of numbers become a vector; INPUT=COLUMN for a model with
     several inputs. By default found by name."""
     keep: str = "scalars"
-    """Columns of the input to write beside predictions: scalars (those without arrays), all, none, or A,B."""
+    """Columns of the input to write beside predictions: scalars (columns without arrays), all, none, or A,B."""
     classes: bool = False
     """Write the class with the largest output, and that output as score, instead of all outputs."""
     fit: Literal["crop", "stretch"] = "crop"
-    """How an image file of another shape gets that of the model: cut from its middle, or distorted; as in training."""
+    """How an image file of another shape gets that of the model: cropped, or distorted; as in training."""
     batch_size: Annotated[int, Ge(1)] = 256
-    """Records that go through the model at once."""
+    """Records in one call of the model."""
     workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Processes that hold the model, or the fewest and the most."""
     cpus_per_worker: Annotated[float, Gt(0)] = 1.0
@@ -50,7 +50,7 @@ class Predict:
     gpus_per_worker: Annotated[float, Ge(0)] = 0.0
     """GPUs for each of them."""
     overwrite: bool = False
-    """Replace an output that is there."""
+    """Replace an existing output."""
     verbose: bool = False
     """Show the messages of TensorFlow and Ray too."""
 

@@ -35,7 +35,7 @@ class Prove:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     share: Annotated[float, annotated_types.Interval(ge=0, le=1)] = 0.01
     """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
     computes nothing."""

@@ -34,7 +34,7 @@ class Replay:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     step: Annotated[int, Ge(1)]
     """The step to compute again, counted from 1."""
     workers: Annotated[int, Ge(1)] = 1

@@ -20,9 +20,9 @@ class Report:
     """Draw a run as one HTML page that needs no network: timeline, restarts by phases, ledger, events."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     html: str = "report.html"
-    """The page, a local file; one that is there is replaced."""
+    """The page, a local file; an existing one is replaced."""
 
 
 def main(flags: Report) -> None:

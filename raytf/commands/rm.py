@@ -86,7 +86,7 @@ def find(place: Storage) -> Removal:
     is_program = owners != [""]
     if not owners or (is_program and not all(name.isdecimal() for name in owners)):
         raise ConfigError(
-            f"{where} is not a run. Expected the folder of a run, STORAGE/NAME, or the name of one in ~/raytf-runs. "
+            f"{where} is not a run. Expected the folder of a run, STORAGE/NAME, or the name of a run in ~/raytf-runs. "
             "`raytf runs` lists the runs of a storage."
         )
     is_search = any(file.name == f"{search_files.SEARCH}/{search_files.IDENTITY}" for file in files)

@@ -40,27 +40,28 @@ class Serve:
     port: Annotated[int, Interval(ge=1, le=65535)] = 8501
     """Port to listen on, by default that of TensorFlow Serving."""
     version: Annotated[int | None, Ge(0)] = None
-    """The version that answers where a request names none, loaded whatever --versions says; by default the newest."""
+    """The version for requests that name none, loaded even if --versions leaves it out; by default the newest."""
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
     poll_seconds: Annotated[float, Interval(ge=0.1, lt=math.inf)] = 5.0
     """Seconds between two checks for new versions."""
     batch_size: Annotated[int, Ge(1)] = 64
-    """Most records that go through the model at once; 1 never waits for others."""
+    """Most records in one call of the model; 1 never waits for other requests."""
     batch_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 2.0
     """How long the first request of a batch waits for others."""
     replicas: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of replicas, or the fewest and the most."""
     target_requests: Annotated[float, Interval(ge=1, lt=math.inf)] = 16.0
-    """Requests under way in a replica, on average, above which one is added and below which one goes."""
+    """Average requests in progress in a replica, above which one is added and below which one is removed."""
     cpus_per_replica: Annotated[float, Interval(ge=0.01, lt=math.inf)] = 1.0
     """CPUs, and threads of TensorFlow, for each replica."""
     gpus_per_replica: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
-    """GPUs for each replica; 0.5 has two share one."""
+    """GPUs for each replica; with 0.5 two share one."""
     max_body_mb: Annotated[float, Interval(ge=0.001, lt=math.inf)] = 32.0
     """Largest body of a request, in MiB."""
     auth_token: bool = False
-    """Want the header `Authorization: Bearer TOKEN`, with the token in the environment variable RAYTF_SERVE_TOKEN."""
+    """Require the header `Authorization: Bearer TOKEN`, with the token from the environment variable
+    RAYTF_SERVE_TOKEN."""
     auth_token_file: str | None = None
     """Likewise, with the token in the first line of this file."""
     proxies: Literal["head", "every-node"] = "head"

@@ -42,7 +42,7 @@ class Show:
     """Show the state of a run, where its time went, what happened, and the steps that stand out."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print one JSON document instead."""
     follow: bool = False

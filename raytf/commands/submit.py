@@ -41,17 +41,17 @@ class Submit:
     command: str = ""
     """What to run, as one text for a shell; or give it after `--`."""
     working_dir: str = "."
-    """A folder that is packed once and goes with the job; '' for none."""
+    """A folder that is packed once and sent with the job; '' for none."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE for the job and its workers; may be given again and again."""
+    """NAME=VALUE for the job and its workers; can be repeated."""
     wait: bool = True
     """Follow the job to its end. Without it nobody submits it again."""
     max_resubmits: Annotated[str, tyro.conf.arg(metavar="N|unlimited")] = "20"
-    """Resubmissions in a row of jobs that lived for less than ten minutes."""
+    """Most resubmissions in a row of jobs that ran for less than ten minutes."""
     head_seconds: Annotated[float, Gt(0)] = 3600.0
-    """Give up when the head has not answered for so long."""
+    """Give up after so many seconds without an answer from the head."""
     stop_on_interrupt: bool = False
-    """Have Ctrl-C stop the job, too; a run saves first."""
+    """Ctrl-C also stops the job; a run saves first."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:

@@ -32,17 +32,17 @@ class Tune:
     randint(LOW,HIGH) without HIGH itself, choice(A,B,...), or grid(A,B,...), whose points are tried one after another.
     Any flag of the job or of raytf."""
     trials: Annotated[int | None, Ge(1)] = None
-    """How many values are tried; by default all points of a grid, else 8. A later command may ask for more."""
+    """Number of trials; by default all points of a grid, otherwise 8. A later command can ask for more."""
     metric: str = "val_loss"
     """A metric at the end of an epoch; max:METRIC or min:METRIC if its name does not say which is better."""
     scheduler: Literal["none", "asha"] = "none"
-    """asha stops a trial early when others were better after as many epochs (asynchronous successive halving)."""
+    """asha stops a trial early if others were better after as many epochs (asynchronous successive halving)."""
     grace_epochs: Annotated[int, Ge(1)] = 1
     """Epochs before asha may stop a trial."""
     reduction_factor: Annotated[int, Ge(2)] = 3
     """asha keeps one in this many trials, and compares again after this many times as many epochs."""
     parallel: Annotated[int | None, Ge(1)] = None
-    """Trials at a time; by default as many as the cluster has room for with all of their workers."""
+    """Trials at a time; by default as many as fit into the cluster with all of their workers."""
     name: str = "tune"
     """Name of the search: the folder of its runs in the storage."""
     storage: str = "~/raytf-runs"
@@ -50,9 +50,9 @@ class Tune:
     tune_seed: Annotated[int, Ge(0)] = 0
     """Seed of the values that are tried; the seed of the trials is the job's --seed."""
     try_default: bool = False
-    """The first trial takes the job's own values, to compare with."""
+    """Give the first trial the job's own values, for comparison."""
     retry_failed: bool = False
-    """Start trials that failed once more."""
+    """Start failed trials once more."""
     flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
 

@@ -33,11 +33,11 @@ class Ui:
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     host: str = "127.0.0.1"
-    """Address to listen at; any but this machine's own loopback wants a token."""
+    """Address to listen on; any other than this machine's loopback requires a token."""
     port: int | None = None
-    """Port to listen at; by default 8787, or the next that is free."""
+    """Port to listen on; by default 8787, or the next free one."""
     token: str | None = None
-    """Text of 16 characters or more that a browser has to bring, once, as ?token=TEXT."""
+    """Text of 16 or more characters that a browser passes once, as ?token=TEXT."""
 
 
 def main(flags: Ui) -> None:

@@ -95,8 +95,8 @@ class RunSection:
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
     track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl"), Usual()] = None
-    """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics
-    of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    """Report the run to an experiment tracker, as one of its runs for all starts of this one: settings, the metrics of
+    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
     verbose: Annotated[bool, Usual()] = False
     """Show the messages of TensorFlow and Ray, too."""
 
@@ -112,8 +112,8 @@ class WorkerSection:
     """The number of workers, and the resources of each."""
 
     workers: Annotated[WorkerRange, InSearch.SIZES, InSearch.NEEDED, Usual()] = None
-    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
-    worker and takes no other number."""
+    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has exactly
+    one worker."""
     use_gpu: Annotated[
         bool | None,
         Usual(),
@@ -123,7 +123,7 @@ class WorkerSection:
             unless=(False,),
         ),
     ] = None
-    """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
+    """Compute on GPUs, one for each worker unless --gpus-per-worker is less; by default if the cluster has any."""
     # Other numbers of threads cut sums in other places.
     cpus_per_worker: Annotated[
         float | None,
@@ -132,9 +132,9 @@ class WorkerSection:
         Identity(When.EXACT, text="{cpus_per_worker:g}"),
         InSearch.NEEDED,
     ] = None
-    """CPUs for each worker, and threads of TensorFlow; 1 by default. By default a worker on a GPU asks Ray for 1 CPU
-    and has as many threads as its node has CPUs for each GPU; 1 with --exact. Another number may change the last bit
-    of a sum."""
+    """CPUs and TensorFlow threads of each worker; 1 by default. A worker on a GPU then requests 1 CPU from Ray and has
+    as many threads as its node has CPUs for each GPU, or 1 with --exact. Another number can change the last bit of a
+    sum."""
     gpus_per_worker: Annotated[
         float,
         Interval(ge=LEAST_GPU, le=1),
@@ -145,7 +145,7 @@ class WorkerSection:
             "--strategy multi-worker-mirrored.",
         ),
     ] = 1.0
-    """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
+    """GPUs of each worker that computes on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
     @property
     def cpus(self) -> float:
@@ -188,8 +188,8 @@ class ClusterSection(WorkerSection):
     ] = 60.0
     """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
     max_failures: Annotated[int, Ge(-1)] = -1
-    """How often lost workers are replaced before the run gives up; -1 never gives up. Five errors of storage in a row
-    without a new step end the run all the same."""
+    """How often lost workers are replaced before the run gives up; -1 never gives up. Five storage errors in a row
+    without a new step stop the run in any case."""
 
     hang_seconds: Annotated[float, Ge(0)] = 30.0
     """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
@@ -216,10 +216,10 @@ class NoticeSection:
     notices: Notices = "auto"
     """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
     notice_url: str | None = None
-    """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    """Base URL of that service if it is not the cloud's own; {node_id} stands for Ray's id of the node."""
     follow_warnings: bool = False
-    """Leave a node on a mere warning, too: a rebalance recommendation of AWS, or a move or pause without a restart.
-    Without this flag, warnings are only shown."""
+    """Leave a node on a warning, too: a rebalance recommendation of AWS, or a move or pause without a restart. Without
+    this flag, warnings are only shown."""
 
     def check(self) -> None:
         """Refuse what cannot work.
@@ -247,8 +247,8 @@ class LengthSection:
     """The length of the run."""
 
     epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
-    """Passes over the training data. Default: as many as the program says; 1 where it says nothing, and --steps is not
-    given either."""
+    """Passes over the training data. Default: the program's number; 1 if it has none and --steps is not passed
+    either."""
     steps: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
     """Global steps, instead of epochs."""
 
@@ -260,8 +260,8 @@ class BatchSection:
     global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
-    """Parts of a global batch, of which each is one micro-batch of one worker; where they do not divide it, some have
-    one example more. Default: as many as the run has already, else a power of two, at least 4 and at least the most
+    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch, some
+    have one example more. Default: that of an existing run, otherwise a power of two, at least 4 and at least the most
     workers."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity(), Usual()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
@@ -348,12 +348,12 @@ class ComputeSection:
         Ge(0),
         not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
     ] = None
-    """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
-    wrongly is named and left out, and the run goes back. 0 never does; the default is 256 with --exact (less than 1 %
-    of the time) and 0 without."""
+    """Have another worker compute one shard of every so many steps again, and compare the bits. A machine that computes
+    wrongly is reported and left out, and the run rolls back. 0 never does; the default is 256 with --exact (less than 1
+    % of the time) and 0 without."""
     digests: bool = True
-    """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
-    floats have none."""
+    """Record a digest of what each shard adds in each step, so that the step can be computed again and compared. Sums
+    of floats have none."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ class StrategySection:
     """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
     parameter servers, which do not report it."""
     ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
-    """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
+    """Parameter servers, over which the weights are spread (default 1). They and the process that hands out the work
     take one CPU each."""
     sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
     """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
@@ -441,7 +441,7 @@ class CheckpointSection:
     checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
     """Save after this many steps."""
     checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
-    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); the first steps of a
+    """Save after this many seconds (default 30 if --checkpoint-every-steps is not passed either); the first steps of a
     run, and those after a restart, are saved sooner."""
     snapshot_every_steps: Annotated[
         int | None,
@@ -452,7 +452,7 @@ class CheckpointSection:
         ),
     ] = None
     """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
-    never does. The default is as often as takes less than 1 % of the time."""
+    never does. By default as often as possible in less than 1 % of the time."""
     keep: Annotated[int, Ge(1)] = 3
     """How many of the newest complete checkpoints are kept."""
     keep_best: str | None = None
