@@ -1,4 +1,4 @@
-"""`raytf verify RUN`: reads every byte of every checkpoint and says what a resume would restore."""
+"""`raytf verify RUN`: read every byte of every checkpoint, and report what a resume would restore."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Verify:
     restored."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -83,7 +83,7 @@ def settings(
         if flag is None:
             taken[its.name] = plain
         elif (flag, plain) != (its, values[its.name]):
-            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.given(values[flag.name])}")
+            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.typed(values[flag.name])}")
     if taken.keys() >= set(_LENGTHS):
         raise ConfigError("epochs and steps exclude each other: pass one of them.")
     return (config or TrainConfig()).replace(**taken), overruled

@@ -20,7 +20,7 @@ from raytf.config.identity import BESIDE, OF_STRATEGY, batch_identity, differenc
 from raytf.config.objective import MetricObjective
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
+from raytf.config.sections import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.driver.tracking import trackers

@@ -297,9 +297,8 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: 
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
         is_urgent: wait for the group's first step alone.
-        nice: value at which the processes import, beside a group that trains. Unless it is 0, they are started one after
-            the other: until a process imports, it has the priority of the group, from which several at once would take
-            seconds.
+        nice: value at which the processes import, beside a group that trains. Unless it is 0, they start one after the
+            other: until a process imports, it has the priority of the group, and several would take seconds from it.
     """
     if not runtime_env:
         settle = 0.0 if is_urgent else _SETTLE_SECONDS

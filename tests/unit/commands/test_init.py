@@ -171,7 +171,7 @@ def test_nothing_is_written_over(tmp_path: Path):
     (tmp_path / "x" / "job.py").write_text("mine")
     done = command("init", "x", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: x/job.py is there already, and nothing is written over. Give another folder.\n"
+    assert done.stderr == "error: x/job.py exists already, and nothing is overwritten. Choose another folder.\n"
     assert (tmp_path / "x" / "job.py").read_text() == "mine"
 
 

@@ -328,7 +328,7 @@ def test_image_folders_of_many_sizes(tmp_path):
     [
         (("convert", "/nowhere", "OUT", "--to", "parquet"), ["/nowhere", "no such file or folder"]),
         (("convert", "s3://no-such-bucket-1/x", "OUT", "--to", "parquet"), ["no-such-bucket-1"]),
-        (("convert", "digits", "OUT", "--to", "tfrecord", "--file-mb", "0"), ["expected 1 or more"]),
+        (("convert", "digits", "OUT", "--to", "tfrecord", "--file-mb", "0"), ["expected a number, 1 or more"]),
         (("convert", "digits", "OUT", "--to", "zip"), ["zip"]),
         (("check", "OUT/none"), ["no such file or folder"]),
         (("check", str(ROOT / "docs")), ["nothing to read", ".md"]),
