@@ -14,8 +14,7 @@ from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Where the token is looked for when no flag says where.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -58,3 +59,10 @@ def pictures(folder, per_class=3, classes=("cat", "dog"), size=(6, 5), ending="p
             colour = value if mode == "L" else (value, value, value)
             Image.new(mode, size[::-1], colour).save(folder / name / f"{i}.{ending}")
     return str(folder)
+
+
+def put_tree(storage, folder, name):
+    """Copy a local folder's files to below a name on storage."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            storage.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())

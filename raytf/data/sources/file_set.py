@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raytf.errors import DataError
 
 if TYPE_CHECKING:
-    from raytf.storage.listing import StoredFile
+    from raytf.storage.local_files import StoredFile
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -162,6 +162,6 @@ def _single(storage: Any, uri: str) -> tuple[list[StoredFile], str]:
     if folder.endswith(":/") or not storage.exists(""):
         return [], uri
     filesystem, path = storage.arrow()
-    from raytf.storage.listing import StoredFile
+    from raytf.storage.local_files import StoredFile
 
     return [StoredFile(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"
