@@ -361,7 +361,9 @@ def _explained(operation: str, path: str = "", hand_on: tuple[type[Exception], .
 
     try:
         yield
-    except (OSError, *hand_on):
+    except hand_on:
+        raise
+    except OSError:
         raise
     except exceptions.ResourceNotFoundError as error:
         container, _, name = path.partition("/")

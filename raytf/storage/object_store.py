@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow.fs as pafs
 
-from raytf.storage import conditional_writes, local_files
-from raytf.storage.azure import Azure
+from raytf.storage import local_files
+from raytf.storage.azure import Azure, AzureObjects
 from raytf.storage.local_files import StoredFile
-from raytf.storage.s3 import S3
+from raytf.storage.s3 import S3, Conditional
 from raytf.storage.uris import StorageUri
 
 #: Files that are deleted at the same time where each deletion is a request.
 _DELETES = 8
-
-
-class VersionedObjects(conditional_writes.Objects, Protocol):
-    """Reads and writes by version, and what else pyarrow cannot do; every method may raise OSError."""
-
-    def delete(self, path: str) -> None: ...
-    def delete_keys(self, bucket: str, keys: Sequence[str]) -> None: ...
-    def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int: ...
-
-
-class ObjectStore(Protocol):
-    """How to reach a store. Both methods read the credentials when they are called."""
-
-    def file_system(self) -> pafs.FileSystem: ...
-    def objects(self) -> VersionedObjects | None: ...
 
 
 @dataclass(frozen=True)
@@ -50,8 +34,15 @@ class Gcs:
             arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
         return pafs.GcsFileSystem(**arguments)
 
-    def objects(self) -> None:
+    def objects(self) -> VersionedObjects | None:
         """Return None: nothing here writes by version."""
+        return None
+
+
+#: How to reach a store. Its methods read the credentials when they are called.
+ObjectStore = S3 | Azure | Gcs
+#: Reads and writes by version, and does what else pyarrow cannot do; every method may raise OSError.
+VersionedObjects = Conditional | AzureObjects
 
 
 def of(place: StorageUri) -> ObjectStore:

@@ -14,9 +14,8 @@ from raytf._ray import raylets
 from raytf.checkpoint import variables
 from raytf.checkpoint.digest import Digest
 from raytf.config import precision
-from raytf.data.pipeline import Pipeline
+from raytf.data.pipeline import DEPTH, Pipeline
 from raytf.data.plan import StepPlan, assign
-from raytf.data.prefetch import DEPTH
 from raytf.data.sources import Source, fingerprint
 from raytf.distributed import memory_needs
 from raytf.distributed.devices import computes_on_gpu

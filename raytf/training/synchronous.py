@@ -20,9 +20,8 @@ import ray.train
 import tensorflow as tf
 
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import imbalance
-from raytf.data.prefetch import Prefetch
 from raytf.distributed import buckets, factory, meeting
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
 from raytf.distributed.audit import Standing

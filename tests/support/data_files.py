@@ -11,7 +11,7 @@ from PIL import Image
 
 from raytf.data import Spec
 from raytf.data.sources.tf_example import encode, feature
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 
 
 def masked(data):

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from raytf._tensorflow.datasets import DatasetGraph, is_dataset
 from raytf.data import tree
-from raytf.data.stream_kinds import from_tf_dataset
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_tf_dataset
 from raytf.errors import DataError
 
 IMAGES = np.random.default_rng(0).uniform(size=(8, 4, 4, 3)).astype(np.float32)

@@ -12,8 +12,7 @@ from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.data.sources.recording import NotRecordableError, recorded
-from raytf.data.stream_kinds import from_generator, from_iterable, from_py_dataset, from_tf_dataset
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_generator, from_iterable, from_py_dataset, from_tf_dataset
 from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
 

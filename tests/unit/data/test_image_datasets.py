@@ -13,7 +13,7 @@ import pytest
 from raytf.data import ImageFolderSource, load_images
 from raytf.data.image_datasets import open_splits, read_idx
 from raytf.data.sources.detect import is_idx
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import DataError
 from raytf.storage.storage import Storage

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from raytf.data import streams, tree
 from raytf.data.sources.base import Spec
-from raytf.data.stream_kinds import from_arrays, from_generator, from_iterable, from_py_dataset
-from raytf.data.streams import Stream, batch_of, misfit
+from raytf.data.streams import Stream, batch_of, from_arrays, from_generator, from_iterable, from_py_dataset, misfit
 from raytf.errors import DataError
 
 LENGTH = 7

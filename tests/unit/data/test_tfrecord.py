@@ -15,9 +15,8 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import fingerprint
 from raytf.data.sources.base import SMALL_BYTES, is_by_record
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.record_index import INDEX, IndexEntry, index
 from raytf.data.sources.tfrecord import is_tfrecord
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import INDEX, IndexEntry, frame, index
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
 from tests.support.data_files import examples, put_tree, tfrecords

@@ -13,7 +13,7 @@ from PIL import Image
 
 from raytf.data import ArraySource, ImageFolderSource, Spec
 from raytf.data.sources.detect import ReadOptions
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 from raytf.data.sources.writer import FileLayout, write
 from raytf.data.validation import check
 from raytf.storage.storage import Storage

@@ -16,8 +16,8 @@ import pytest
 from raytf.data import ArraySource, ParquetSource, Spec, TFRecordSource, load_images
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
-from raytf.data.sources.record_index import INDEX
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
+from raytf.data.sources.tfrecord_files import INDEX
 from raytf.data.sources.writer import FileLayout, identity_of, named, write
 from raytf.errors import ConfigError, DataError, StorageError
 from raytf.storage.storage import Storage

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from raytf.data.sources import ArraySource, ImageFolderSource
-from raytf.data.sources.image_decoder import Fit
+from raytf.data.sources.images import Fit
 from raytf.data.sources.schema import UNFINISHED
 from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import ConfigError, DataError
