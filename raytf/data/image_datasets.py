@@ -82,7 +82,7 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
                 return _digits()
             raise DataError(
                 f"--data mnist: no local copy in {' or '.join(MNIST_HOMES)}, and the download failed ({error}). "
-                "Give --data PATH, or --data digits for the digits that come with raytf."
+                "Pass --data PATH, or --data digits for the digits that come with raytf."
             ) from error
     return _from_path(data, size)
 
@@ -171,7 +171,7 @@ def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Sour
         refuse_other_classes(first, source)
         if isinstance(source, CsvSource) and isinstance(first, CsvSource) and source.classes and not first.classes:
             raise DataError(
-                f"{source.name}: labels are text here and numbers in {first.name}. Give all parts labels of one kind."
+                f"{source.name}: labels are text here and numbers in {first.name}. Use labels of one kind in all parts."
             )
     return sources
 

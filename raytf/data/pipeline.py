@@ -295,7 +295,7 @@ class Pipeline:
         if isinstance(y, np.ndarray) and y.dtype.kind in "biuf" and (y.min() < 0 or y.max() >= self._classes):
             raise DataError(
                 f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
-                f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
+                f"{self._classes} outputs. Number the classes from 0, or add units to the last layer."
             )
 
     def _by_shard(
@@ -339,7 +339,7 @@ def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], t
         with tf.device("CPU:0"):
             out = traced(tree.map_leaves(tf.convert_to_tensor, batch), tf.convert_to_tensor(seed))
         if not isinstance(out, tuple) or len(out) != 3:
-            raise DataError("augment must return a tuple (x, y, sample_weight), as it was given; None may stand in it.")
+            raise DataError("augment must return a tuple (x, y, sample_weight) like its argument; parts may be None.")
         return tree.map_leaves(lambda t: t.numpy(), out)
 
     return apply

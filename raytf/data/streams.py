@@ -172,7 +172,7 @@ class Stream:
             if not self._can_go_back and not (self._kept is not None and number == self._pass == 0):
                 raise DataError(
                     f"{self.name} data would have to be read again from batch {index + 1} on, and it can be read once "
-                    "only. Start the program again: it goes on from the newest checkpoint."
+                    "only. Start the program again: it continues from the newest checkpoint."
                 )
             self._pass, at = -1, 0
         if number > self._pass:
@@ -342,7 +342,7 @@ def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: in
     """
     if steps is None and epochs > 1:
         raise DataError(
-            f"{name} data is a {type(data).__name__}, which can be read once, and there are {epochs} epochs. Give "
+            f"{name} data is a {type(data).__name__}, which can be read once, and there are {epochs} epochs. Pass "
             "steps_per_epoch, or a tf.data.Dataset.from_generator, which is read again for each epoch."
         )
 
@@ -417,7 +417,7 @@ def _lengths(name: str, count: int | None, steps: int | None) -> tuple[int, int 
     if count == 0:
         raise DataError(f"{name} data has no batches.")
     if count is None and steps is None:
-        raise DataError(f"{name} data has no end. Give steps_per_epoch.")
+        raise DataError(f"{name} data has no end. Pass steps_per_epoch.")
     if steps is None or steps == count:
         return count or 0, None
     return steps, count

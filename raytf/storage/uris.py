@@ -125,8 +125,8 @@ def _check_folder(uri: str) -> None:
             such = f", such as {word[0]}..." if word else ""
             hint = f" with two slashes, as in {word[1]}://BUCKET/PREFIX" if word else ""
             raise ConfigError(
-                f"storage: what was given looks like a URI and is none{such}. "
-                f"{EXPECTED}{hint}. A folder whose name has a colon is given as ./NAME."
+                f"storage: the text looks like a URI and is none{such}. "
+                f"{EXPECTED}{hint}. Write a folder whose name has a colon as ./NAME."
             )
         plain = urllib.parse.unquote(plain)
 
@@ -137,7 +137,7 @@ def _has_secret(text: str) -> bool:
 
 
 def _credentials() -> ConfigError:
-    return ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
+    return ConfigError("storage: the URI contains credentials. Set them in the environment instead.")
 
 
 def _options(query: str, plain: str, known: tuple[str, ...]) -> dict[str, str]:

@@ -173,7 +173,7 @@ def test_lengths_that_differ_from_batch_to_batch_are_known():
         (lambda: numbers().batch(5), None, 3, ""),
         (lambda: numbers().batch(5), 2, 2, ""),
         (lambda: numbers().repeat().batch(5), 4, 4, ""),
-        (lambda: numbers().repeat().batch(5), None, 0, "has no end. Give steps_per_epoch"),
+        (lambda: numbers().repeat().batch(5), None, 0, "has no end. Pass steps_per_epoch"),
         (lambda: numbers().filter(lambda i: i > 3).batch(5), None, None, ""),
     ],
 )

@@ -137,7 +137,7 @@ def other_class(ours: Any, theirs: Any, place: str) -> str:
         if name != known:
             there = f"is {known!r}" if known is not None else "does not exist"
             return (
-                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: give classes= of the "
+                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: pass classes= of the "
                 "training data to the other source, or convert all parts with one command."
             )
     return ""

@@ -228,7 +228,7 @@ class CsvSource(BlockSource):
             )
         before = self._kinds.get(name, now)
         if _KINDS[before] != _KINDS[now]:
-            fix = " Give classes=[...] to take all of it for text." if name == self._label else ""
+            fix = " Pass classes=[...] to read all of it as text." if name == self._label else ""
             raise DataError(
                 f"{self._place(block, len(column))}: column {name!r} holds {_KINDS[now]} here and {_KINDS[before]} "
                 f"elsewhere.{fix}"

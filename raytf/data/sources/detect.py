@@ -78,7 +78,7 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
             return kind
     if any(name.rpartition("/")[2] == UNFINISHED for name in names):
         raise DataError(
-            f"{place}: a conversion into this folder has not ended. The same `raytf data convert` command goes on."
+            f"{place}: a conversion into this folder is not finished. Run the same `raytf data convert` command again."
         )
     raise DataError(
         f"{place}: there is nothing to read. Expected IDX files (train-images-idx3-ubyte.gz ...), *.tfrecord, "
@@ -128,4 +128,4 @@ def open_source(uri: str, reading: ReadOptions | None = None) -> Source:
         return images.ImageFolderSource(uri, **pixels, classes=reading.classes)
     if kind == "csv":
         return csv.CsvSource(uri, **columns, classes=reading.classes)
-    raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Give that folder.")
+    raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Pass that folder.")

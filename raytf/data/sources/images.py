@@ -75,8 +75,8 @@ class Decoder:
         height, width = self.size
         if not self.resizes and (image.height, image.width) != self.size:
             raise DataError(
-                f"{place} has {image.height} x {image.width} pixels, the first image {height} x {width}. Give the size "
-                "that all are to have: size=(HEIGHT, WIDTH)."
+                f"{place} has {image.height} x {image.width} pixels, the first image {height} x {width}. Pass the size "
+                "of all images: size=(HEIGHT, WIDTH)."
             )
         try:
             return _pixels(image, height, width, _MODES[self.channels], self.fit)

@@ -91,8 +91,8 @@ class MappingSource:
             items = self._asked(lambda: list(self._data.__getitems__(records)), records)
             if len(items) != len(records):
                 raise DataError(
-                    f"{self.name}: __getitems__ was asked for {len(records)} records and gave {len(items)}. It must "
-                    "give one for each number, in their order."
+                    f"{self.name}: __getitems__ was asked for {len(records)} records and returned {len(items)}. It "
+                    "must return one for each number, in their order."
                 )
             return items
         if self._threads == 1:

@@ -12,7 +12,7 @@ from raytf.data.sources.file_set import Files
 from raytf.errors import DataError
 
 SCHEMA = "_raytf_schema.json"
-#: Exists while a conversion has not ended.
+#: Exists until a conversion is finished.
 UNFINISHED = "_raytf_unfinished.json"
 _FORMAT = "raytf-data-1"
 
@@ -106,12 +106,12 @@ def read_schema(storage: Any) -> Schema | None:
     """Return the schema in a folder, or None.
 
     Raises:
-        DataError: it is damaged, or a conversion into this folder has not ended.
+        DataError: it is damaged, or a conversion into this folder is not finished.
     """
     if storage.exists(UNFINISHED):
         raise DataError(
-            f"{storage.locate('')}: a conversion into this folder has not ended. The same `raytf data convert` command "
-            "goes on with it."
+            f"{storage.locate('')}: a conversion into this folder is not finished. Run the same `raytf data convert` "
+            "command again to continue."
         )
     data = storage.get_or_none(SCHEMA)
     return None if data is None else Schema.decode(data, storage.locate(SCHEMA))

@@ -140,7 +140,7 @@ def infer(data: bytes, known: Mapping[str, Spec], names: Sequence[str], place: s
             )
         kind = _kind(table[name])
         if kind is None:
-            raise DataError(f"{place}: feature {name!r} is empty. Give every record a value of it.")
+            raise DataError(f"{place}: feature {name!r} is empty. Add a value to every record.")
         values = getattr(table[name], f"{kind}_list").value
         if name in known:
             features.append(Feature(name, known[name], kind))
@@ -268,7 +268,8 @@ class Parser:
                 has = f"{size} {unit}" if size >= 0 else f"{len(values)} values"
                 raise DataError(
                     f"{place(i)}: feature {f.name!r} has {has}, and shape {f.spec.shape} of {f.spec.dtype} takes "
-                    f"{expected} {unit}. Give features={{{f.name!r}: Spec(shape, dtype)}}, or records of one length."
+                    f"{expected} {unit}. Pass features={{{f.name!r}: Spec(shape, dtype)}}, or write records of one "
+                    "length."
                 )
             if f.kind == "bytes":
                 flat = np.frombuffer(values[0], np.dtype(f.spec.dtype).newbyteorder("<"))

@@ -88,7 +88,7 @@ def _names(part: Any, name: str) -> Any:
         return None if part is None else name
     if isinstance(part, dict) and all(isinstance(inner, Spec) for inner in part.values()):
         return {key: str(key) for key in part}
-    raise DataError(f"{name} holds nested arrays. Files have columns: give one array, or a flat dict of them.")
+    raise DataError(f"{name} holds nested arrays. Files have columns: pass one array, or a flat dict of arrays.")
 
 
 class DatasetFolder:
@@ -116,12 +116,12 @@ class DatasetFolder:
         self.is_finished = done is not None
         if begun is not None:
             before = Schema.decode(begun, storage.locate(UNFINISHED))
-            self._refuse_others(before.identity, "a conversion that has not ended")
+            self._refuse_others(before.identity, "an unfinished conversion")
             self._files = dict(before.files)
         elif done is not None:
             self._refuse_others(Schema.decode(done, storage.locate(SCHEMA)).identity, "converted data")
         elif others := [f.name for f in storage.files() if not f.name.rpartition("/")[2].startswith(("_", "."))]:
-            raise ConfigError(f"{storage.locate('')} is not empty: it has {others[0]}. Give a folder of its own.")
+            raise ConfigError(f"{storage.locate('')} is not empty: it has {others[0]}. Choose an empty folder.")
 
     @property
     def files(self) -> dict[str, RecordFile]:
@@ -201,7 +201,7 @@ class DatasetFolder:
         if identity != self._schema.identity:
             raise ConfigError(
                 f"{self._storage.locate('')} holds {what} of other records or settings ({identity}, now "
-                f"{self._schema.identity}). Give another folder, or delete this one."
+                f"{self._schema.identity}). Choose another folder, or delete this one."
             )
 
 

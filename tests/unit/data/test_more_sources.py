@@ -112,8 +112,8 @@ def test_csv_columns_of_true_and_false(tmp_path, block):
     ("later", "words"),
     [
         ("7,7", ["column 'a' holds numbers here and true and false elsewhere"]),
-        ("true,7", ["column 'label' holds numbers here and true", "Give classes=[...]"]),
-        ("true,cow", ["column 'label' holds text here and true", "Give classes=[...]"]),
+        ("true,7", ["column 'label' holds numbers here and true", "Pass classes=[...]"]),
+        ("true,cow", ["column 'label' holds text here and true", "Pass classes=[...]"]),
     ],
 )
 def test_csv_columns_of_two_kinds(tmp_path, later, words):
@@ -365,7 +365,7 @@ class Raises(Squares):
         ),
         (lambda: MappingSource({0: np.float32(1), 1: 1e300}).take(np.arange(2)), ["record 1: x is float64", "float32"]),
         (lambda: MappingSource({0: np.float32(1), 1: 2**24 + 1}).take(np.arange(2)), ["record 1: x is int64"]),
-        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and gave 2", "one for each"]),
+        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and returned 2", "one for each"]),
         (lambda: MappingSource(Raises()).take(np.arange(9)), ["raised at record 7: OSError: disk on fire"]),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_conversion_that_has_not_ended_is_a_problem(tmp_path):
     write(Storage(str(tmp_path)), ArraySource(np.arange(5)), FileLayout("tfrecord", 5, 5), "me")
     (tmp_path / UNFINISHED).write_text("{}")
     (found,) = check(str(tmp_path), ReadOptions(x=("x",), y=""))
-    assert ["has not ended" in why for _, why in found.problems] == [True]
+    assert ["is not finished" in why for _, why in found.problems] == [True]
     assert found.records == 5
 
 
