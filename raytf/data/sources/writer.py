@@ -152,7 +152,7 @@ class DatasetFolder:
         self._remember()
 
     def write_queue(self, queue: BatchQueue, written: Callable[[], object] = lambda: None) -> None:
-        """Write all files that are not complete yet, and the schema.
+        """Mark the folder as incomplete, and write all files that are not complete yet.
 
         Args:
             queue: all records, also those of complete files.
