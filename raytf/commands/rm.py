@@ -15,7 +15,7 @@ from raytf.config.terminal_text import say, visible
 from raytf.errors import ConfigError, RunInUseError
 from raytf.runs import inventory, run_folder
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
-from raytf.storage.listing import StoredFile
+from raytf.storage.local_files import StoredFile
 from raytf.storage.storage import Storage
 
 #: Files that `raytf tune` adds to its trials and to the copy of the best one.

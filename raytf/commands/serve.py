@@ -15,8 +15,7 @@ from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: The environment variable that holds the token by default.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"

@@ -17,8 +17,7 @@ from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)

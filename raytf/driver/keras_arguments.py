@@ -15,8 +15,7 @@ import numpy as np
 from raytf.config.keywords import FitSettings
 from raytf.config.train_config import TrainConfig, by_name
 from raytf.data import class_weights, sparse_rows, tree
-from raytf.data.stream_kinds import from_arrays
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_arrays
 from raytf.driver import inputs
 from raytf.errors import ConfigError, DataError
 

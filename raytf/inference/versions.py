@@ -23,7 +23,7 @@ from typing import Any
 
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.storage import claims, untrusted_json, uris
-from raytf.storage.local_names import is_plain
+from raytf.storage.local_files import is_plain
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
 

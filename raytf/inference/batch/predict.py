@@ -18,7 +18,7 @@ from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.cluster.connect import ray_for
 from raytf.config.resources import fitting
-from raytf.data.sources.image_decoder import Fit
+from raytf.data.sources.images import Fit
 from raytf.distributed.gpu import visibility
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.inference import versions

@@ -15,11 +15,11 @@ import ray.data
 
 from raytf.data import tree
 from raytf.data.image_datasets import load_images
-from raytf.data.sources import TFRecordSource, image_folder
+from raytf.data.sources import TFRecordSource, images
 from raytf.data.sources.base import by_name, record_bytes
 from raytf.data.sources.detect import is_idx
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.image_decoder import Decoder, Fit
+from raytf.data.sources.images import Decoder, Fit
 from raytf.data.sources.schema import read_schema
 from raytf.data.sources.tfrecord import features_of, is_tfrecord
 from raytf.errors import ConfigError, DataError, one_line
@@ -33,7 +33,7 @@ _KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz"), "csv"),
     **dict.fromkeys((".jsonl", ".json", ".jsonl.gz"), "json"),
-    **dict.fromkeys(image_folder.ENDINGS, "images"),
+    **dict.fromkeys(images.ENDINGS, "images"),
     ".npz": "npz",
 }
 _NAMED = ("digits", "mnist")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from raytf.data.sources import ArraySource, ImageFolderSource
-from raytf.data.sources.image_decoder import Fit
+from raytf.data.sources.images import Fit
 from raytf.data.sources.schema import UNFINISHED
 from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import ConfigError, DataError
@@ -219,7 +219,7 @@ def test_what_is_converted_is_found_and_nothing_beside_it(tmp_path: Path, to):
 def test_a_conversion_that_has_not_ended_is_refused(tmp_path: Path):
     (tmp_path / "part-00000.parquet").touch()
     (tmp_path / UNFINISHED).touch()
-    with pytest.raises(DataError, match="a conversion into this folder has not ended"):
+    with pytest.raises(DataError, match="a conversion into this folder is not finished"):
         look(str(tmp_path))
 
 
