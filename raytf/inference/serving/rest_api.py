@@ -20,10 +20,16 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad, excerpt
-from raytf.inference.serving.json_numbers import take_numbers
-from raytf.inference.serving.json_tensors import of_columns, of_rows, tensor
-from raytf.inference.serving.json_writer import text_of, text_of_rows
+from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving.json_tensors import (
+    excerpt,
+    of_columns,
+    of_rows,
+    take_numbers,
+    tensor,
+    text_of,
+    text_of_rows,
+)
 from raytf.inference.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
