@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from raytf.inference.serving.limits import ServingLimits, least_missed
+from raytf.inference.serving.limits import ServingLimits
 
 #: Seconds between two looks at all connections.
 _LOOK_SECONDS = 0.5
@@ -31,6 +32,12 @@ def install(limits: ServingLimits) -> None:
 def bounded(limits: ServingLimits) -> type[Connection]:
     """Connections of one server, which keep the limits together."""
     return type("BoundedProtocol", (Connection,), {"crowd": Connections(limits), "limits": limits})
+
+
+def least_missed(connections: Iterable[Connection]) -> Connection | None:
+    """Return the connection that makes room for another one, or None where all are being answered."""
+    idle = (connection for connection in connections if connection.is_idle)
+    return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
 
 
 class Connections:

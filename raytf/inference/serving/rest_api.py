@@ -110,9 +110,24 @@ def is_allowed(header: str | None, digest: str | None) -> bool:
     return hmac.compare_digest(given, digest) and scheme.lower() == "bearer"
 
 
-def no_such_model(asked: str, served: str) -> Refusal:
-    """The answer where a path names another model."""
-    return Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
+def check_token(header: str | None, digest: str | None) -> None:
+    """Refuse an Authorization header without the right token.
+
+    Raises:
+        Refusal: says what is expected.
+    """
+    if not is_allowed(header, digest):
+        raise Refusal(HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token.")
+
+
+def check_model(asked: str, served: str) -> None:
+    """Refuse a path that names another model.
+
+    Raises:
+        Refusal: says which one is served.
+    """
+    if asked != served:
+        raise Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
 
 
 def check_size(size: int, limit: int) -> None:
