@@ -1,4 +1,4 @@
-"""What a process does to itself: signals, daemon threads, and libraries that write to standard error."""
+"""Signals, daemon threads and standard error of a process, and the import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_stderr() -> Iterator[None]:
-    """Nothing that this process writes to standard error is seen, whoever writes it."""
+    """Hide everything that this process writes to standard error, whoever writes it."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -99,7 +99,7 @@ def no_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_stop(
+def signal_handler(
     handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
     """Have signals call the handler while the `with` statement lasts; in the main thread alone."""
@@ -112,18 +112,18 @@ def told_to_stop(
 
 
 class EndingSignal:
-    """Which signal has ended a command, other than Ctrl-C."""
+    """The signal that has ended a command, other than Ctrl-C."""
 
     number: signal.Signals | None = None
 
     @property
     def code(self) -> int:
-        """The exit code; that of Ctrl-C where it was no other signal."""
+        """The exit code; that of Ctrl-C if it was no other signal."""
         return 128 + (self.number or signal.SIGINT)
 
 
 @contextmanager
-def as_interrupts(told: EndingSignal) -> Iterator[None]:
+def as_interrupts(ending: EndingSignal) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
     ignores them; the second of them ends the process. In the main thread alone.
 
@@ -134,9 +134,9 @@ def as_interrupts(told: EndingSignal) -> Iterator[None]:
         return
 
     def handle(number: int, frame: Any) -> None:
-        if told.number is not None:
-            os._exit(told.code)
-        told.number = signal.Signals(number)
+        if ending.number is not None:
+            os._exit(ending.code)
+        ending.number = signal.Signals(number)
         raise KeyboardInterrupt
 
     both = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -168,7 +168,7 @@ def held_back() -> Iterator[None]:
 
     all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        with told_to_stop(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
+        with signal_handler(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
             yield
     finally:
         if came:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 from raytf.config.sections import RunSection
-from raytf.runs import search_files
+from raytf.runs import run_folder
 
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
 #: Where runs are kept where nobody says otherwise.
 USUAL = RunSection().storage
 #: Entries by which a folder is known as a run.
-RUN_MARKS = frozenset({"checkpoints", "attempts", "result.json", "ledger", search_files.SEARCH})
+RUN_MARKS = frozenset({"checkpoints", "attempts", "result.json", "ledger", run_folder.SEARCH})
 
 
 def run_uri(text: str) -> str:

@@ -16,11 +16,11 @@ from typing import Any, Unpack, get_type_hints
 import tyro
 
 from raytf.config import setting, strategy_rules
-from raytf.config.checkpoints import CheckpointSection
 from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
+    CheckpointSection,
     ClusterSection,
     ComputeSection,
     LengthSection,
@@ -108,9 +108,9 @@ class TrainConfig:
     @property
     def changed(self) -> dict[str, str]:
         """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
-        values, said = self.values, {"True": "on", "False": "off"}
-        given = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
-        return {flag: said.get(text, text) for flag, text in given.items()}
+        values, words = self.values, {"True": "on", "False": "off"}
+        texts = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
+        return {flag: words.get(text, text) for flag, text in texts.items()}
 
     def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
         """Return a copy with some settings changed.
@@ -149,14 +149,15 @@ class TrainConfig:
         return f"{self.program}/{self.run.name}" if self.program else self.run.name
 
     def lasting(self, epochs: int) -> TrainConfig:
-        """A copy that runs for that many epochs, unless the user said how long."""
-        said = self.length.epochs is not None or self.length.steps is not None
-        return self if said else self.replace(epochs=epochs)
+        """Return a copy that runs for that many epochs, unless the user said how long."""
+        is_set = self.length.epochs is not None or self.length.steps is not None
+        return self if is_set else self.replace(epochs=epochs)
 
     @property
     def logical_shards(self) -> int:
-        """Equal parts of a global batch: as given, else the power of two from the most workers up, at least 4. `fit`
-        takes that of a run that exists already, so that no world size appears in it, and on GPUs `shards_on_gpus`."""
+        """Equal parts of a global batch: as set, otherwise the next power of two from the most workers up, at least 4.
+        `fit` uses that of an existing run, so that it does not depend on the number of workers, and `shards_on_gpus` on
+        GPUs."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
         if self.strategy.has_servers and not self.strategy.sync_replicas:
@@ -164,20 +165,20 @@ class TrainConfig:
         most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
         return 1 << (most - 1).bit_length()
 
-    def shards_on_gpus(self, each: float) -> int:
-        """Logical shards of a new run on GPUs where none are given: the power of two from the most such GPUs up.
+    def shards_on_gpus(self, gpus: float) -> int:
+        """Return the logical shards of a new run on GPUs if none are set: the power of two from the most such GPUs up.
 
         There is no least: a GPU computes one large part faster than several small ones.
 
         Args:
-            each: GPUs of a worker.
+            gpus: of a worker.
         """
-        most = math.ceil(self.worker_range[1] * max(1.0, each))
+        most = math.ceil(self.worker_range[1] * max(1.0, gpus))
         return 1 << (most - 1).bit_length()
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """(fewest, most) workers, as the strategy takes them."""
+        """The fewest and the most workers that the strategy allows."""
         return strategy_rules.worker_range(self.strategy, self.cluster)
 
     @property
@@ -275,7 +276,7 @@ class TrainConfig:
 
     @property
     def parts(self) -> int:
-        """Most processes among which one batch is divided."""
+        """The most processes among which one batch is divided."""
         if self.strategy.has_servers and not self.strategy.sync_replicas:
             return 1
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
@@ -289,7 +290,7 @@ def section_types() -> dict[str, type]:
 
 @functools.cache
 def every_setting() -> tuple[Setting, ...]:
-    """All settings of a run, in the order of sections and fields."""
+    """Return all settings of a run, in the order of sections and fields."""
     return tuple(its for section in section_types().values() for its in setting.of(section))
 
 

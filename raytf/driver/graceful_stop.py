@@ -17,8 +17,8 @@ import ray
 
 from raytf.cluster.ray_watch import Loss
 from raytf.config import continuing
-from raytf.training.beat import Activity
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.heartbeat_types import Activity
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds that a save may take; the sender of the signal may be less patient: Ray waits 3 s.
 SAVE_SECONDS = 120.0

@@ -8,12 +8,12 @@ import re
 import socket
 from collections.abc import Callable, Collection, Iterator
 
+from raytf.audit import step_replay
 from raytf.config import continuing
 from raytf.config.program import Program
 from raytf.config.train_config import TrainConfig
-from raytf.driver import replaying
 from raytf.errors import ConfigError, RunMismatchError
-from raytf.runs import folder, search_files, start_command
+from raytf.runs import run_folder, start_command
 from raytf.storage.storage import Storage
 
 #: Where the runs of a program that calls `model.fit` lie below its name: the first one, which says who started it.
@@ -28,7 +28,7 @@ def named(config: TrainConfig, program: Program) -> TrainConfig:
     Raises:
         ConfigError: the process computes steps of a run again, and is to start another run.
     """
-    if config.run.new and replaying.is_asked():
+    if config.run.new and step_replay.is_requested():
         raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
     return config.replace(run=program.name) if config.run.run is None else config
 
@@ -98,9 +98,9 @@ def conflict(entries: Collection[str], is_program: bool) -> str:
         is_program: whether it is the runs of a program that would be kept there.
     """
     names = {entry.rstrip("/") for entry in entries}
-    if search_files.SEARCH in names:
+    if run_folder.SEARCH in names:
         return "a search of `raytf tune`"
-    has_run = bool(names & {*folder.FILES, *folder.FOLDERS})
+    has_run = bool(names & {*run_folder.FILES, *run_folder.FOLDERS})
     if is_program:
         return "a run that was not started by `raytf run`" if has_run else ""
     is_program_there = FIRST_OF_PROGRAM in names and not has_run

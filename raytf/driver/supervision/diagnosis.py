@@ -12,8 +12,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
 from raytf.config import continuing
-from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.group_failure import Errors, failure_of, lost_to, of_job
+from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
     GpuError,
@@ -24,15 +23,10 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
+from raytf.parameter_server.group import ProcessDiedError
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
-
-
-class ProcessDiedError(RaytfError):
-    """A process has died without which its group cannot go on; the message says which one."""
-
-    retryable = True
 
 
 class ControllerDiedError(RaytfError):

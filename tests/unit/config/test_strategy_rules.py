@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.config import resources, strategy_rules
-from raytf.config.sections import ClusterSection, StrategySection
-from raytf.config.strategies import ONE_WORKER
+from raytf.config.sections import ONE_WORKER, ClusterSection, StrategySection
 from raytf.config.train_config import TrainConfig, as_keyword_arguments
 from raytf.errors import ConfigError
 
