@@ -17,6 +17,7 @@ from raytf.audit.chain_check import Interval
 from raytf.audit.step_replay import NotedSteps, ReplayPlan, compare_steps, read_noted
 from raytf.commands import replay
 from raytf.commands._places import run_uri
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
@@ -40,7 +41,7 @@ class Prove:
     computes nothing."""
     workers: Annotated[int, annotated_types.Ge(1)] = 1
     """How many workers compute them; the result is the same."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 

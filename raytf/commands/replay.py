@@ -17,6 +17,7 @@ from raytf.audit import step_replay
 from raytf.audit.step_replay import NotedSteps, ReplayPlan, StepComparison
 from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
@@ -42,7 +43,7 @@ class Replay:
     pictures, norms of gradients, and weights before and after it."""
     notebook: bool = False
     """Print the lines of Python that load what --dump has written."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import RUN_MARKS, run_uri
 from raytf.commands._table import size_text
 from raytf.config.terminal_text import say, visible
 from raytf.errors import ConfigError, RunInUseError
@@ -20,8 +20,6 @@ from raytf.storage.storage import Storage
 
 #: Files that `raytf tune` adds to its trials and to the copy of the best one.
 _OF_SEARCHES = ("job.log", "parameters.json")
-#: Entries by which a folder is known as a run. They are deleted last, so that an interrupted deletion can be repeated.
-_MARKS = ("checkpoints", "attempts", "result.json", "ledger", run_folder.SEARCH)
 #: Foreign entries that a refusal names.
 _NAMED = 3
 
@@ -147,7 +145,8 @@ def remove(removal: Removal) -> None:
         for base in removal.owners if removal.owners[0].isdecimal() else ("",):
             inside = f"{base}/" if base else ""
             entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, run_folder.SEARCH}
-            for entry in sorted(entries, key=lambda entry: entry in _MARKS):
+            # What makes it a run is deleted last, so that an interrupted deletion can be repeated.
+            for entry in sorted(entries, key=lambda entry: entry in RUN_MARKS):
                 place.delete(f"{inside}{entry}")
     place.delete("")
 

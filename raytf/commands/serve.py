@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from annotated_types import Ge, Interval
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.inference.serving.version_policy import Policy, bounds
@@ -85,7 +85,7 @@ def main(flags: Serve) -> None:
     flags.check()
     policy, sizes = Policy.of(flags.versions, flags.version), bounds("--replicas", flags.replicas)
     digest = _token_digest(flags)
-    place = run_uri(flags.model)
+    place = model_uri(flags.model)
     storage = Storage(place)
     results: list[Any] = []
     within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))

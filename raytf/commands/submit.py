@@ -22,6 +22,8 @@ import tyro
 from annotated_types import Gt
 
 from raytf.commands._rest import rest_as
+from raytf.config import continuing
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
 from raytf.doctor import local_environment
 from raytf.doctor.check import local_files
@@ -44,7 +46,7 @@ class Submit:
 
     address: tyro.conf.Positional[tuple[str, ...]] = ()
     """The cluster's job server: http://HOST:8265."""
-    command: str = ""
+    command: Annotated[str, Rest("-- COMMAND ...")] = ""
     """What to run, as one text for a shell; or give it after `--`."""
     working_dir: str = "."
     """A folder that is packed once and sent with the job; '' for none."""
@@ -111,7 +113,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         elif flags.stop_on_interrupt:
             _say(f"interrupted; stopping job {job.name}")
             job.stop()
-            _say("the same command goes on from the last checkpoint")
+            _say(f"{continuing.next_submission(flags.command)} goes on from the last checkpoint")
         else:
             _say(f"interrupted; job {job.name} goes on, and nobody submits it again. {_how(address, job.name)}")
         return _INTERRUPTED

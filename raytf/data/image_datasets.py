@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from raytf import _process
 from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.detect import ReadOptions, files_of, is_idx, kind_of, open_source, splits_of
@@ -90,7 +91,7 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
 def _download(url: str) -> bytes:
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
+    with _process.working("downloading MNIST"), urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
         data = answer.read()
     home = Path(MNIST_HOMES[1]).expanduser()
     with contextlib.suppress(OSError):  # without the cache the next start downloads it again
