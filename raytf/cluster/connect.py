@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from raytf import _process
-from raytf._ray import local_start, tokens, worker_process
+from raytf._ray import tokens, worker_process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
@@ -110,7 +110,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
             # A dozen processes, which start before anything else, for a page that has nothing about a run of Ray Train.
             "include_dashboard": False,
-            "_system_config": local_start.SYSTEM_CONFIG,
+            "_system_config": worker_process.SYSTEM_CONFIG,
         }
     connection = Connection(own)
     try:
@@ -145,7 +145,7 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
     """
     silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
     starting = own.starting() if own else local_ray.reaching(address or "")
-    lean = local_start.without_helpers(chatter["log_to_driver"]) if own else contextlib.nullcontext()
+    lean = worker_process.without_helpers(chatter["log_to_driver"]) if own else contextlib.nullcontext()
     try:
         with _process.held_back(), worker_process.no_signal_handlers(), silent, starting, lean:
             ray.init(**chatter)

@@ -1,4 +1,4 @@
-"""`raytf verify RUN`: reads every byte of every checkpoint and says what a resume would restore."""
+"""`raytf verify RUN`: read every byte of every checkpoint, and report what a resume would restore."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Verify:
     restored."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -77,12 +77,18 @@ def has_trained() -> bool:
     return _connection is not None
 
 
-@atexit.register
 def disconnect() -> None:
     """Give up the connection that stays, if there is one."""
     global _connection
     _connection = None
     _kept.close()
+
+
+@atexit.register
+def _disconnect_at_exit() -> None:
+    if _connection is not None:
+        with _process.working("leaving Ray"):
+            disconnect()
 
 
 def _described() -> str:

@@ -17,7 +17,7 @@ from raytf._tensorflow import summaries
 from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
-from raytf.config import identity, precision, program
+from raytf.config import continuing, identity, precision, program
 from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
@@ -267,7 +267,7 @@ def _finish(
     Returns:
         The contents of `result.json`.
     """
-    name = job.config.run.name
+    name = job.config.run_name
     with notebook.display(job.verbose, job.config.run.verbose) as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
@@ -281,24 +281,28 @@ def _finish(
                 if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
                     with follow.tracked(job.config, run, display.say, tracker):
                         pass
-                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {identity.BESIDE}")
+                how = identity.beside(job.config)
+                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {how}")
                 return finished
             run_log.abort_uploads(run)
-            start_command.write(run, start_command.of_process(program.of_process(notebook.in_notebook()).path))
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources), term=lease.owner["term"])
-            before = stored if stored and run.exists(run_log.RESULT) else None  # of one that had finished
-            is_late = has_trained() or job.stop_step is not None or stream is not None or (stored and before is None)
-            with (
-                follow.tracked(job.config, run, display.say, tracker),
-                booked(run, job.config, lease.owner["term"]) as book,
-                rehearsing(job, None if is_late else sources.train, job.config, before) as rehearsal,
-            ):
-                session = _Session(run, display, status_file, lease, book, rehearsal)
-                with staying_connected(job.config, display.stage) as local:
-                    document = _train(job, sources, stream, local, session)
-                book.note(Driver("ended", outcome="finished"))
-                add_times(document, run, book)
-                run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
+            command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
+            with start_command.recorded(run, command) as is_same:
+                # A model that may be another one is compared: of a run that had finished, or of another command.
+                before = stored if stored and (run.exists(run_log.RESULT) or not is_same) else None
+                is_late = has_trained() or job.stop_step is not None or stream is not None
+                train = None if is_late or (stored and before is None) else sources.train
+                with (
+                    follow.tracked(job.config, run, display.say, tracker),
+                    booked(run, job.config, lease.owner["term"]) as book,
+                    rehearsing(job, train, job.config, before) as rehearsal,
+                ):
+                    session = _Session(run, display, status_file, lease, book, rehearsal)
+                    with staying_connected(job.config, display.stage) as local:
+                        document = _train(job, sources, stream, local, session)
+                    book.note(Driver("ended", outcome="finished"))
+                    add_times(document, run, book)
+                    run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
         display.say(summary(document))
         return document
 
@@ -345,7 +349,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             look = partial(session.rehearsal.look, display.say_early, "GPU" in resources or own, local)
             document = _run(job, run, resources, display.say, look)
     if document is None:
-        raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+        raise RaytfError(f"training ended without a result; {continuing.from_last_checkpoint()}.")
     check_owner(run, lease.owner["id"])
     memory_keeper.dismiss(run.uri)
     return document
@@ -382,7 +386,7 @@ def _run(
 
         return controllers.run(job, run, resources, look)
     except ray.exceptions.RayError as error:
-        text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
+        text = f"Ray failed: {one_line(error, 400)}; {continuing.from_last_checkpoint()}."
         raise ClusterError(text, passes=True) from None
 
 

@@ -16,8 +16,7 @@ from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.data.sources.recording import NotRecordableError, recorded
-from raytf.data.stream_kinds import from_generator, from_iterable, from_py_dataset, from_tf_dataset
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_generator, from_iterable, from_py_dataset, from_tf_dataset
 from raytf.errors import ConfigError, DataError
 from raytf.runs import notebook
 from raytf.runs.lease import Lease

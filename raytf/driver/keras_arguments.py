@@ -15,8 +15,7 @@ import numpy as np
 from raytf.config.keywords import FitSettings
 from raytf.config.train_config import TrainConfig, by_name
 from raytf.data import class_weights, sparse_rows, tree
-from raytf.data.stream_kinds import from_arrays
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_arrays
 from raytf.driver import inputs
 from raytf.errors import ConfigError, DataError
 
@@ -83,7 +82,7 @@ def settings(
         if flag is None:
             taken[its.name] = plain
         elif (flag, plain) != (its, values[its.name]):
-            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.given(values[flag.name])}")
+            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.typed(values[flag.name])}")
     if taken.keys() >= set(_LENGTHS):
         raise ConfigError("epochs and steps exclude each other: pass one of them.")
     return (config or TrainConfig()).replace(**taken), overruled

@@ -120,7 +120,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
             if count == 1:  # one Ray for all calls, which draws when it starts
                 with notebook.display() as display:
                     stack.enter_context(connected(step_replay.with_room(config), display.stage))
-            return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
+            return _fit(model, config.of_program(folder, count), own, args, kwargs)
 
     replaced = _keras.with_fit(train)
     with contextlib.ExitStack() as stack, lines_on_stderr(), summaries.noted_writers(), replaced as own:

@@ -1,5 +1,5 @@
 """A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do. The
-model of a run that had finished and is trained further is built there and compared.
+model of a run that had finished and is trained further, or whose command has changed, is built there and compared.
 
 On two cores a run that has no mistake starts one or two seconds later for it; a busy machine, where it would come too
 late, tries nothing. What is found ends the run only where workers would find the same: on CPUs, and mistakes in code

@@ -16,11 +16,11 @@ from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import precision, resources, strategy_rules
-from raytf.config.identity import BESIDE, OF_STRATEGY, batch_identity, differences, strategy_identity
+from raytf.config.identity import OF_STRATEGY, batch_identity, beside, differences, strategy_identity
 from raytf.config.objective import MetricObjective
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
+from raytf.config.sections import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.driver.tracking import trackers
@@ -189,8 +189,8 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
     if not before or was == now:
         return
     raise RunMismatchError(
-        f"run {config.run.name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + BESIDE
+        f"run {config.run_name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
+        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + beside(config)
     )
 
 
@@ -219,8 +219,8 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
     difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(
-            f"run {config.run.name!r} in storage was made with other settings: {difference}. "
-            f"Use the same settings as before. {BESIDE}"
+            f"run {config.run_name!r} in storage was made with other settings: {difference}. "
+            f"Use the same settings as before. {beside(config)}"
         )
 
 
@@ -404,6 +404,13 @@ def check_arguments(
     Raises:
         RaytfError: a setting or an argument is wrong.
     """
+    with config.named_as_typed():
+        _check_arguments(config, own, model, train, validation, validation_freq)
+
+
+def _check_arguments(
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
+) -> None:
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)

@@ -249,7 +249,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
         None where that is gone.
     """
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
-    found = versions.whole(versions.look(own))
+    found = versions.whole(versions.inspect(own))
     # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
     source = next((v for v in found if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
@@ -268,7 +268,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
     """The newest version, where it holds these weights."""
-    newest = next(iter(versions.whole(versions.look(target))), None)
+    newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
 

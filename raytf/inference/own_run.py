@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import draws, inlining, tapes
+from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
@@ -128,7 +128,7 @@ def run(
         except Held as end:  # not an error of the user's code
             return end
 
-    with scope, own_steps.held_back(held), tapes.on_tensors(current), draws.seeded(seed), inlining.inlined():
+    with scope, own_steps.held_back(held), tracing.on_tensors(current), tracing.seeded(seed), tracing.inlined():
         logs = run_user_code(f"{step.__name__}", call)
         if isinstance(logs, Held):
             raise logs
@@ -251,7 +251,7 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
             updates.append((optimizer, list(given)))
 
         noting, stepping = _as_raised(note, model.train_step)
-        with own_steps.held_back(noting), inlining.inlined():
+        with own_steps.held_back(noting), tracing.inlined():
             logs = scalars(run_user_code("train_step", lambda: stepping(data)))
         names.extend(logs)
         return loss_of(logs)

@@ -17,8 +17,7 @@ import keras
 import numpy as np
 
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import CallBatch, Pipeline
-from raytf.data.prefetch import Prefetch
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import Group, SingleWorkerGroup
 from raytf.distributed.step_agreement import StepFlag, vector

@@ -25,8 +25,7 @@ from raytf.runs.lease_decisions import RENEW_SECONDS, parse
 from raytf.runs.ledger import Event
 from raytf.runs.run_state import RunState
 from raytf.storage import untrusted_json
-from raytf.storage.listing import StoredFile
-from raytf.storage.local_names import is_plain
+from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 

@@ -9,9 +9,8 @@ import keras
 import numpy as np
 
 from raytf.checkpoint import variables
-from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.prefetch import Prefetch
 from raytf.data.sources import Source
 from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import Devices

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raytf.config import canonical_text
-from raytf.config.identity import BESIDE
+from raytf.config.identity import beside
 from raytf.data.sources import Source
 from raytf.errors import JobError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
@@ -75,12 +75,13 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
     Raises:
         RunMismatchError: says where the models differ.
     """
-    key = run_identity.STRUCTURE
-    if described.get(key, before.get(key)) != before.get(key, described.get(key)):
+    keys = [key for key in before if key.startswith("model ") and key in described]
+    difference = run_identity.not_going_on({key: before[key] for key in keys}, {key: described[key] for key in keys})
+    if difference:
         where = _first_difference(Storage(job.run_uri), described.get(model_probe.CONFIG, ""))
         raise RunMismatchError(
-            f"run {job.config.run.name!r} in storage was made with another model: {where}"
-            f"{run_identity.not_going_on({key: before[key]}, {key: described[key]})}. {BESIDE}"
+            f"run {job.config.run_name!r} in storage was made with another model: {where}{difference}. "
+            f"{beside(job.config)}"
         )
 
 
@@ -92,8 +93,8 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
-            f"run {job.config.run.name!r} has finished with other settings, so its result does not apply: "
-            f"{where}{difference}. Use the same settings as before. {BESIDE}"
+            f"run {job.config.run_name!r} has finished with other settings, so its result does not apply: "
+            f"{where}{difference}. Use the same settings as before. {beside(job.config)}"
         )
 
 

@@ -22,9 +22,8 @@ from raytf.cluster.preemption import watcher
 from raytf.config import precision
 from raytf.config.objective import flat
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import Pipeline
+from raytf.data.pipeline import DEPTH, Pipeline
 from raytf.data.plan import StepPlan, assign
-from raytf.data.prefetch import DEPTH
 from raytf.data.sources import Source, fingerprint
 from raytf.distributed import memory_needs, ranks, worker_table
 from raytf.distributed.devices import computes_on_gpu

@@ -22,9 +22,8 @@ import tensorflow as tf
 from raytf import _keras
 from raytf.audit.shard_audit import Standing
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import imbalance
-from raytf.data.prefetch import Prefetch
 from raytf.distributed import group, step_digest
 from raytf.distributed.allreduce import buckets
 from raytf.distributed.group import Group

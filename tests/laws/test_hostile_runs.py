@@ -119,7 +119,7 @@ def look(uri: str, name: str, page: Path, is_drawn: bool = True) -> dict[str, An
         "report": lambda: report.main(report.Report(place, html=str(page))),
         "verify": lambda: verify.main(verify.Verify(place)),
         "verify --json": lambda: verify.main(verify.Verify(place, json=True)),
-        "serve": lambda: versions.look(versions.models_of(place)[0]),
+        "serve": lambda: versions.inspect(versions.models_of(place)[0]),
         "resume": lambda: resume(uri, name),
     }
     for command, call in calls.items():

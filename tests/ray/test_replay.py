@@ -96,7 +96,7 @@ def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--step", 0), "--step 0: expected 1 or more"),
+        (("--step", 0), "--step 0: expected a number, 1 or more"),
         (("--step", 400), "has noted 3 steps"),
     ],
 )

@@ -11,9 +11,8 @@ import tensorflow as tf
 from keras import layers
 
 from raytf.config.sections import ComputeSection
-from raytf.data.pipeline import Pipeline
+from raytf.data.pipeline import Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.prefetch import Prefetch
 from raytf.data.sources import ArraySource, Source
 from raytf.data.sources.batches import BatchedSource
 from raytf.distributed.allreduce.reduction import packed

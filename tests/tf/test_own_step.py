@@ -18,7 +18,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.data.sources.recording import recorded
-from raytf.data.stream_kinds import from_tf_dataset
+from raytf.data.streams import from_tf_dataset
 from raytf.errors import RaytfError, WholeBatchError
 from raytf.storage.storage import Storage
 from raytf.training.evaluation import Evaluator

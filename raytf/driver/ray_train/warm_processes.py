@@ -190,7 +190,7 @@ class WarmSupply:
                 answer: warm_pool.WarmAnswer = ray.get(ref)
             except ray.exceptions.RayError:  # the worker died, and the group will be replaced
                 continue
-            if answer.runtime_env and self._helpers_lacking:
+            if answer.runtime_env and (answer.ready or not self._nice) and self._helpers_lacking:
                 self._start_helpers()
             self._schedule.answered(node, answer.ready)
             self._runtime_env = answer.runtime_env or self._runtime_env

@@ -11,6 +11,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
+from raytf.config import continuing
 from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
@@ -102,7 +103,7 @@ def _of_process(error: BaseException) -> Failure:
         return Failure(Cause.ERROR, one_line(missing).rstrip("."), is_final=True, error=missing)
     match error:
         case ControllerDiedError():
-            told = f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint."
+            told = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
             return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(told, passes=True))
         case ProcessDiedError():
             failed = ClusterError(f"training failed: {text}", passes=True)

@@ -129,6 +129,11 @@ class WarmProcesses:
             return False
         return True
 
+    def is_starting(self) -> bool:
+        """Return whether a process was requested that has not begun to import."""
+        self.count()  # removes requests that are too old
+        return any(self._folder.glob("asked-*"))
+
     def count(self) -> int:
         """Number of processes that wait, are importing, or were requested. Removes those that died or never started."""
         found = 0
@@ -292,7 +297,8 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: 
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
         is_urgent: wait for the group's first step alone.
-        nice: value at which the processes import.
+        nice: value at which the processes import, beside a group that trains. Unless it is 0, they start one after the
+            other: until a process imports, it has the priority of the group, and several would take seconds from it.
     """
     if not runtime_env:
         settle = 0.0 if is_urgent else _SETTLE_SECONDS
@@ -300,9 +306,10 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: 
             return WarmAnswer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     processes = WarmProcesses.here()
-    count, why = missing(workers, processes.count(), raylets.free_bytes())
+    lacking, why = missing(workers, processes.count(), raylets.free_bytes())
+    count = lacking if not nice else 0 if processes.is_starting() else min(lacking, 1)
     if count:
         processes.ask(count, nice)
         node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
-    return WarmAnswer(not count, why, runtime_env)
+    return WarmAnswer(not lacking, why, runtime_env)

@@ -8,8 +8,8 @@ from typing import Any
 
 from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.training_state import TrainingState
-from raytf.config.checkpoints import CheckpointSection
 from raytf.config.objective import MetricObjective, flat
+from raytf.config.sections import CheckpointSection
 from raytf.errors import ConfigError
 
 #: A metric's name and its value at a state; None if there is no value.

@@ -374,7 +374,7 @@ class Checkpointer:
         if not self.save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self._state.step}, could not be saved: "
-                f"{self._durable.failure or 'another rank failed'}. Fix the storage and run the same command: it "
+                f"{self._durable.failure or 'another rank failed'}. Fix the storage and start the run again: it "
                 f"resumes from step {self._state.durable_step or 0}."
             )
         if self._waiting is not None:

@@ -12,7 +12,7 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
-from raytf.config.identity import BESIDE
+from raytf.config.identity import beside
 from raytf.errors import RunInUseError, RunMismatchError
 from raytf.runs.lease import check_owner
 from raytf.storage.storage import Storage
@@ -108,8 +108,8 @@ def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> No
     difference = run_identity.not_going_on(before, now)
     if difference:
         raise RunMismatchError(
-            f"run {attempt.config.run.name!r} in storage was made with other settings: {difference}. "
-            f"Use the same settings as before. {BESIDE}"
+            f"run {attempt.config.run_name!r} in storage was made with other settings: {difference}. "
+            f"Use the same settings as before. {beside(attempt.config)}"
         )
     if before.get(run_identity.CODE, now[run_identity.CODE]) != now[run_identity.CODE]:
         attempt.reporter.say(

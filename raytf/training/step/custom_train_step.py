@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import tapes
+from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError, WholeBatchError
@@ -224,11 +224,11 @@ class OwnStep:
                         "layer or metric that has it, an attribute of the model, so that it is saved with it."
                     )
             changed = [v for v in self.states if id(v) in scope.changed]
-            is_late = tapes.depends([scope.get_current_value(v) for v in changed], marks)
+            is_late = tracing.depends([scope.get_current_value(v) for v in changed], marks)
             self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
             self.found.names = list(logs)
-            self._of_weights.update(zip(logs, tapes.depends(list(logs.values()), marks), strict=True))
-            if any(tapes.depends([scope.get_current_value(v) for v in self.metrics], marks)):
+            self._of_weights.update(zip(logs, tracing.depends(list(logs.values()), marks), strict=True))
+            if any(tracing.depends([scope.get_current_value(v) for v in self.metrics], marks)):
                 raise ModelError(
                     "train_step updates a metric with a prediction that is made after the last update of the weights. "
                     "Predict before optimizer.apply, as Keras's own train_step does."
@@ -251,10 +251,10 @@ class OwnStep:
             # What a shard draws is its own, as its records are.
             sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
             values = [scope.get_current_value(v) for v in self.found.late]
-            for variable, is_of_batch in zip(self.found.late, tapes.depends(values, sources), strict=True):
+            for variable, is_of_batch in zip(self.found.late, tracing.depends(values, sources), strict=True):
                 if is_of_batch:
                     raise ModelError(_OF_BOTH.format(variable.path))
-            for name, is_of_batch in zip(logs, tapes.depends(list(logs.values()), sources), strict=True):
+            for name, is_of_batch in zip(logs, tracing.depends(list(logs.values()), sources), strict=True):
                 if not is_of_batch:
                     self.found.late_names.add(name)
                 elif self._of_weights.get(name):

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import draws
+from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
@@ -132,7 +132,7 @@ class MicroBatch(ShardWork):
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
             scope = OwnScope(mapping)
             added_by = added_losses.divided(model, self._training, leaves[0].shape[0], part)
-            with scope, divided as called, draws.seeded(seeds[-1]), added_by, self._gathered.noted() as noted:
+            with scope, divided as called, tracing.seeded(seeds[-1]), added_by, self._gathered.noted() as noted:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 models.check_added(model, scope.losses)

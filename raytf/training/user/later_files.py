@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from raytf._tensorflow import summaries
-from raytf.storage import local_files, local_names
+from raytf.storage import local_files
 from raytf.storage.storage import Storage
 
 #: In the run's folder.
@@ -225,5 +225,5 @@ def give_back(run: Storage, sent: list[Any]) -> None:
 
 def _copy_tree(run: Storage, name: str, folder: str) -> None:
     for each in run.files(name):
-        local_names.check_plain(each.name, run.locate(name))
+        local_files.check_plain(each.name, run.locate(name))
         local_files.put_inside(folder, each.name, run.get(f"{name}/{each.name}"))

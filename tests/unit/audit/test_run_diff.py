@@ -10,7 +10,7 @@ import pytest
 from raytf.audit import run_diff
 from raytf.checkpoint import manifest
 from raytf.checkpoint.naming import name_of
-from raytf.commands.bisect import told
+from raytf.commands.bisect import result_lines
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
@@ -69,7 +69,7 @@ def test_equal_runs_do_not_part(made):
     one, other = made
     found = run_diff.part(one.write(), other.write(60))
     assert (found.same, found.step, found.settings, run_diff.why(found)) == (60, None, (), [])
-    assert told(found, [], [STEPS, 60]) == ["the 60 steps that both have are the same"]
+    assert result_lines(found, [], [STEPS, 60]) == ["the 60 steps that both have are the same"]
 
 
 def test_a_flipped_bit_in_a_gradient_is_named(made):
@@ -81,7 +81,7 @@ def test_a_flipped_bit_in_a_gradient_is_named(made):
         "shard 2 of the batch differs in kernel; the weights before the step are the same",
         "settings, data and model are the same: a machine computed wrongly, or data that changed",
     ]
-    assert told(found, [], [STEPS, STEPS]) == ["69 steps are the same; the runs part at step 70"]
+    assert result_lines(found, [], [STEPS, STEPS]) == ["69 steps are the same; the runs part at step 70"]
 
 
 def test_records_of_the_shards_that_differ_are_named(made):

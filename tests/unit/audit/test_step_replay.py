@@ -211,4 +211,4 @@ def test_nothing_is_the_same_where_nothing_was_compared():
     ],
 )
 def test_what_was_found_is_told(found: StepComparison, lines: list[str]):
-    assert replay.told(found, 4, 8) == lines
+    assert replay.comparison_lines(found, 4, 8) == lines

@@ -171,7 +171,7 @@ def test_nothing_is_written_over(tmp_path: Path):
     (tmp_path / "x" / "job.py").write_text("mine")
     done = command("init", "x", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: x/job.py is there already, and nothing is written over. Give another folder.\n"
+    assert done.stderr == "error: x/job.py exists already, and nothing is overwritten. Choose another folder.\n"
     assert (tmp_path / "x" / "job.py").read_text() == "mine"
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_written_over(tmp_path: Path):
         (["x", "--cluster", "aws-gpu-spt"], "--cluster aws-gpu-spt is not known. Did you mean aws-gpu-spot?"),
         (["x", "--job", "mnits"], "--job mnits is not known. Did you mean mnist?"),
         (["x", "--job", "../secret"], "--job ../secret is not known."),
-        (["file"], "file is a file, and nothing is written over."),
+        (["file"], "file is a file, and nothing is overwritten."),
         (["/proc/x"], "cannot write to /proc/x: "),
         ([], "expected FOLDER."),
     ],

@@ -198,6 +198,8 @@ STRUCTURE, OTHER = {"model structure": "aa", "other": "1"}, {"model structure": 
         (STRUCTURE, STRUCTURE, False),
         (STRUCTURE, {**STRUCTURE, "other": "2"}, False),  # of which the workers decide
         (STRUCTURE, OTHER, True),
+        ({**STRUCTURE, "model optimizer": "SGD"}, {**STRUCTURE, "model optimizer": "Adam"}, True),
+        ({**STRUCTURE, "code of the model": "1"}, {**STRUCTURE, "code of the model": "2"}, False),
         ({}, OTHER, False),  # of a run that stored no model
         (STRUCTURE, {model_probe.CANNOT: "no module"}, False),
     ],
@@ -209,5 +211,5 @@ def test_a_run_that_had_finished_is_not_trained_further_with_another_model(tmp_p
     if not is_refused:
         finished_run.check_model(job, before, now)
         return
-    with pytest.raises(RunMismatchError, match=r"another model: model structure: aa in storage, bb now\. .*--new"):
+    with pytest.raises(RunMismatchError, match=r"another model: model .* in storage, .* now\. .*new=True"):
         finished_run.check_model(job, before, now)

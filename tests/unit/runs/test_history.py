@@ -361,5 +361,5 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     done = raytf("show", str(tmp_path), "--follow", "--json")
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
-        ["error: --follow shows tables, and --json prints one document. Give one of them."],
+        ["error: --follow shows tables, and --json prints one document. Pass one of them."],
     )

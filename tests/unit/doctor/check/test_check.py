@@ -458,7 +458,7 @@ def test_json_for_scripts(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "there is nothing to check"),
+        ((), "No file given"),
         (("/no/such.yaml",), "cannot be read"),
         (("c.yaml", "--job", "python j.py --workers 0"), "--workers 0"),
         ((".",), "holds no .yaml file"),

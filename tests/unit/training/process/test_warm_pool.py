@@ -72,6 +72,18 @@ class TestShelf:
         shelf.ask(1, nice=10)
         assert shelf.claim(os.getpid()) == 10
 
+    def test_a_request_is_open_until_its_process_imports(self, tmp_path: Path):
+        now = time.monotonic()
+        shelf = WarmProcesses(tmp_path / "shelf", lambda: now)
+        assert not shelf.is_starting()
+        shelf.ask(1)
+        assert shelf.is_starting()
+        shelf.claim(os.getpid())
+        assert not shelf.is_starting()
+        shelf.ask(1)
+        now += 61
+        assert not shelf.is_starting()
+
     def test_one_that_does_not_come_is_forgotten(self, tmp_path: Path):
         now = time.monotonic()
         shelf = WarmProcesses(tmp_path / "shelf", lambda: now)

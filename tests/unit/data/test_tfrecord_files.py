@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.data.sources.tfrecord_frames import Damage, find_damage, frame, masked_crc, scan
+from raytf.data.sources.tfrecord_files import Damage, find_damage, frame, masked_crc, scan
 from tests.support.data_files import framed
 
 records = st.lists(st.binary(max_size=60), max_size=12)

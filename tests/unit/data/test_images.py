@@ -10,7 +10,7 @@ from raytf.data import ImageFolderSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
-from tests.support.data_files import pictures
+from tests.support.data_files import pictures, put_tree
 
 
 def refused(call, *words):
@@ -113,7 +113,7 @@ def test_mistakes(tmp_path):
 
 
 def test_s3(s3, tmp_path):
-    Storage(s3()).put_tree(pictures(tmp_path), "d")
+    put_tree(Storage(s3()), pictures(tmp_path), "d")
     source = pickle.loads(pickle.dumps(ImageFolderSource(s3("d"))))
     x, y = source.take(np.array([5, 0, 3]))
     assert (x[:, 0, 0, 0].tolist(), y.tolist(), source.rows_read) == ([50, 0, 30], [1, 0, 1], 3)

@@ -12,7 +12,7 @@ import pytest
 
 from raytf.inference.serving import rest_api
 from raytf.inference.serving.errors import Refusal
-from raytf.inference.serving.json_tensors import of_columns, of_rows, tensor
+from raytf.inference.serving.json_tensors import of_columns, of_rows, plain, tensor
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 
@@ -141,16 +141,10 @@ def test_a_large_answer_is_written_as_a_small_one_is(shape, names, key):
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     outputs = dict(zip(names, (values, values.astype("S") if values.size else values), strict=False))
     found = json.loads(b"".join(rest_api.answer(outputs, call)))
-    plain = {name: json.loads(json.dumps(_plain(name, value))) for name, value in outputs.items()}
+    expected = {name: json.loads(json.dumps(plain(name, value))) for name, value in outputs.items()}
     if key == "inputs":
-        assert found == {"outputs": plain if len(plain) > 1 else plain["y"]}
-    elif len(plain) == 1:
-        assert found == {"predictions": plain["y"]}
+        assert found == {"outputs": expected if len(expected) > 1 else expected["y"]}
+    elif len(expected) == 1:
+        assert found == {"predictions": expected["y"]}
     else:
-        assert found == {"predictions": [{n: plain[n][i] for n in plain} for i in range(shape[0])]}
-
-
-def _plain(name: str, value: np.ndarray) -> object:
-    from raytf.inference.serving.json_writer import plain
-
-    return plain(name, value)
+        assert found == {"predictions": [{n: expected[n][i] for n in expected} for i in range(shape[0])]}
