@@ -23,7 +23,7 @@ from raytf.storage.storage import Storage
 
 
 def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """The model as a run left it at its end.
+    """Return the model as a run left it at its end.
 
     Args:
         make: the job's model function, for a model that Keras does not make again by itself.
@@ -47,7 +47,7 @@ def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.M
 
 
 def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
-    """A model with the weights that a run ended with, or, where it has not ended, with those of its newest checkpoint.
+    """Return a model with the weights that a run ended with, or with the newest checkpoint's where it has not ended.
 
     Args:
         model: with the layers of the run's own, or the function that makes it.
@@ -88,7 +88,7 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
 
 
 def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
-    """Leaves the weights alone: at the end of a run they may be averages, or the best ones."""
+    """Restore the optimizer, not the weights: at the end of a run they may be averages, or the best ones."""
     parts = ("optimizer/", "own/")
     own = {name: variable for name, variable in named.items() if name.startswith(parts)}
     variables.restore(own, {name: value for name, value in tensors.items() if name.startswith(parts)})
@@ -171,7 +171,7 @@ def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _keras_file(run: Storage) -> Iterator[str | None]:
-    """A run's .keras file as a local one; None where it left none."""
+    """Copy a run's .keras file to a local one; None where it left none."""
     data = run.get_or_none(KERAS_FILE)
     if data is None:
         yield None
@@ -185,7 +185,7 @@ def _keras_file(run: Storage) -> Iterator[str | None]:
 
 
 def renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """Tensors of model and optimizer by the names that they have here, found by their places.
+    """Return tensors of model and optimizer by the names that they have here, matched by their places.
 
     The names of an optimizer's hold names of layers, which may be others than in the process that trained.
     """

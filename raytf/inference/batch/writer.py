@@ -165,17 +165,17 @@ def _umask() -> int:
 
 
 def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:
-    """Columns as Arrow has them; for CSV each number of a vector is a column of its own."""
-    found: dict[str, pa.Array] = {}
+    """Return columns as Arrow has them; for CSV each number of a vector is a column of its own."""
+    columns: dict[str, pa.Array] = {}
     for name, value in batch.items():
         if value.ndim == 1:
-            found[name] = pa.array(value)
+            columns[name] = pa.array(value)
         elif flat:
             rows = value.reshape(len(value), -1)
-            found.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
+            columns.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
         else:
-            found[name] = _nested(value)
-    return found
+            columns[name] = _nested(value)
+    return columns
 
 
 def _nested(value: np.ndarray) -> pa.Array:
