@@ -160,7 +160,7 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
         raise DamagedFileError(error.file, error.reason, "The run's next start writes it again.") from None
     if document is None:
         raise ModelError(
-            f"{run.locate(FILE)} is missing: this run was begun by an older raytf. Its next start writes it."
+            f"{run.locate(FILE)} is missing: an older raytf started this run. Its next start writes the file."
         )
     if document.get("version", 0) > _VERSION:
         raise ModelError(f"{run.locate(FILE)} was written by a newer raytf. Update raytf.")
@@ -208,8 +208,8 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
         )
     if code and not trust:
         raise ModelError(
-            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Give --trust to "
-            f"run it, only if you trust whoever could write {where}."
+            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Pass --trust to "
+            f"run it, only if you trust everybody who can write {where}."
         )
 
 

@@ -227,12 +227,14 @@ def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
             return finding
     goal = main_goal(good[0].document.history)
     if goal is None:
-        raise ConfigError("--step best: the run has no metric yet whose name tells what is good. Give a step.")
+        raise ConfigError(
+            "--step best: the run has no metric yet whose name shows which values are better. Pass a number of steps."
+        )
     name = goal.best({f.name: goal.value_at(f.step, f.document.history) for f in good})
     if name is None:
         raise ConfigError(
             f"--step best: no checkpoint is of the end of an epoch, where {goal.metric} is known. Train with "
-            "--keep-best METRIC, or give a step."
+            "--keep-best METRIC, or pass a number of steps."
         )
     return next(finding for finding in good if finding.name == name)
 

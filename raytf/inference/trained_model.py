@@ -41,7 +41,7 @@ def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.M
     if make is not None:
         return load_weights(run, make)
     raise ModelError(
-        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Give the function that makes it: "
+        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Pass the function that makes it: "
         "Result.load_model(model), or raytf.load_weights(run, model)."
     )
 
@@ -66,7 +66,7 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
 
 
 def give_back(run: Storage, model: keras.Model) -> keras.Model:
-    """Give the model that a run was started with what it has learned: weights, and the state of its optimizer.
+    """Restore what a run has learned into the model that it was started with: weights and the state of its optimizer.
 
     Raises:
         ModelError: the weights are of another model.
@@ -131,7 +131,7 @@ def _put_weights(model: keras.Model, run: Storage) -> None:
     if is_other:
         raise ModelError(
             f"the model with the weights of {where} is not what the run ended with (weights_sha256 {wanted}). "
-            "Give the model function of the job."
+            "Pass the model function of the job."
         )
     raise ModelError(f"{where} holds no weights: it has neither an end nor a whole checkpoint.")
 

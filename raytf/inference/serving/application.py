@@ -165,7 +165,7 @@ def _where(plan: ServingPlan) -> tuple[str, int]:
     options = controller.http_options()
     if options.port != plan.port:
         raise ConfigError(
-            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Give --port "
+            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Use --port "
             f"{options.port}, or end it with `serve shutdown`."
         )
     return options.host or plan.host, options.port
@@ -315,7 +315,7 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
     """Wait for a signal, or for somebody who ends the application or takes it over.
 
     Raises:
-        ClusterError: Ray is gone.
+        ClusterError: Ray does not answer any more.
     """
     lost = 0
     while not stop.wait(_POLL_SECONDS):

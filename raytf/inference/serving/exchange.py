@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+
+from starlette.types import Message
 
 from raytf.inference.serving.rooms import Spool
 
@@ -51,14 +52,14 @@ class Sender:
     def status(self) -> int | None:
         return self._status if self._answer.size == self._expected else None
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Message:
         """Return the next message for the replica."""
         await self._credit.acquire()
         piece = self._body.read(min(PIECE, self._left)) if self._left else _TAKE
         self._left -= min(len(piece), self._left)
         return {"type": "http.request", "body": piece, "more_body": True}
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         """Take a message of the replica."""
         if message["type"] == "http.response.start":
             if message["status"] != 200:

@@ -55,7 +55,7 @@ class LoadedVersions:
             self._known = versions.inspect(self._models, self._known)
         except StorageError as error:
             if self._trouble != str(error):
-                self._say(f"new versions cannot be looked for: {error}")
+                self._say(f"the versions cannot be listed: {error}")
             self._trouble = str(error)
             return
         self._trouble = ""
@@ -71,7 +71,7 @@ class LoadedVersions:
         # A folder that is empty for a moment is no reason to stop answering.
         if gone and wanted:
             self._loaded = {number: model for number, model in self._loaded.items() if number in wanted}
-            self._say(f"version {', '.join(map(str, sorted(gone)))} is served no more")
+            self._say(f"version {', '.join(map(str, sorted(gone)))} is no longer served")
 
     def get(self, version: int | None) -> tuple[int, SavedModel]:
         """Return the version that was asked for, or the default one.
@@ -109,7 +109,7 @@ class LoadedVersions:
             try:
                 self.refresh()
             except Exception as error:  # whatever it is, requests are still answered
-                self._say(f"new versions cannot be looked for: {type(error).__name__}: {error}")
+                self._say(f"the versions cannot be listed: {type(error).__name__}: {error}")
 
     def _load(self, version: Version) -> None:
         try:
