@@ -181,7 +181,7 @@ def test_nothing_is_written_over(tmp_path: Path):
         (["x", "--cluster", "aws-gpu-spt"], "--cluster aws-gpu-spt is not known. Did you mean aws-gpu-spot?"),
         (["x", "--job", "mnits"], "--job mnits is not known. Did you mean mnist?"),
         (["x", "--job", "../secret"], "--job ../secret is not known."),
-        (["file"], "file is a file, and nothing is written over."),
+        (["file"], "file is a file, and nothing is overwritten."),
         (["/proc/x"], "cannot write to /proc/x: "),
         ([], "expected FOLDER."),
     ],
