@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +106,19 @@ if TYPE_CHECKING:  # an alias that repeats the name exports it
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        value = getattr(_load(_MODULES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'raytf' has no attribute {name!r}")
+
+
+def _load(module: str) -> Any:
+    if module == "raytf.driver.fit" and module not in sys.modules:  # seconds, mostly for Ray
+        from raytf._process import working
+
+        with working("importing Ray"):
+            return importlib.import_module(module)
+    return importlib.import_module(module)
 
 
 def __dir__() -> list[str]:

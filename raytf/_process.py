@@ -32,6 +32,27 @@ def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
     return job
 
 
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal what this process does, in a line that moves and disappears; nothing elsewhere.
+
+    Args:
+        text: such as `importing Ray`.
+    """
+    is_terminal = False
+    with contextlib.suppress(ValueError, AttributeError):  # standard output is closed, or there is none
+        is_terminal = sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    from rich.console import Console
+
+    console = Console()
+    with console.status(text):
+        console.show_cursor(True)  # which would stay hidden if this process were killed
+        yield
+
+
 def load_tensorflow() -> None:
     """Import TensorFlow and Keras."""
     os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -10,10 +10,10 @@ from typing import Any
 
 import tyro
 
+from raytf.audit import run_diff
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.runs import parting
 from raytf.storage.storage import Storage
 
 
@@ -32,12 +32,12 @@ class Bisect:
 
 def main(flags: Bisect) -> None:
     """Print what was found; exits with 1 where the runs part."""
-    traces = [parting.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
+    traces = [run_diff.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
     for trace in traces:
         if not len(trace.steps["step"]):
             raise ConfigError(f"{trace.place} has noted no step. Expected the folder of a run, STORAGE/NAME.")
-    result = parting.part(*traces)
-    reasons = parting.why(result)
+    result = run_diff.part(*traces)
+    reasons = run_diff.why(result)
     if flags.json:
         differs = result.difference
         shards = None if differs is None else {"shards": differs.shards, "tensors": differs.tensors}
@@ -51,11 +51,11 @@ def main(flags: Bisect) -> None:
     sys.exit(0 if result.step is None else 1)
 
 
-def result_lines(result: parting.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
+def result_lines(result: run_diff.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
     """Return the result, for people.
 
     Args:
-        reasons: result of `parting.why`.
+        reasons: result of `run_diff.why`.
         lengths: steps of each run.
     """
     if result.step is None:

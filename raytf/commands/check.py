@@ -11,15 +11,16 @@ from typing import Any
 
 import tyro
 
-from raytf.cluster.check import inputs, job_fit, local_environment, run, zones
-from raytf.cluster.check.cost import Cost
-from raytf.cluster.check.document import parse
-from raytf.cluster.check.finding import ConfigFinding, Severity, place
-from raytf.cluster.check.run import CheckReport
-from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.commands._table import show
 from raytf.config.terminal_text import say
+from raytf.doctor import inputs, local_environment
+from raytf.doctor.check import job_fit, zones
+from raytf.doctor.check import offline as check_offline
+from raytf.doctor.check.cost import Cost
+from raytf.doctor.check.offline import CheckReport
+from raytf.doctor.clouds import ssh_hosts
+from raytf.doctor.document import Platform, parse, place_of
+from raytf.doctor.finding import ConfigFinding, Severity, place
 from raytf.errors import ConfigError
 
 
@@ -73,7 +74,7 @@ def main(flags: Check) -> None:
     first = next(iter(texts), None)
     done: dict[str, Checked] = {}
     for name, text in texts.items():
-        report = run.check(text, here, need, flags.working_dir if name == first else None)
+        report = check_offline.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
     done |= {name: Checked(CheckReport((inputs.unreadable(problem),), None)) for name, problem in unread.items()}
     if flags.json:
@@ -97,10 +98,10 @@ def _online(
     offline: CheckReport,
     trust: bool,
 ) -> Checked:
-    from raytf.cluster.probe import run as online  # boto3 and pyarrow are not needed for --help
+    from raytf.doctor.probe import online  # boto3 and pyarrow are not needed for --help
 
     seen = online.look(text, here, need, offline, trust or trusted(text, name))
-    findings = run.in_order([*offline.findings, *seen.findings])
+    findings = check_offline.in_order([*offline.findings, *seen.findings])
     return Checked(
         replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))
     )

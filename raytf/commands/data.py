@@ -23,8 +23,7 @@ from raytf.data.sources.detect import ReadOptions
 from raytf.data.sources.writer import FileLayout, identity_of, open_folder, write
 from raytf.data.validation import DataFindings, check
 from raytf.storage import uris
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0

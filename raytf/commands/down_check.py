@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
-from raytf.cluster.check import inputs, local_environment
-from raytf.cluster.check.machines import PRICES_OF
-from raytf.cluster.leftovers import report
-from raytf.cluster.leftovers.resource import HOURS, Leftovers
 from raytf.commands._table import show
 from raytf.commands.check import trusted
 from raytf.config.terminal_text import say
+from raytf.doctor import inputs, local_environment
+from raytf.doctor.leftovers import report
+from raytf.doctor.leftovers.resource import HOURS, Leftovers
+from raytf.doctor.machines import PRICES_OF
 from raytf.errors import ConfigError
 
 #: The place if nothing could be asked, because of the file or missing credentials; other files are still inspected.

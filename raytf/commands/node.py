@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import tyro
 
 from raytf.cluster.preemption import watcher
-from raytf.cluster.preemption.supervisor import Command, Raylet
+from raytf.cluster.preemption.init_process import Command, Raylet
 from raytf.config.sections import NoticeSection
 from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError

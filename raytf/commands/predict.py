@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.inference.serving.version_policy import bounds
 
@@ -62,7 +62,7 @@ def main(flags: Predict) -> None:
     from raytf.inference.batch.columns import Options
 
     plan = predict.PredictionPlan(
-        run_uri(flags.model),
+        model_uri(flags.model),
         flags.input,
         flags.output,
         flags.version,

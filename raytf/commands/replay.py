@@ -13,14 +13,13 @@ from typing import Annotated
 import tyro
 from annotated_types import Ge
 
+from raytf.audit import step_replay
+from raytf.audit.step_replay import NotedSteps, ReplayPlan, StepComparison
 from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
-from raytf.driver import recomputing
-from raytf.driver.replaying import ReplayPlan
 from raytf.errors import ConfigError
-from raytf.runs import step_comparison
-from raytf.runs.step_comparison import NotedSteps, StepComparison
 from raytf.storage.storage import Storage
 
 
@@ -44,7 +43,7 @@ class Replay:
     pictures, norms of gradients, and weights before and after it."""
     notebook: bool = False
     """Print the lines of Python that load what --dump has written."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
@@ -56,18 +55,18 @@ def arguments(args: Sequence[str]) -> list[str]:
 def main(flags: Replay) -> None:
     """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
     run, dump = Storage(run_uri(flags.run)), _folder(flags)
-    noted = step_comparison.read(run)
+    noted = step_replay.read_noted(run)
     _check(run, noted, flags)
-    words = recomputing.words_of(run, flags.program, f"raytf replay {shlex.quote(flags.run)} --step {flags.step}")
+    words = step_replay.words_of(run, flags.program, f"raytf replay {shlex.quote(flags.run)} --step {flags.step}")
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
-        begin = recomputing.seed_before(run, folder, flags.step)
+        begin = step_replay.seed_before(run, folder, flags.step)
         where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
-        again = recomputing.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
-        comparison = step_comparison.compare(noted, step_comparison.read(again), range(begin + 1, flags.step + 1))
+        again = step_replay.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
+        comparison = step_replay.compare_steps(noted, step_replay.read_noted(again), range(begin + 1, flags.step + 1))
         is_equal = comparison.differs is None and comparison.same
-        wrong = recomputing.not_computed(run, again, flags.step) if is_equal else ""
+        wrong = step_replay.not_computed(run, again, flags.step) if is_equal else ""
     for line in (*comparison_lines(comparison, begin, flags.step), *([wrong] if wrong else [])):
         say(line)
     for line in loaded(dump, flags.notebook) if dump else ():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from raytf import _process
 from raytf.config.setting import Rest
 from raytf.config.train_config import Flags, TrainConfig
 from raytf.errors import ConfigError
@@ -47,6 +48,7 @@ def main(flags: Run) -> None:
     if not words:
         raise ConfigError(f"there is no script. {_EXPECTED}")
     flags.train.check()
-    from raytf.driver import keras_program
+    with _process.working("importing Ray"):
+        from raytf.driver import keras_program
 
     keras_program.run(words[0], words[1:], flags.train)

@@ -19,8 +19,7 @@ from raytf.runs import inventory
 from raytf.runs.inventory import Run
 from raytf.runs.status import number_text
 from raytf.storage import strict_json
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 from annotated_types import Ge, Interval
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
-from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: The environment variable that holds the token by default.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
@@ -84,9 +83,9 @@ class Serve:
 def main(flags: Serve) -> None:
     """Run the command."""
     flags.check()
-    policy, bounds = Policy.of(flags.versions, flags.version), replicas(flags.replicas)
+    policy, sizes = Policy.of(flags.versions, flags.version), bounds("--replicas", flags.replicas)
     digest = _token_digest(flags)
-    place = run_uri(flags.model)
+    place = model_uri(flags.model)
     storage = Storage(place)
     results: list[Any] = []
     within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
@@ -117,14 +116,14 @@ def main(flags: Serve) -> None:
         settings,
         flags.host,
         flags.port,
-        bounds,
+        sizes,
         flags.target_requests,
         flags.cpus_per_replica,
         flags.gpus_per_replica,
         flags.proxies,
         flags.verbose,
     )
-    _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if bounds == (1, 1) else 's'}")
+    _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if sizes == (1, 1) else 's'}")
     application.run(plan, _say)
 
 
@@ -137,7 +136,7 @@ def _find(uri: str) -> Any:
 def _check_versions(models: Storage, policy: Policy) -> None:
     from raytf.inference import versions
 
-    known_versions = versions.look(models)
+    known_versions = versions.inspect(models)
     there = [version.number for version in versions.whole(known_versions)]
     missing = policy.missing(there)
     broken = {version.number: version.problem for version in known_versions}

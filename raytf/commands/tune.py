@@ -12,6 +12,7 @@ from annotated_types import Ge
 
 from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
 from raytf.runs.status import number_text
@@ -53,7 +54,7 @@ class Tune:
     """Give the first trial the job's own values, for comparison."""
     retry_failed: bool = False
     """Start failed trials once more."""
-    flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    flags: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("[-- FLAGS OF THE JOB]")] = ""
     """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
 
 

@@ -14,8 +14,7 @@ from raytf.commands._places import USUAL
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.runs import ui_address
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 PORT = 8787
 #: Ports that are tried where nobody asks for one.

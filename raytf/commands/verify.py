@@ -9,16 +9,15 @@ from typing import Any
 
 import tyro
 
-from raytf.checkpoint import audit, manifest
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import manifest, verify
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.commands._places import run_uri
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ def main(flags: Verify) -> None:
     run = Storage(run_uri(flags.run))
     # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
     within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
-    findings = audit.verify(run)
-    chosen = audit.restorable(findings)
+    findings = verify.verify(run)
+    chosen = verify.restorable(findings)
     if flags.json:
         print(json.dumps(_document(findings, chosen), indent=1))
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from raytf import _process
-from raytf.config import exit_codes, flag_errors, flags, help_page
+from raytf.config import continuing, exit_codes, flag_errors, flags, help_page
 from raytf.config.terminal_text import printable, visible
 from raytf.config.train_config import TrainConfig
 from raytf.errors import JobError, RaytfError, one_line
@@ -56,7 +56,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
-        _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
+        _leave(visible(error) or f"{word}; {continuing.from_last_checkpoint()}.", told.code)
     except BrokenPipeError:
         _unless_nobody_reads()
         raise

@@ -297,3 +297,20 @@ def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
     if not logs:
         return tf.constant(0.0)
     return logs["loss"] if "loss" in logs else next(iter(logs.values()))
+
+
+def beginning(
+    seeds: Sequence[keras.Variable], drawn: tf.Tensor, metrics: Sequence[keras.Variable], before: Sequence[Any]
+) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """What states of random generators and variables of metrics hold when a shard begins.
+
+    Args:
+        seeds: states of the generators.
+        drawn: [S, 2] int32, their values.
+        metrics: variables of metrics.
+        before: their values.
+    """
+    return [
+        *((v, tf.cast(drawn[i], v.dtype)) for i, v in enumerate(seeds)),
+        *((v, tf.convert_to_tensor(value)) for v, value in zip(metrics, before, strict=True)),
+    ]

@@ -22,7 +22,7 @@ from raytf.config.identity import differences
 from raytf.config.objective import MetricObjective
 from raytf.errors import DamagedFileError, RunMismatchError
 from raytf.runs import run_log
-from raytf.runs.search_files import BEST, IDENTITY, RECORD, SEARCH, TRIAL, TRIALS
+from raytf.runs.run_folder import BEST_TRIAL, SEARCH, SEARCH_IDENTITY, TRIAL, TRIAL_RECORD, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -78,9 +78,9 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     Raises:
         RunMismatchError: shows the difference.
     """
-    before = untrusted_json.read(search, f"{SEARCH}/{IDENTITY}", untrusted_json.values(untrusted_json.text))
+    before = untrusted_json.read(search, f"{SEARCH}/{SEARCH_IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
-        search.put(f"{SEARCH}/{IDENTITY}", json.dumps(identity, indent=1).encode())
+        search.put(f"{SEARCH}/{SEARCH_IDENTITY}", json.dumps(identity, indent=1).encode())
         return
     difference = differences(before, identity)
     if difference:
@@ -101,7 +101,7 @@ def read(search: Storage) -> dict[int, TrialRecord]:
     records = {}
     for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
-            document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", RECORD, untrusted_json.LARGE)
+            document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", TRIAL_RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
         except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
@@ -126,7 +126,7 @@ def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> St
 
     The result comes last: a copy that was cut short is not a finished run, and the next command makes it again.
     """
-    run, copy = search.child(run_name(record.number)), search.child(BEST)
+    run, copy = search.child(run_name(record.number)), search.child(BEST_TRIAL)
     result = run.get(run_log.RESULT)
     parameters = {
         "trial": run_name(record.number),

@@ -167,7 +167,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
                 _search(search, folder, points, over, board, part, address)
         records = {n: r for n, r in search_record.read(folder).items() if n < trials}
         chosen = search_record.best(records, search.goal)
-        copy = folder.child(search_record.BEST)
+        copy = folder.child(search_record.BEST_TRIAL)
         if chosen is not None:
             copy = search_record.keep_best(folder, chosen, search.goal)
     return board, chosen, copy

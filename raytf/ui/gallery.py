@@ -18,8 +18,8 @@ from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.history import History
 from raytf.runs.inventory import ListedRun, Run
 from raytf.runs.lease import LEASE_FILE
-from raytf.runs.report import learning, page
-from raytf.runs.search_files import RECORD, SEARCH, TRIAL, TRIALS
+from raytf.runs.report import page, series
+from raytf.runs.run_folder import SEARCH, TRIAL, TRIAL_RECORD, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -245,8 +245,9 @@ class Gallery:
         """
         search, trials = self.find(name), []
         for file in search.list(f"{SEARCH}/{TRIALS}"):
+            path = f"{SEARCH}/{TRIALS}/{file}"
             record, _ = untrusted_json.attempt(
-                lambda file=file: untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{file}", RECORD, untrusted_json.LARGE)  # type: ignore[misc]
+                lambda path=path: untrusted_json.read(search, path, TRIAL_RECORD, untrusted_json.LARGE)  # type: ignore[misc]
             )
             if record is not None:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
@@ -297,7 +298,7 @@ def row(run: Run) -> dict[str, Any]:
         "modified": run.modified,
         "problems": list(run.problems),
         "trials": run.trials,
-        "metrics": learning.metrics_of(run.epochs),
+        "metrics": series.metrics_of(run.epochs),
         "curve": _thin(curve),
     }
 

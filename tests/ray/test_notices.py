@@ -30,8 +30,8 @@ LOSSES = """
     from raytf.errors import JobError, WorkerLostError
     from raytf.driver.monitor.actor import Monitor
     from raytf.driver.ray_train.failure_policy import FailurePolicy
-    from raytf.driver.supervision.supervisor import Supervisor
-    from raytf.training.monitor_client import MonitorClient
+    from raytf.driver.supervision.retry import Supervisor
+    from raytf.training.process.monitor_client import MonitorClient
 
     @ray.remote(num_cpus=0)
     class Worker:

@@ -11,9 +11,9 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 
 from raytf._ray import train
-from raytf.distributed.meeting import Meeting
+from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError
-from raytf.training.process_settings import ProcessSettings
+from raytf.training.process.process_settings import ProcessSettings
 
 
 @dataclasses.dataclass

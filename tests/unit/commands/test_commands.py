@@ -109,7 +109,9 @@ def test_a_run_is_found_by_the_name_that_runs_lists(tmp_path, monkeypatch):
     by_name, by_place = raytf("verify", "first", "--json"), raytf("verify", "~/raytf-runs/first", "--json")
     assert by_name.returncode == 0, by_name.stderr
     assert by_name.stdout == by_place.stdout
-    # A folder of that name here comes first.
+    # A folder of that name here comes first, unless it is no run.
+    (tmp_path / "first" / "images").mkdir(parents=True)
+    assert raytf("verify", "first", "--json").stdout == by_name.stdout
     save(Storage(str(tmp_path / "first")), 5, history=HISTORY)
     assert raytf("verify", "first", "--json").stdout == raytf("verify", "./first", "--json").stdout != by_name.stdout
     gone = raytf("show", "second")

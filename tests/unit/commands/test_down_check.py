@@ -15,9 +15,9 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
-from raytf.cluster.check.local_environment import Surroundings
-from raytf.cluster.leftovers import report, resource
 from raytf.commands import down_check
+from raytf.doctor.leftovers import report, resource
+from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 from tests.support.aws_front import reset
 from tests.unit.conftest import forget_clients

@@ -16,7 +16,7 @@ from raytf.config.identity import OF_STRATEGY, batch_identity, strategy_identity
 from raytf.config.precision import Precision
 from raytf.config.sections import Strategy
 from raytf.config.setting import Expected, Identity, InSearch, Setting
-from raytf.config.train_config import TrainConfig, every_setting
+from raytf.config.train_config import TrainConfig, as_keyword_arguments, every_setting
 from raytf.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,7 +146,7 @@ def test_which_strategies_take_a_setting():
 def test_a_strategy_that_does_not_take_a_setting_says_so(settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as refused:
         TrainConfig.of(**settings).check()
-    assert str(refused.value) == message
+    assert str(refused.value) == as_keyword_arguments(message)
 
 
 @pytest.mark.parametrize(
