@@ -145,9 +145,9 @@ def pack_working_dir(folder: str, into: Path) -> Path:
     Raises:
         ConfigError: there is no such folder, or too much is in it.
     """
-    for found in local_files.working_dir(folder, local_environment.here()):
-        if found.severity is Severity.ERROR:
-            raise ConfigError(f"{found.what}. {found.fix}")
+    for finding in local_files.working_dir(folder, local_environment.here()):
+        if finding.severity is Severity.ERROR:
+            raise ConfigError(f"{finding.what}. {finding.fix}")
     return _zip(folder, into, MOST_BYTES)
 
 
