@@ -93,9 +93,10 @@ def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a command that refuses flags outside the bounds that its fields name."""
 
     @functools.wraps(run)
-    def call(values: Any) -> None:
-        setting.check(values)
-        run(values)
+    def call(*args: Any, **named: Any) -> None:
+        for values in (*args, *named.values()):
+            setting.check(values)
+        run(*args, **named)
 
     return call
 
