@@ -44,7 +44,7 @@ def test_the_newest_state_is_first(memory, known, is_saving, stored, first, asks
         assert not listed.asks_storage
 
 
-def test_where_storage_refuses_memory_counts_if_it_is_as_new_as_what_was_known():
+def test_if_storage_refuses_the_plan_takes_memory_as_new_as_what_was_known():
     plan = RestorePlan.of(copies(6, 2), 4, is_saving=True).unlisted()
     assert (told(plan.candidates), plan.asks_storage) == ("M6", False)
 
