@@ -20,9 +20,7 @@ gate:  ## what a change must pass
 
 docs:  ## writes the generated pages from the results that are kept, and checks all links
 	python -m benchmarks.performance --results benchmarks/results && python -m benchmarks.scale.model --write docs/evidence/scaling.md
-	python -m raytf.config.write_keywords
-	python -m raytf.config.reference > docs/reference/settings.md
-	python -m raytf.commands._reference docs/reference && python docs/pictures/draw.py
+	python docs/reference/write.py && python docs/pictures/draw.py
 	python -m pytest tests/unit/test_links.py tests/unit/test_architecture.py tests/unit/test_site.py
 
 site:  ## the pages of docs/ as a site, in build/site

@@ -85,9 +85,8 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     from raytf.data.sources import ArraySource
     from raytf.distributed.devices import OneDevice, computes_on_gpu
     from raytf.testing.gpu_placement import findings
-    from raytf.training.model import build as built
-    from raytf.training.step import TrainStep
-    from raytf.training.step_options import StepOptions
+    from raytf.training.model.model import build as built
+    from raytf.training.step.step import StepOptions, TrainStep
 
     if arguments.way == "exact":
         tf.config.experimental.enable_op_determinism()

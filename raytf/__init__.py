@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -57,102 +58,67 @@ _HOMES = {
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "ArraySource",
-    "CheckpointError",
-    "ClusterError",
-    "ConfigError",
-    "CsvSource",
-    "DamagedFileError",
-    "DataError",
-    "ExactnessError",
-    "Flags",
-    "GpuError",
-    "HangError",
-    "ImageFolderSource",
-    "JobError",
-    "MappingSource",
-    "ModelError",
-    "NonFiniteLossError",
-    "NpzSource",
-    "ParquetSource",
-    "RayDataSource",
-    "RaytfError",
-    "ReplicaError",
-    "Result",
-    "RunInUseError",
-    "RunMismatchError",
-    "Spec",
-    "StorageError",
-    "TFRecordSource",
-    "TrainConfig",
-    "UnsupportedError",
-    "WholeBatchError",
-    "WorkerFlags",
-    "WorkerSection",
-    "cli",
-    "fit",
-    "hold_out",
-    "load_images",
-    "load_weights",
-    "local_rank",
-    "local_size",
-    "on_workers",
-    "rank",
-    "read_steps",
-    "size",
-]
+__all__ = sorted(_MODULES)  # noqa: PLE0605
 
-if TYPE_CHECKING:
-    from raytf.config.command_line import cli
-    from raytf.config.sections import WorkerSection
-    from raytf.config.train_config import Flags, TrainConfig, WorkerFlags
+if TYPE_CHECKING:  # an alias that repeats the name exports it
+    from raytf.config.command_line import cli as cli  # noqa: I001
+    from raytf.config.sections import WorkerSection as WorkerSection
+    from raytf.config.train_config import Flags as Flags, TrainConfig as TrainConfig, WorkerFlags as WorkerFlags
     from raytf.data import (
-        ArraySource,
-        CsvSource,
-        ImageFolderSource,
-        MappingSource,
-        NpzSource,
-        ParquetSource,
-        RayDataSource,
-        Spec,
-        TFRecordSource,
-        hold_out,
-        load_images,
+        ArraySource as ArraySource,
+        CsvSource as CsvSource,
+        ImageFolderSource as ImageFolderSource,
+        MappingSource as MappingSource,
+        NpzSource as NpzSource,
+        ParquetSource as ParquetSource,
+        RayDataSource as RayDataSource,
+        Spec as Spec,
+        TFRecordSource as TFRecordSource,
+        hold_out as hold_out,
+        load_images as load_images,
     )
-    from raytf.distributed.ranks import local_rank, local_size, rank, size
-    from raytf.driver.fit import fit
-    from raytf.driver.map_workers import on_workers
-    from raytf.driver.result import Result, load_weights
+    from raytf.distributed.ranks import local_rank as local_rank, local_size as local_size, rank as rank, size as size
+    from raytf.driver.fit import fit as fit
+    from raytf.driver.map_workers import on_workers as on_workers
+    from raytf.driver.result import Result as Result, load_weights as load_weights
     from raytf.errors import (
-        CheckpointError,
-        ClusterError,
-        ConfigError,
-        DamagedFileError,
-        DataError,
-        ExactnessError,
-        GpuError,
-        HangError,
-        JobError,
-        ModelError,
-        NonFiniteLossError,
-        RaytfError,
-        ReplicaError,
-        RunInUseError,
-        RunMismatchError,
-        StorageError,
-        UnsupportedError,
-        WholeBatchError,
+        CheckpointError as CheckpointError,
+        ClusterError as ClusterError,
+        ConfigError as ConfigError,
+        DamagedFileError as DamagedFileError,
+        DataError as DataError,
+        ExactnessError as ExactnessError,
+        GpuError as GpuError,
+        HangError as HangError,
+        JobError as JobError,
+        ModelError as ModelError,
+        NonFiniteLossError as NonFiniteLossError,
+        RaytfError as RaytfError,
+        ReplicaError as ReplicaError,
+        RunInUseError as RunInUseError,
+        RunMismatchError as RunMismatchError,
+        StorageError as StorageError,
+        UnsupportedError as UnsupportedError,
+        WholeBatchError as WholeBatchError,
     )
-    from raytf.runs.run_log import read_steps
+    from raytf.runs.run_log import read_steps as read_steps
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        value = getattr(_load(_MODULES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'raytf' has no attribute {name!r}")
+
+
+def _load(module: str) -> Any:
+    if module == "raytf.driver.fit" and module not in sys.modules:  # seconds, mostly for Ray
+        from raytf._process import working
+
+        with working("importing Ray"):
+            return importlib.import_module(module)
+    return importlib.import_module(module)
 
 
 def __dir__() -> list[str]:

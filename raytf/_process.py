@@ -1,4 +1,4 @@
-"""What a process does to itself: signals, daemon threads, and libraries that write to standard error."""
+"""Signals, daemon threads and standard error of a process, and the import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,6 +32,27 @@ def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
     return job
 
 
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal what this process does, in a line that moves and disappears; nothing elsewhere.
+
+    Args:
+        text: such as `importing Ray`.
+    """
+    is_terminal = False
+    with contextlib.suppress(ValueError, AttributeError):  # standard output is closed, or there is none
+        is_terminal = sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    from rich.console import Console
+
+    console = Console()
+    with console.status(text):
+        console.show_cursor(True)  # which would stay hidden if this process were killed
+        yield
+
+
 def load_tensorflow() -> None:
     """Import TensorFlow and Keras."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -60,7 +81,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_stderr() -> Iterator[None]:
-    """Nothing that this process writes to standard error is seen, whoever writes it."""
+    """Hide everything that this process writes to standard error, whoever writes it."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -78,7 +99,7 @@ def no_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_stop(
+def signal_handler(
     handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
     """Have signals call the handler while the `with` statement lasts; in the main thread alone."""
@@ -91,18 +112,18 @@ def told_to_stop(
 
 
 class EndingSignal:
-    """Which signal has ended a command, other than Ctrl-C."""
+    """The signal that has ended a command, other than Ctrl-C."""
 
     number: signal.Signals | None = None
 
     @property
     def code(self) -> int:
-        """The exit code; that of Ctrl-C where it was no other signal."""
+        """The exit code; that of Ctrl-C if it was no other signal."""
         return 128 + (self.number or signal.SIGINT)
 
 
 @contextmanager
-def as_interrupts(told: EndingSignal) -> Iterator[None]:
+def as_interrupts(ending: EndingSignal) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
     ignores them; the second of them ends the process. In the main thread alone.
 
@@ -113,9 +134,9 @@ def as_interrupts(told: EndingSignal) -> Iterator[None]:
         return
 
     def handle(number: int, frame: Any) -> None:
-        if told.number is not None:
-            os._exit(told.code)
-        told.number = signal.Signals(number)
+        if ending.number is not None:
+            os._exit(ending.code)
+        ending.number = signal.Signals(number)
         raise KeyboardInterrupt
 
     both = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -147,7 +168,7 @@ def held_back() -> Iterator[None]:
 
     all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        with told_to_stop(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
+        with signal_handler(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
             yield
     finally:
         if came:

@@ -49,7 +49,7 @@ class RaytfError(Exception):
     retryable = False
     #: Whether the same command may do what it should a while later, though nobody fixes anything.
     passes = False
-    #: The exception of the program's code that this error explains, as `raytf.training.user_errors` pickles it.
+    #: The exception of the program's code that this error explains, as `raytf.training.user.user_errors` pickles it.
     original: bytes | None = None
 
     def __reduce__(self):

@@ -36,10 +36,10 @@ PEERS = ROOT / "benchmarks" / "peers"
 STOCK, KERAS = "Ray TensorflowTrainer", "Keras fit"
 #: What is measured, in order: kind of start, and number of workers.
 KINDS = (("cold", 1), ("cold", 2), ("second", 1), ("second", 2), ("warm", 1))
-#: The most seconds of raytf's starts to a step, by kind of start and number of workers.
-GOALS = {(1, "cold", 1): 10.0, (1, "warm", 1): 5.0, (20, "second", 1): 4.0, (20, "second", 2): 4.0}
-#: The least ratio to stock Ray, to the first step, and to Keras's fit, from the command to the 20th.
-RATIO, KERAS_RATIO = 2.0, 1 / 2.5
+#: The most seconds of raytf's second runs to the 20th step.
+SECOND_SECONDS = 4.0
+#: The least ratios to the 20th step.
+RATIOS = {STOCK: 2.0, KERAS: 1 / 2.5}
 #: The most seconds of README's job.
 WHOLE_SECONDS = 28.0
 STEPS = (1, 20)
@@ -175,11 +175,11 @@ def measure(kind: str, starts: Starts, pairs: int, report: Report) -> None:
     for step, name in zip(STEPS, ("first", f"{STEPS[-1]}th"), strict=True):
         ours, what = [each[step] for each in found["raytf"]], f"to the {name} step"
         for peer in (each for each in (STOCK, KERAS) if each in found):
-            goal = RATIO if peer == STOCK and step == 1 else KERAS_RATIO if peer == KERAS and step > 1 else None
+            goal = RATIOS[peer] if step == STEPS[-1] else None
             theirs = [each[step] for each in found[peer]]
             compared = Comparison(f"{start}, {what}", peer, "s", ours, theirs, more_is_better=False, goal=goal)
             report.comparisons.append(compared)
-        at_most = GOALS.get((step, kind, starts.workers))
+        at_most = SECOND_SECONDS if kind == "second" and step == STEPS[-1] else None
         report.readings.append(Reading(start, what, "s", ours, at_most=at_most))
     for name, seconds in starts.phases.items():
         report.readings.append(Reading(f"{kind} start of raytf, {workers}", name, "s", seconds))

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raytf.data.plan import assign
-from raytf.distributed import step_flags
+from raytf.distributed import step_agreement
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.supervision.hang_detector import HangDetector
 from raytf.driver.supervision.node_exclusion import NodeExclusion
 from raytf.driver.supervision.stragglers import Stragglers
 from raytf.runs import ledger
 from raytf.runs.status import Status
-from raytf.training.beat import Activity, HeartbeatState
+from raytf.training.process.heartbeat_types import Activity, HeartbeatState
 
 
 class Stored:
@@ -48,8 +48,8 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     """`FixedPointReduction.reduce` of tensors of one number each and rows of some columns, where nobody else is."""
     import tensorflow as tf
 
-    from raytf.distributed.reduction import FixedPointReduction, packed
-    from raytf.distributed.wire import WireLayout
+    from raytf.distributed.allreduce.reduction import FixedPointReduction, packed
+    from raytf.distributed.encoding.wire import WireLayout
 
     exact = FixedPointReduction(WireLayout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]
@@ -59,7 +59,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     @tf.function(autograph=False)
     def step() -> Any:
         return exact.reduce(
-            packed(tf.identity), lambda *_: (summed, rows, []), tf.zeros([step_flags.LENGTH]), own, shards
+            packed(tf.identity), lambda *_: (summed, rows, []), tf.zeros([step_agreement.LENGTH]), own, shards
         ).row
 
     step()

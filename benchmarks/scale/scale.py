@@ -42,7 +42,7 @@ from raytf.checkpoint import codec, manifest, naming
 from raytf.data.order import EpochOrder, step_seeds
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources.base import WINDOW_RECORDS
-from raytf.distributed import step_flags
+from raytf.distributed import step_agreement
 
 WORKERS = (8, 64, 512, 4096)
 #: ImageNet's training pictures; records of a logical shard in a step, and where an epoch's are counted.
@@ -176,7 +176,7 @@ class Benchmark:
             (MNIST, RESNET), (("float", False), ("fixed point", True)), (1, 4)
         ):
             columns = model.columns + extra * model.tensors
-            sizes = [4 * (step_flags.LENGTH + each * w * columns) / (4 * model.weights) for w in WORKERS]
+            sizes = [4 * (step_agreement.LENGTH + each * w * columns) / (4 * model.weights) for w in WORKERS]
             name = f"{model.name}, {reduction}, V = {'W' if each == 1 else f'{each} W'}"
             self.add(f"sent in a step beside the gradient, {name}", "% of it", [100 * size for size in sizes])
         for each in (1, 4):

@@ -3,7 +3,7 @@
     python -m benchmarks.step.collective
 
 Vectors of float32 as they are, in several buckets, as bfloat16, as 16-bit integers of which two travel in a word, and
-raytf's own way (`raytf.distributed.socket_plane`), each against one flat vector through TensorFlow's
+raytf's own way (`raytf.distributed.allreduce.control_plane`), each against one flat vector through TensorFlow's
 collectives over gRPC as MultiWorkerMirroredStrategy chooses them; and gloo's `all_reduce` of torch, where torch is
 installed. Conversions count. All ways of TensorFlow are in the same processes and take turns.
 """

@@ -34,7 +34,7 @@ def ways(group: Any, own: Any, count: int) -> dict[str, Callable[[Any], Any]]:
     """
     import tensorflow as tf
 
-    from raytf.distributed import wire
+    from raytf.distributed.encoding import wire
 
     experimental = tf.distribute.experimental
 
@@ -69,9 +69,9 @@ def ways(group: Any, own: Any, count: int) -> dict[str, Callable[[Any], Any]]:
 
 def own_plane(rank: int) -> Any:
     """What a group without TensorFlow's cluster has."""
-    from raytf.distributed.host_allreduce import host_identity
-    from raytf.distributed.meeting import Meeting
-    from raytf.distributed.socket_plane import SocketPlane
+    from raytf.distributed.allreduce.control_plane import SocketPlane
+    from raytf.distributed.allreduce.host import host_identity
+    from raytf.distributed.membership.rendezvous import Meeting
 
     addresses = tuple(json.loads(os.environ[_OWN]))
     plane = SocketPlane.connect(Meeting(rank, addresses, bytes(32)))
@@ -81,8 +81,8 @@ def own_plane(rank: int) -> Any:
 
 
 def tensorflow_rank(program: common.Program) -> None:
-    from raytf.distributed.meeting import Meeting
-    from raytf.training.process_settings import ProcessSettings
+    from raytf.distributed.membership.rendezvous import Meeting
+    from raytf.training.process.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     task = json.loads(os.environ["TF_CONFIG"])

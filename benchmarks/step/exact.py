@@ -90,8 +90,8 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rank_main(addresses: list[str], rank: int, name: str, modes: list[str]) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
-    from raytf.distributed.meeting import Meeting
-    from raytf.training.process_settings import ProcessSettings
+    from raytf.distributed.membership.rendezvous import Meeting
+    from raytf.training.process.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     place = Meeting(rank, tuple(addresses), bytes(32))
@@ -120,15 +120,14 @@ class Run:
     def __init__(self, name: str, group: Any, modes: Sequence[str]):
         import tensorflow as tf
 
+        from raytf.audit import shard_audit
         from raytf.checkpoint.variables import seed_states
         from raytf.config.sections import ComputeSection
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
-        from raytf.distributed import audit
-        from raytf.training.model import build
-        from raytf.training.step import TrainStep
-        from raytf.training.step_options import StepOptions
+        from raytf.training.model.model import build
+        from raytf.training.step.step import StepOptions, TrainStep
 
         source = ArraySource(*images(BATCH * CALL * CALLS))
         plan = StepPlan(source.records, BATCH, SHARDS)
@@ -150,7 +149,7 @@ class Run:
         #: A call that is a step shorter, and a step with an audit as a call of its own.
         self._audited = list[Any]()
         if AUDITED in modes:
-            choice = audit.choose(0, CALL, assign(SHARDS, group.world_size))
+            choice = shard_audit.choose(0, CALL, assign(SHARDS, group.world_size))
             is_auditor = choice.auditor == group.rank
             last = pipeline.submit(CALL - 1, CALL, choice.shard if is_auditor else None).result()
             self._audited = [(pipeline.submit(0, CALL - 1).result(),), (last, choice.shard, is_auditor)]

@@ -107,9 +107,8 @@ class Raytf(Way):
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan
         from raytf.data.sources import ArraySource
-        from raytf.training.model import build
-        from raytf.training.step import TrainStep
-        from raytf.training.step_options import StepOptions
+        from raytf.training.model.model import build
+        from raytf.training.step.step import StepOptions, TrainStep
 
         source, plan = ArraySource(self._x, self._y), StepPlan(len(self._x), BATCH, 1)
         pipeline = Pipeline(source, plan, range(1), seed=0)

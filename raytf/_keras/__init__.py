@@ -1,8 +1,8 @@
 """All that raytf takes of Keras's insides, which may change with any version.
 
-`SEEN` of each module says what that is and in which version it was last seen to be there and to do what is meant;
-`tests/unit/test_private_keras.py` fails when something has gone, and `tests/unit/test_private_ray.py` when another
-module of raytf takes something private. Keras is imported when a function is called. Knows nothing of raytf.
+`SEEN` lists the attributes that imports do not name: `tests/unit/test_private_keras.py` fails when one of them or an
+imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private. Keras
+is imported when a function is called. Knows nothing of raytf.
 """
 
 from __future__ import annotations
@@ -12,41 +12,39 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
+#: The version of Keras in which everything was last seen to be there and to do what is meant.
+VERSION = "3.15.1"
+#: Class or module -> names of its attributes that are used.
 SEEN = {
-    "keras.src.callbacks.callback.Callback.on_train_batch_begin._is_default": "3.15.1",
-    "keras.src.callbacks.tensorboard.TensorBoard._should_trace": "3.15.1",
-    "keras.src.backend.common.global_state.get_global_attribute": "3.15.1",
-    "keras.src.backend.common.masking.get_keras_mask": "3.15.1",
-    "keras.src.backend.tensorflow.core.Variable": "3.15.1",
-    "keras.src.export.export_utils.get_input_signature": "3.15.1",
-    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
-    "keras.src.layers.layer.Layer._layers": "3.15.1",
-    "keras.src.losses.loss.apply_mask": "3.15.1",
-    "keras.src.ops.node.Node._keras_history": "3.15.1",
-    "keras.src.optimizers.adagrad.Adagrad._accumulators": "3.15.1",
-    "keras.src.optimizers.adam.Adam._momentums": "3.15.1",
-    "keras.src.optimizers.adam.Adam._velocities": "3.15.1",
-    f"{_OPTIMIZER}._clip_gradients": "3.15.1",
-    f"{_OPTIMIZER}._get_current_learning_rate": "3.15.1",
-    f"{_OPTIMIZER}._get_variable_index": "3.15.1",
-    f"{_OPTIMIZER}._learning_rate": "3.15.1",
-    f"{_OPTIMIZER}._use_weight_decay": "3.15.1",
-    f"{_OPTIMIZER}._var_key": "3.15.1",
-    "keras.src.random.seed_generator.global_seed_generator": "3.15.1",
-    f"{_COMPILE_LOSS}._flat_losses": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_config": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compute_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._loss_tracker": "3.15.1",
+    "keras.src.backend.common.variables.Variable": "_initialize _value",
+    "keras.src.callbacks.callback.Callback.on_train_batch_begin": "_is_default",
+    "keras.src.callbacks.tensorboard.TensorBoard": "_should_trace",
+    "keras.src.layers.layer.Layer": "_flatten_layers _layers _loss_ids _losses _metrics",
+    "keras.src.ops.function.Function": "_nodes _nodes_by_depth",
+    "keras.src.ops.node.Node": "_keras_history operation",
+    "keras.src.ops.operation.Operation": "_inbound_nodes",
+    "keras.src.optimizers.adagrad.Adagrad": "_accumulators",
+    "keras.src.optimizers.adam.Adam": "_momentums _velocities",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": (
+        "_clip_gradients _get_current_learning_rate _get_variable_index _learning_rate _trainable_variables "
+        "_trainable_variables_indices _use_weight_decay _var_key apply"
+    ),
+    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": "apply",
+    "keras.src.saving.keras_saveable.KerasSaveable": "__reduce__",
+    "keras.src.trainers.compile_utils.CompileLoss": "_flat_losses",
+    "keras.src.trainers.trainer.Trainer": (
+        "_compile_config _compile_loss _compile_metrics _compute_loss _loss_tracker _symbolic_build train_function"
+    ),
+    "keras.src.utils.backend_utils": "DynamicBackend",
+    "keras.src.utils.tracking": "TrackedDict TrackedList TrackedOrderedDict TrackedSet",
+    "keras.src.utils.tracking.Tracker": "stored_ids",
 }
 
 # -- what is set in a process ------------------------------------------------------------------------------------------
 
 
 def own_dtype_policy() -> Any:
-    """The global dtype policy that somebody has set.
+    """Return the global dtype policy, if somebody has set one.
 
     `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
 
@@ -59,21 +57,21 @@ def own_dtype_policy() -> Any:
 
 
 def max_epochs() -> int | None:
-    """The most epochs of any `fit` of this process; None for any number."""
+    """Return the most epochs of any `fit` of this process; None for any number."""
     import keras
 
     return keras.config.max_epochs()
 
 
 def max_steps_per_epoch() -> int | None:
-    """The most steps of an epoch; None for any number."""
+    """Return the most steps of an epoch; None for any number."""
     import keras
 
     return keras.config.max_steps_per_epoch()
 
 
 def global_seed_state() -> Any:
-    """State of the generator that layers without a seed of their own draw from."""
+    """Return the state of the generator for layers that have no seed of their own."""
     from keras.src.random import seed_generator
 
     return seed_generator.global_seed_generator().state
@@ -90,7 +88,7 @@ def seed_all(seed: int) -> None:
 
 
 def layers_within(model: Any) -> list[Any]:
-    """The model, its layers, theirs, and so on."""
+    """Return the model, its layers, their layers, and so on."""
     return list(model._flatten_layers())
 
 
@@ -101,19 +99,19 @@ def strategy_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def has_layers(layer: Any) -> bool:
-    """Whether a layer is made of others."""
+    """Return whether a layer is made of others."""
     return bool(layer._layers)
 
 
 def input_signature(model: Any) -> Any:
-    """With which inputs Keras exports the model."""
+    """Return the inputs with which Keras exports the model."""
     from keras.src.export import export_utils
 
     return export_utils.get_input_signature(model)
 
 
 def made_by(tensor: Any) -> Any:
-    """The operation of a functional model that makes a tensor.
+    """Return the operation of a functional model that makes a tensor.
 
     Returns:
         None for other tensors.
@@ -122,7 +120,7 @@ def made_by(tensor: Any) -> Any:
 
 
 def is_default_hook(hook: Any) -> bool:
-    """Whether a callback's method is that of Keras's base class, which Keras skips."""
+    """Return whether a callback's method is that of Keras's base class, which Keras skips."""
     return getattr(hook, "_is_default", False)
 
 
@@ -133,7 +131,7 @@ def profiles(callback: Any) -> bool:
 
 @contextlib.contextmanager
 def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """While the `with` statement lasts, a function is `keras.Model.fit`. Yields Keras's own."""
+    """Replace `keras.Model.fit` by a function while the `with` statement lasts. Yields Keras's own."""
     import keras
 
     own = keras.Model.fit
@@ -145,7 +143,7 @@ def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], epochs: list[int]) -> Any:
-    """The History that `keras.Model.fit` returns, and leaves in the model."""
+    """Return the History that `keras.Model.fit` returns, and leaves in the model."""
     import keras
 
     made = keras.callbacks.History()
@@ -160,7 +158,7 @@ def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], ep
 
 
 def compile_config(model: Any) -> Any:
-    """What `compile` was given, as Keras keeps it.
+    """Return the arguments of `compile`, as Keras keeps them.
 
     Returns:
         None where it was not called.
@@ -169,7 +167,7 @@ def compile_config(model: Any) -> Any:
 
 
 def compiled_loss(model: Any) -> Any:
-    """All losses of `compile` in one object.
+    """Return all losses of `compile` in one object.
 
     Returns:
         None where there are none.
@@ -178,13 +176,13 @@ def compiled_loss(model: Any) -> Any:
 
 
 def losses_of(compiled: Any) -> list[Any]:
-    """The losses of a compiled one, a named tuple for each with `loss`; empty before Keras has made their list."""
+    """Return the losses of a compiled loss, a named tuple with `loss` for each; empty before Keras has listed them."""
     return list(getattr(compiled, "_flat_losses", None) or [])
 
 
 @contextlib.contextmanager
 def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
-    """While the `with` statement lasts, a compiled loss has these in place of those of `losses_of`."""
+    """Replace the losses of a compiled loss while the `with` statement lasts; see `losses_of`."""
     own = compiled._flat_losses
     compiled._flat_losses = list(entries)
     try:
@@ -194,17 +192,17 @@ def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
 
 
 def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """The loss as Keras's own steps ask for it, which know that an override need not take `training`."""
+    """Compute the loss as Keras's own steps do: an override need not take `training`."""
     return model._compute_loss(x, y, predicted, sample_weight, training=training)
 
 
 def loss_tracker(model: Any) -> Any:
-    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    """Return the metric that tracks the loss, even if the model's `metrics` leave it out."""
     return model._loss_tracker
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that a layer has put on a tensor.
+    """Return the mask that a layer has put on a tensor.
 
     Returns:
         None where there is none.
@@ -215,7 +213,7 @@ def mask_of(tensor: Any) -> Any:
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """A sample weight together with a mask, as losses count them.
+    """Return a sample weight together with a mask, as losses count them.
 
     Returns:
         None where there is neither.
@@ -229,7 +227,8 @@ def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
 
 
 def given_rate(optimizer: Any) -> Any:
-    """The learning rate as it was given: a schedule, or a variable. `optimizer.learning_rate` is a schedule's value."""
+    """Return the learning rate as it was passed: a schedule, or a variable. `optimizer.learning_rate` is a schedule's
+    value."""
     return getattr(optimizer, "_learning_rate", None)
 
 
@@ -245,7 +244,7 @@ def rate_of(optimizer: Any) -> Any:
 
 @contextlib.contextmanager
 def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
-    """While the `with` statement lasts, the optimizer's updates take this rate."""
+    """Use this rate for the optimizer's updates while the `with` statement lasts."""
     # As an attribute of the one object, which goes before the method of its class.
     attributes = vars(optimizer)
     attributes["_get_current_learning_rate"] = lambda: rate
@@ -256,33 +255,33 @@ def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:
-    """The place of a weight among those that the optimizer was built for."""
+    """Return the place of a weight among those that the optimizer was built for."""
     return optimizer._get_variable_index(variable)
 
 
 def adam_moments(adam: Any, variable: Any) -> tuple[Any, Any]:
-    """The first and the second moment that Adam keeps of a weight."""
+    """Return the first and the second moment that Adam keeps of a weight."""
     place = variable_index(adam, variable)
     return adam._momentums[place], adam._velocities[place]
 
 
 def adagrad_sums(adagrad: Any, variable: Any) -> Any:
-    """The sums of squares that Adagrad keeps of a weight."""
+    """Return the sums of squares that Adagrad keeps of a weight."""
     return adagrad._accumulators[variable_index(adagrad, variable)]
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Gradients of all weights, clipped as the optimizer says."""
+    """Return the gradients of all weights, clipped as the optimizer's settings say."""
     return optimizer._clip_gradients(list(gradients))
 
 
 def variable_key(optimizer: Any, variable: Any) -> Any:
-    """By what the optimizer tells weights apart."""
+    """Return the key by which the optimizer distinguishes weights."""
     return optimizer._var_key(variable)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether a weight decays."""
+    """Return whether a weight decays."""
     return optimizer._use_weight_decay(variable)
 
 

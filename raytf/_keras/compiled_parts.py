@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-SEEN = {
-    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._learning_rate": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_config": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_metrics": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._symbolic_build": "3.15.1",
-}
-
 
 def parts(model: Any) -> dict[str, list[Any]]:
     """Return the objects that the traced step uses, by the names under which a person knows them."""

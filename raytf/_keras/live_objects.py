@@ -13,28 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.variables.Variable._initialize": "3.15.1",
-    "keras.src.backend.common.variables.Variable._value": "3.15.1",
-    "keras.src.layers.layer.Layer._loss_ids": "3.15.1",
-    "keras.src.layers.layer.Layer._losses": "3.15.1",
-    "keras.src.ops.function.Function._nodes": "3.15.1",
-    "keras.src.ops.function.Function._nodes_by_depth": "3.15.1",
-    "keras.src.ops.function.make_node_key": "3.15.1",
-    "keras.src.ops.node.Node.operation": "3.15.1",
-    "keras.src.ops.operation.Operation._inbound_nodes": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables_indices": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._var_key": "3.15.1",
-    "keras.src.saving.keras_saveable.KerasSaveable.__reduce__": "3.15.1",
-    "keras.src.trainers.trainer.Trainer.train_function": "3.15.1",
-    "keras.src.utils.backend_utils.DynamicBackend": "3.15.1",
-    "keras.src.utils.tracking.TrackedDict": "3.15.1",
-    "keras.src.utils.tracking.TrackedList": "3.15.1",
-    "keras.src.utils.tracking.TrackedOrderedDict": "3.15.1",
-    "keras.src.utils.tracking.TrackedSet": "3.15.1",
-    "keras.src.utils.tracking.Tracker.stored_ids": "3.15.1",
-}
 #: Methods that the constructor of a layer wraps anew in each object.
 _WRAPPED = ("build", "quantize")
 #: Functions that `fit`, `evaluate` and `predict` trace when they are called the first time.
@@ -54,7 +32,7 @@ def loaded() -> None:
 
 
 def registered() -> dict[str, Any]:
-    """Classes and functions that the program has registered with Keras for loading models: name -> class."""
+    """Return the classes and functions that the program has registered with Keras for loading models, by name."""
     if "keras" not in sys.modules:
         return {}
     import keras
@@ -63,37 +41,37 @@ def registered() -> dict[str, Any]:
 
 
 def register(known: dict[str, Any]) -> None:
-    """Register what `registered` has told in another process."""
+    """Register what `registered` returned in another process."""
     if not known:
         return
     import keras
 
-    for name, thing in known.items():
+    for name, item in known.items():
         package, _, own = name.rpartition(">")
         if package:
-            keras.saving.register_keras_serializable(package, own)(thing)
+            keras.saving.register_keras_serializable(package, own)(item)
         else:
-            keras.saving.get_custom_objects()[name] = thing
+            keras.saving.get_custom_objects()[name] = item
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(thing: Any) -> Reduced:
-    return _by_state(thing, dict(vars(thing)), _set_state)
+def _plain(item: Any) -> Reduced:
+    return _by_state(item, dict(vars(item)), _set_state)
 
 
-def _by_state(thing: Any, state: Any, set_state: Callable[[Any, Any], None]) -> Reduced:
-    return _bare, (type(thing),), state, None, None, set_state
+def _by_state(item: Any, state: Any, set_state: Callable[[Any, Any], None]) -> Reduced:
+    return _bare, (type(item),), state, None, None, set_state
 
 
 def _bare(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
-def _set_state(thing: Any, state: dict[str, Any]) -> None:
+def _set_state(item: Any, state: dict[str, Any]) -> None:
     # Past `__setattr__`, with which Keras would track and wrap each value once more.
-    vars(thing).update(state)
+    vars(item).update(state)
 
 
 def _optimizer(optimizer: Any) -> Reduced:
@@ -165,18 +143,18 @@ def _find_tracked(tracker: Any) -> None:
     tracker.stored_ids = {name: {id(one) for one in store} for name, (_, store) in tracker.config.items()}
 
 
-def _collection(things: Any) -> Reduced:
-    items = dict(things) if isinstance(things, dict) else list(things)
-    return _by_state(things, (vars(things), items), _set_collection)
+def _collection(collection: Any) -> Reduced:
+    items = dict(collection) if isinstance(collection, dict) else list(collection)
+    return _by_state(collection, (vars(collection), items), _set_collection)
 
 
-def _set_collection(things: Any, state: tuple[dict[str, Any], Any]) -> None:
-    vars(things)["tracker"] = None  # nothing is tracked once more
-    if isinstance(things, list):
-        list.extend(things, state[1])
+def _set_collection(collection: Any, state: tuple[dict[str, Any], Any]) -> None:
+    vars(collection)["tracker"] = None  # nothing is tracked once more
+    if isinstance(collection, list):
+        list.extend(collection, state[1])
     else:
-        things.update(state[1])
-    vars(things).update(state[0])
+        collection.update(state[1])
+    vars(collection).update(state[0])
 
 
 def _dynamic_backend(backend: Any) -> Any:

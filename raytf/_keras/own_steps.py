@@ -1,4 +1,4 @@
-"""What a `train_step` of a program's own uses of Keras: optimizers and metrics as attributes, and their updates."""
+"""The parts of Keras that a program's own `train_step` uses: optimizers, metrics, and their updates."""
 
 from __future__ import annotations
 
@@ -8,51 +8,42 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.variables.Variable._value": "3.15.1",
-    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
-    "keras.src.layers.layer.Layer._metrics": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer.apply": "3.15.1",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables": "3.15.1",
-    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.apply": "3.15.1",
-}
-
 #: (optimizer, gradients, variables) that `apply` was called with.
 OnApply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 
 
 def optimizers_within(model: Any) -> list[Any]:
-    """The optimizers that a model or its layers have as attributes, or in lists and dicts: the compiled one first."""
+    """Return the optimizers that a model or its layers have as attributes, or in lists and dicts: the compiled one
+    first."""
     import keras
 
-    found = [model.optimizer]
+    candidates = [model.optimizer]
     for layer in model._flatten_layers():
         for value in vars(layer).values():
             if isinstance(value, dict):
-                found += value.values()
+                candidates += value.values()
             else:
-                found += value if isinstance(value, (list, tuple)) else [value]
-    unique = {id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in unique.values()}
-    return [each for each in unique.values() if id(each) not in inner]
+                candidates += value if isinstance(value, (list, tuple)) else [value]
+    unique = {id(optimizer): optimizer for optimizer in candidates if isinstance(optimizer, keras.optimizers.Optimizer)}
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in unique.values()}
+    return [optimizer for optimizer in unique.values() if id(optimizer) not in inner]
 
 
 def metrics_within(model: Any) -> list[Any]:
-    """The metrics that `model.metrics` names, then those that are attributes alone and are never reset."""
+    """Return the metrics in `model.metrics`, then those that are only attributes and are never reset."""
     listed = list(model.metrics)
     others = [metric for layer in model._flatten_layers() for metric in layer._metrics]
     return list({id(metric): metric for metric in [*listed, *others]}.values())
 
 
 def variable_of(variable: Any) -> Any:
-    """TensorFlow's variable in Keras's, also in a scope where that holds something else."""
+    """Return TensorFlow's variable in Keras's, even in a scope where that holds something else."""
     return variable._value
 
 
 @contextlib.contextmanager
 def held_back(on_apply: OnApply) -> Iterator[None]:
-    """While the `with` statement lasts, no optimizer of this thread updates anything: the function is called in place
-    of `apply`."""
+    """Call a function instead of `apply` of every optimizer in this thread while the `with` statement lasts."""
     _install()
     token = _on_apply.set(on_apply)
     try:

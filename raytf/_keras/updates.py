@@ -11,13 +11,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-SEEN = {
-    "keras.src.backend.common.masking.set_keras_mask": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._compile_metrics": "3.15.1",
-    "keras.src.trainers.trainer.Trainer._loss_tracker": "3.15.1",
-}
-
 #: (loss) -> the loss that is added in its place.
 ChangeLoss = Callable[[Any], Any]
 #: (metric, args, kwargs) of a call of `update_state`.
@@ -72,7 +65,7 @@ def own_metrics(metrics: Sequence[Any], model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]:
-    """While the `with` statement lasts, call a function before each update of some metrics."""
+    """Call a function before each update of some metrics while the `with` statement lasts."""
 
     def noting(metric: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +80,7 @@ def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]
 
 @contextlib.contextmanager
 def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
-    """While the `with` statement lasts, some metrics have this result."""
+    """Replace the result of some metrics while the `with` statement lasts."""
     with _attributes(metrics, "result", lambda metric: lambda: result):
         yield
 
@@ -95,17 +88,17 @@ def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _attributes(objects: Sequence[Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Give objects an attribute, which goes before the method of their class, while the `with` statement lasts."""
-    before = [vars(each).get(name) for each in objects]
-    for each in objects:
-        vars(each)[name] = make(each)
+    before = [vars(item).get(name) for item in objects]
+    for item in objects:
+        vars(item)[name] = make(item)
     try:
         yield
     finally:
-        for each, value in zip(objects, before, strict=True):
+        for item, value in zip(objects, before, strict=True):
             if value is None:
-                del vars(each)[name]
+                del vars(item)[name]
             else:
-                vars(each)[name] = value
+                vars(item)[name] = value
 
 
 def set_mask(tensor: Any, mask: Any) -> None:

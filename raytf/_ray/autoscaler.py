@@ -1,4 +1,4 @@
-"""What node providers take of Ray's autoscaler; what needs a cloud's SDK is in a module for that cloud."""
+"""The parts of Ray's autoscaler that node providers use. What needs a cloud's SDK is in a module for that cloud."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE as TAG_RAY_USER_NODE_TYPE,
 )
 
-SEEN = {
-    "ray.autoscaler._private.cli_logger.cli_logger": "2.60.0",
-    "ray.autoscaler._private.cli_logger._CliLogger.abort": "2.60.0",
-    "ray.autoscaler._private.providers._get_default_config": "2.60.0",
-    "ray.autoscaler.node_launch_exception.NodeLaunchException": "2.60.0",
-    "ray.autoscaler.tags.NODE_KIND_WORKER": "2.60.0",
-    "ray.autoscaler.tags.TAG_RAY_NODE_KIND": "2.60.0",
-    "ray.autoscaler.tags.TAG_RAY_USER_NODE_TYPE": "2.60.0",
-}
-
 
 def default_config(cloud: str) -> dict[str, Any]:
-    """Ray's own defaults for a cluster YAML of a cloud."""
+    """Return Ray's own defaults for a cluster YAML of a cloud."""
     return _get_default_config({"type": cloud})

@@ -7,18 +7,11 @@ from typing import Any
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 
-SEEN = {
-    "ray._raylet.GcsClient": "2.60.0",
-    "ray._raylet.InnerGcsClient.get_all_node_info": "2.60.0",
-    "ray._raylet.InnerGcsClient.drain_node": "2.60.0",
-    "ray.core.generated.autoscaler_pb2.DrainNodeReason": "2.60.0",
-}
-
 _ALIVE = 0
 
 
 def head_starts(address: str) -> list[float]:
-    """When the living heads were started, Unix time in seconds by their clocks; usually one.
+    """Return when the living heads were started, as Unix time in seconds by their clocks; usually one.
 
     Args:
         address: HOST:PORT of the GCS.

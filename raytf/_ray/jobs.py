@@ -16,17 +16,10 @@ from ray._private.runtime_env import packaging
 from ray.dashboard.modules.job import common
 from ray.job_submission import JobSubmissionClient
 
-SEEN = {
-    "ray._private.ray_constants.get_runtime_env_default_excludes": "2.60.0",
-    "ray._private.runtime_env.packaging.create_package": "2.60.0",
-    "ray.dashboard.modules.job.common.JOB_ACTOR_NAME_TEMPLATE": "2.60.0",
-    "ray.dashboard.modules.job.sdk.JobSubmissionClient._do_request": "2.60.0",
-}
-
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request may take.
+    """The limits of a request.
 
     Attributes:
         connect, silence: seconds until a connection stands, and without a byte.
@@ -70,7 +63,7 @@ class TimedClient(JobSubmissionClient):
         return _within(limits.seconds, lambda: ask(method, endpoint, **kwargs))
 
     def get(self, path: str) -> requests.Response:
-        """The answer to a GET of the server."""
+        """Return the answer to a GET of the server."""
         return self._do_request("GET", path)
 
 
@@ -99,7 +92,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
 
 def actor_name(job: str) -> str:
-    """Name of the actor that runs a submitted job."""
+    """Return the name of the actor that runs a submitted job."""
     return common.JOB_ACTOR_NAME_TEMPLATE.format(job_id=job)
 
 

@@ -25,54 +25,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raytf._ray import placement, train
 
 _log = logging.getLogger(__name__)
-_EXECUTION = "ray.train.v2._internal.execution"
-_GROUP = f"{_EXECUTION}.worker_group.worker_group.WorkerGroup"
-SEEN = {
-    f"{_EXECUTION}.checkpoint.report_handler.ReportCallbackHandler.after_worker_group_start": "2.60.0",
-    f"{_EXECUTION}.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
-    f"{_EXECUTION}.controller.TrainController": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._execute_resize_decision": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._poll_workers": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._step": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainController._run_controller_hook": "2.60.0",
-    f"{_EXECUTION}.controller.controller.TrainControllerLoopIterationResult": "2.60.0",
-    f"{_EXECUTION}.controller.state.RunningState": "2.60.0",
-    f"{_EXECUTION}.scaling_policy.ResizeDecision": "2.60.0",
-    f"{_EXECUTION}.worker_group.WorkerGroup": "2.60.0",
-    f"{_GROUP}.replace_replica_group": "2.60.0",
-    f"{_GROUP}.get_workers": "2.60.0",
-    f"{_GROUP}._assign_worker_ranks": "2.60.0",
-    f"{_GROUP}._create_placement_group": "2.60.0",
-    f"{_GROUP}._create_workers": "2.60.0",
-    f"{_GROUP}._get_worker_runtime_env": "2.60.0",
-    f"{_GROUP}._init_train_context": "2.60.0",
-    f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
-    f"{_EXECUTION}.worker_group.Worker": "2.60.0",
-    f"{_EXECUTION}.worker_group.WorkerGroupPollStatus": "2.60.0",
-    "ray.train.v2._internal.util.bundle_to_remote_args": "2.60.0",
-}
-
 
 #: Ray's id of a worker's node, and its process.
 WorkerPlace = tuple[str, int]
 
 
-class LostWorkers(Protocol):
-    """What a failure policy knows of workers that are gone while the others go on.
-
-    Attributes:
-        lost: their ranks; None where all have to start again.
-        size: how many workers there are; it is told.
-        left: ranks of workers that have left as planned; it is told.
-    """
-
-    lost: set[int] | None
-    size: int
-    left: set[int]
-
-
 class Replacements(Protocol):
-    """What a scaling policy knows of places for new workers."""
+    """The places that a scaling policy has for new workers."""
 
     def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
         """Return the lost ranks that new workers on the same nodes take.
@@ -89,15 +48,15 @@ class Replacements(Protocol):
         ...
 
     def take_rank(self) -> Callable[[Any], None]:
-        """What a worker calls with Ray Train's context when that has another rank for it."""
+        """Return a function that a worker calls with Ray Train's context if it gets another rank."""
         ...
 
     def selector(self) -> dict[str, str]:
-        """Labels of nodes on which new workers may start."""
+        """Return labels of nodes on which new workers can start."""
         ...
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Other workers have these ranks now.
+        """Note that other workers have these ranks now.
 
         Args:
             ranks: that others have.
@@ -106,19 +65,19 @@ class Replacements(Protocol):
         ...
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-        """Have workers leave, once others have come."""
+        """Have workers leave once others have joined."""
         ...
 
     def is_full(self) -> None:
-        """There was no room for workers that were to be added, or they did not start."""
+        """Note that there was no room for added workers, or that they did not start."""
         ...
 
     def guarding(self) -> AbstractContextManager[None]:
-        """To hold while workers are waited for, so that those that are stopped are ended."""
+        """Return a context to hold while waiting for workers, so that stopped ones are ended."""
         ...
 
     def take_gone(self) -> set[int]:
-        """Ranks of workers that have left as they were told to; asked for once."""
+        """Return the ranks of workers that have left as planned; call it once."""
         ...
 
 
@@ -183,7 +142,7 @@ class PartialGroup(WorkerGroup):
             for group in groups:
                 group.start_training(self._worker_group_context)
         except Exception:
-            for worker in new:  # the next look at the workers finds them dead
+            for worker in new:  # the next poll of the workers finds them dead
                 ray.kill(worker.actor)
             raise
 
@@ -210,33 +169,33 @@ class PartialGroup(WorkerGroup):
                 ray.kill(one)
             raise train.WorkerGroupStartupFailedError(f"a worker did not start: {error}") from error
         made = [
-            Worker(*each, resources_per_worker, placement_group_bundle_index=n)
-            for *each, n in zip(actors, about, numbers, strict=True)
+            Worker(*pair, resources_per_worker, placement_group_bundle_index=n)
+            for *pair, n in zip(actors, about, numbers, strict=True)
         ]
         ranked: list[Any] = WorkerGroup._assign_worker_ranks(made, starting_world_rank, world_size, replica_group_size)
         return ranked
 
     def _wait_for(self, actors: list[Any], numbers: list[int]) -> list[Any]:
-        """What actors tell of themselves, once all have started.
+        """Wait until all actors have started, and return their metadata.
 
         Raises:
             RayError: one has died.
             WorkerGroupStartupFailedError: the node of one is gone. Ray would have it wait for another one.
         """
-        told = [actor.get_metadata.remote() for actor in actors]
+        metadata = [actor.get_metadata.remote() for actor in actors]
         while len(self._places.of(numbers)) == len(numbers):
-            if not ray.wait(told, num_returns=len(told), timeout=_LOST_SECONDS)[1]:
-                return ray.get(told)
+            if not ray.wait(metadata, num_returns=len(metadata), timeout=_LOST_SECONDS)[1]:
+                return ray.get(metadata)
             self._places.remove_lost(numbers)
         raise train.WorkerGroupStartupFailedError("its node is gone")
 
     def end(self, ranks: Collection[int]) -> None:
-        """End what is left of workers that are gone; nobody is asked for an answer any more."""
+        """End what is left of lost workers, without waiting for an answer."""
         for rank in ranks:
             self._replica_groups[rank].shutdown()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Go on without some workers, which are gone; the others get new ranks, in their order."""
+        """Continue without some workers, which are gone; the others get new ranks, in their order."""
         workers = self.get_workers()
         self._places.remove([workers[rank].placement_group_bundle_index for rank in ranks])
         kept = [worker for rank, worker in enumerate(workers) if rank not in ranks]
@@ -250,14 +209,14 @@ class PartialGroup(WorkerGroup):
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._world_rank_to_ongoing_poll.clear()
         self._latest_poll_status = None
-        told = []
+        answers = []
         for rank, worker in enumerate(workers):
             context = dataclasses.replace(worker.distributed_context, world_rank=rank, world_size=len(workers))
             if context != worker.distributed_context:
                 worker.distributed_context = context
-                told.append(worker.execute_async(self.take_rank, context))
-        if told:
-            ray.wait(told, num_returns=len(told), timeout=_ANSWER_SECONDS)
+                answers.append(worker.execute_async(self.take_rank, context))
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_SECONDS)
         ray.get(self._worker_group_state.sync_actor.reset.remote())
         for callback in self._callbacks:
             if isinstance(callback, ReportCallbackHandler):
@@ -265,8 +224,12 @@ class PartialGroup(WorkerGroup):
 
 
 class TrainController(ray_train.TrainController):
-    """Ray Train's controller, which replaces or drops workers that are gone while the others go on; `ps` and Ray show
-    it under the same name."""
+    """Ray Train's controller, which replaces or drops lost workers while the others continue; `ps` and Ray show it
+    under the same name.
+
+    Its failure policy has `lost`, the ranks of lost workers or None if all have to start again. The controller sets the
+    policy's `size`, the number of workers, and `left`, the ranks of workers that have left as planned.
+    """
 
     worker_group_cls = PartialGroup
     _return_value: Any
@@ -278,14 +241,14 @@ class TrainController(ray_train.TrainController):
         result = await super()._step()
         if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
             # Those that were dismissed have none, the others have the same.
-            told = (one.return_value for one in status.worker_statuses.values())
-            self._return_value = next((value for value in told if value is not None), None)
+            values = (one.return_value for one in status.worker_statuses.values())
+            self._return_value = next((value for value in values if value is not None), None)
         return result
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         status = await super()._poll_workers()
         policy: Any = self._failure_policy
-        # Those that have come to the end of the run have its result.
+        # Those that have reached the end of the run have its result.
         policy.left = {
             rank
             for rank, one in status.worker_statuses.items()
@@ -313,7 +276,7 @@ class TrainController(ray_train.TrainController):
                 else:
                     self._change(group, places, decision.num_workers)
         except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
-            # Others have died meanwhile, or those that were to come: the next look at the workers names them.
+            # Other workers have died meanwhile, or new ones have: the next poll of the workers names them.
             _log.debug("not all workers were replaced: %s", error)
             places.is_full()
         return TrainControllerLoopIterationResult(
@@ -322,7 +285,7 @@ class TrainController(ray_train.TrainController):
 
     @staticmethod
     def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
-        """Replace lost workers where that can be done, and go on without the others."""
+        """Replace lost workers if possible, and continue without the others."""
         workers = group.get_workers()
         new = places.ranks_to_replace([worker.metadata.node_id for worker in workers], lost, wanted)
         group.end(lost)
@@ -351,7 +314,7 @@ class TrainController(ray_train.TrainController):
             places.replaced(new, _nodes(group))
         if going:
             joined = group.get_workers()[len(workers) :]
-            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(each) for each in joined])
+            places.dismiss([place_of(workers[rank]) for rank in going], [place_of(worker) for worker in joined])
 
 
 def _is_there(group: Any) -> bool:
@@ -359,7 +322,7 @@ def _is_there(group: Any) -> bool:
 
 
 def place_of(worker: Any) -> WorkerPlace:
-    """Where one of Ray Train's workers is."""
+    """Return the node and process of one of Ray Train's workers."""
     return worker.metadata.node_id, worker.metadata.pid
 
 
@@ -367,7 +330,7 @@ def _nodes(group: PartialGroup) -> dict[int, str]:
     return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
 
 
-#: Seconds between two looks at whether the nodes of workers that start are there still.
+#: Seconds between two checks whether the nodes of starting workers are still there.
 _LOST_SECONDS = 1.0
 #: Seconds to find room for workers that are added.
 _ROOM_SECONDS = 5.0
@@ -375,7 +338,7 @@ _ROOM_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 
 
-def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, look: Callable[[], None]) -> Any:
-    """As `raytf._ray.train.run_controller`, with a controller that replaces single workers, or Ray Train's own."""
+def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, poll: Callable[[], None]) -> Any:
+    """Run a controller that replaces single workers, or Ray Train's own; see `raytf._ray.train.run_controller`."""
     kind = TrainController if is_partial else ray_train.TrainController
-    return train.run_controller(env_vars, arguments, kind, look)
+    return train.run_controller(env_vars, arguments, kind, poll)

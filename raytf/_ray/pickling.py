@@ -1,4 +1,4 @@
-"""Pickles as Ray makes them: code of the main program goes along."""
+"""Pickles as Ray makes them, with the code of the main program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 from ray.cloudpickle import CloudPickler
 from ray.cloudpickle import loads as loads
-
-SEEN = {"ray.cloudpickle.CloudPickler.reducer_override": "2.60.0"}
 
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:

@@ -1,4 +1,4 @@
-"""Where the workers of a group are: a placement group for each, on nodes that Ray has chosen for all at once.
+"""The placement of a group's workers: a placement group for each, on nodes that Ray has chosen for all at once.
 
 Ray cannot take one bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to
 place them again without a pause for as long as there is a node that is large enough and has no room, which keeps a core
@@ -19,14 +19,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from raytf._ray import state
 
-SEEN = {
-    "ray.train.v2._internal.execution.worker_group.placement_group_handle.PlacementGroupHandle": "2.60.0",
-}
-
 #: Ray's label of a node with its id.
 NODE_LABEL = "ray.io/node-id"
-#: Seconds between two looks at whether what was given back is free.
-_LOOK_SECONDS = 0.01
+#: Seconds between two checks whether returned resources are free.
+_POLL_SECONDS = 0.01
 #: Ray's smallest part of a resource.
 _LEAST = 1e-4
 
@@ -36,7 +32,7 @@ class Places(PlacementGroupHandle):
 
     Args:
         resources: of a worker.
-        strategy: by which Ray chooses nodes for workers that come together.
+        strategy: by which Ray chooses nodes for workers that start together.
         selectors: labels of nodes for each of the workers with which the group begins.
     """
 
@@ -46,12 +42,12 @@ class Places(PlacementGroupHandle):
         self._reserved = 0
 
     def of(self, numbers: Sequence[int]) -> list[PlacementGroup]:
-        """Those with some numbers, but for those that were removed."""
+        """Return the placement groups with some numbers, without those that were removed."""
         return [self._places[number] for number in numbers if number in self._places]
 
     @property
     def placement_group(self) -> Any:
-        """None, as there is not one of all: Ray Train hands it to `_create_workers`, which has a number for each."""
+        """None, as there is no group for all: Ray Train hands it to `_create_workers`, which has a number for each."""
         return None
 
     def ready(self) -> Any:
@@ -62,7 +58,7 @@ class Places(PlacementGroupHandle):
         return bool(self.reserve(self._selectors, timeout_seconds))
 
     def reserve(self, selectors: Sequence[dict[str, str]], seconds: float) -> list[int]:
-        """Places for more workers, all or none.
+        """Reserve places for more workers, all or none.
 
         Args:
             selectors: labels of nodes for each of them.
@@ -84,12 +80,12 @@ class Places(PlacementGroupHandle):
         # A placement group that is requested sooner takes longer, since Ray retries less and less often.
         wanted = Counter(nodes.values())
         while not self._are_free(wanted) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-        each = [
+            time.sleep(_POLL_SECONDS)
+        groups = [
             placement_group([self._resources], bundle_label_selector=[{**selector, NODE_LABEL: nodes[bundle]}])
             for bundle, selector in enumerate(selectors)
         ]
-        return self._keep(each) if _are_ready(each, deadline) else []
+        return self._keep(groups) if _are_ready(groups, deadline) else []
 
     def _are_free(self, wanted: Mapping[str, int]) -> bool:
         free = state.free_resources()
@@ -107,17 +103,17 @@ class Places(PlacementGroupHandle):
 
     @property
     def numbers(self) -> list[int]:
-        """Of all that there are."""
+        """The numbers of all placement groups."""
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
-        """Remove those of some whose node is gone. Ray has actors that wait for one of them wait for ever."""
+        """Remove the placement groups of some numbers whose node is gone. Actors would wait for them forever."""
         about = placement_group_table()
         there = [number for number in numbers if number in self._places]
         self.remove([n for n in there if about.get(self._places[n].id.hex(), {}).get("state") != "CREATED"])
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Give some back; workers that are there are ended by Ray."""
+        """Return some placement groups to Ray, which ends the workers in them."""
         for number in numbers:
             if number in self._places:
                 remove_placement_group(self._places.pop(number))
@@ -127,7 +123,7 @@ class Places(PlacementGroupHandle):
 
 
 def _are_ready(places: Sequence[PlacementGroup], deadline: float) -> bool:
-    """Whether all are there in time; otherwise none stays."""
+    """Return whether all are created in time; otherwise remove all of them."""
     if all(place.wait(max(0.0, deadline - time.monotonic())) for place in places):
         return True
     for place in places:

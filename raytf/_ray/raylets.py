@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether raylets answer, for processes ahead of need, how much memory there is."""
+"""Ray's nodes, asked directly: whether raylets answer, worker processes ahead of need, and free memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ import psutil
 from ray._private import grpc_utils, utils
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 
-SEEN = {
-    "ray._private.grpc_utils.init_grpc_channel": "2.60.0",
-    "ray._private.utils.estimate_available_memory": "2.60.0",
-    "ray._private.utils.get_system_memory": "2.60.0",
-    "ray.core.generated.node_manager_pb2.GetWorkerPIDsRequest": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.keep_alive_duration_secs": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.num_workers": "2.60.0",
-    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.runtime_env_info": "2.60.0",
-    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.GetWorkerPIDs": "2.60.0",
-    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.PrestartWorkers": "2.60.0",
-}
-
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
 _PYTHON = 0  # of its enumeration of languages
 #: Seconds within which the raylet of a living node answers, also on a loaded machine.
@@ -30,7 +18,7 @@ _ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
 class NodeReply(enum.Enum):
-    """What a node's raylet says."""
+    """The answer of a node's raylet."""
 
     LIVES = "lives"
     SILENT = "silent"  # the system takes the connection, or not even that, and nothing is said: frozen, or cut off
@@ -38,7 +26,7 @@ class NodeReply(enum.Enum):
 
 
 def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
-    """What the raylets of nodes say within 1.5 s, by the nodes' ids; all are asked at once.
+    """Ask the raylets of nodes at once, and return what they answer within 1.5 s, by the nodes' ids.
 
     A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
 
@@ -51,25 +39,25 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
         stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
         call = stub.GetWorkerPIDs.future(_pb.GetWorkerPIDsRequest(), timeout=_ANSWER_SECONDS)
         asked.append((node["NodeID"], channel, call))
-    found = {}
+    replies = {}
     for node_id, channel, call in asked:
         error = call.exception()
         if error is None or error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-            found[node_id] = NodeReply.LIVES
+            replies[node_id] = NodeReply.LIVES
         else:
-            found[node_id] = NodeReply.REFUSES if "refused" in str(error.details()) else NodeReply.SILENT
+            replies[node_id] = NodeReply.REFUSES if "refused" in str(error.details()) else NodeReply.SILENT
         channel.close()
-    return found
+    return replies
 
 
 def free_bytes() -> int:
-    """Memory of this node that a process may still take."""
+    """Return how much memory of this node a process can still take."""
     # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
     return min(psutil.virtual_memory().available, utils.estimate_available_memory())
 
 
 def all_bytes() -> int:
-    """Memory that this node has, or the container that it is."""
+    """Return how much memory this node, or its container, has."""
     return min(psutil.virtual_memory().total, utils.get_system_memory())
 
 

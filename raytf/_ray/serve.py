@@ -7,22 +7,15 @@ from typing import Any
 import ray
 from ray.serve import context
 
-SEEN = {
-    "ray.serve.context._get_global_client": "2.60.0",
-    "ray.serve._private.client.ServeControllerClient._controller": "2.60.0",
-    "ray.serve._private.client.ServeControllerClient.http_config": "2.60.0",
-    "ray.serve._private.controller.ServeController.get_serve_instance_details": "2.60.0",
-}
-
 
 def http_options() -> Any:
-    """With which host and port the proxies were started."""
+    """Return the options, such as host and port, that the proxies were started with."""
     client: Any = context._get_global_client()
     return client.http_config
 
 
 def details(timeout: float) -> dict[str, Any]:
-    """All applications and deployments, with what was given to them.
+    """Return all applications and deployments, with their settings.
 
     Args:
         timeout: seconds for the answer.

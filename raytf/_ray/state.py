@@ -1,4 +1,4 @@
-"""What this process's Ray knows of the cluster: free resources, placement groups, draining nodes, actors."""
+"""The state of the cluster as this process's Ray knows it: free resources, placement groups, draining nodes, actors."""
 
 from __future__ import annotations
 
@@ -10,51 +10,38 @@ import ray._private.state
 from ray.core.generated import common_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup
 
-SEEN = {
-    "ray._private.state.available_resources_per_node": "2.60.0",
-    "ray._private.state.state": "2.60.0",
-    "ray._private.state.GlobalState._connect_and_get_accessor": "2.60.0",
-    "ray._private.state.GlobalState.actor_table": "2.60.0",
-    "ray._private.state.GlobalState.get_draining_nodes": "2.60.0",
-    "ray._private.state.GlobalState.get_system_config": "2.60.0",
-    "ray._raylet.GlobalStateAccessor.get_placement_group_table": "2.60.0",
-    "ray.core.generated.common_pb2.ActorDiedErrorContext.NODE_DIED": "2.60.0",
-    "ray.core.generated.common_pb2.ActorDeathCause.actor_died_error_context": "2.60.0",
-    "ray.core.generated.gcs_pb2.PlacementGroupTableData": "2.60.0",
-}
-
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What each living node has free, by its id."""
+    """Return the free resources of each living node, by its id."""
     return ray._private.state.available_resources_per_node()
 
 
 def draining_nodes() -> dict[str, int]:
-    """Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows."""
+    """Return nodes with notice -> Unix time in ms at which they leave, 0 if it is not known."""
     return ray._private.state.state.get_draining_nodes()
 
 
 def living_actors(job_id: Any) -> list[dict[str, Any]]:
-    """The actors of a job that live."""
+    """Return the living actors of a job."""
     return list(ray._private.state.state.actor_table(None, job_id, "ALIVE").values())
 
 
 def system_config() -> dict[str, Any]:
-    """The settings that the cluster's head was started with."""
+    """Return the settings that the cluster's head was started with."""
     return ray._private.state.state.get_system_config()
 
 
 def abandoned_placement_groups() -> list[PlacementGroup]:
-    """Those of this job whose creator has died, and that hold resources still."""
+    """Return this job's placement groups whose creator has died and that still hold resources."""
     table: Any = gcs_pb2  # generated code, of which mypy knows no names
     table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
-    found = []
+    groups = []
     for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
         group = table.FromString(raw)
         is_ours = group.creator_job_id.hex() == job and group.creator_actor_id and not group.is_detached
         if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
-            found.append(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
-    return found
+            groups.append(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    return groups
 
 
 def _actor(actor_id: str) -> dict[str, Any]:
@@ -62,7 +49,8 @@ def _actor(actor_id: str) -> dict[str, Any]:
 
 
 def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
-    """Whether an actor is dead because its node is. Ray's error says so in its text alone; its table has the reason.
+    """Return whether an actor is dead because its node is. Ray's error says so only in its text; its table has the
+    reason.
 
     Args:
         actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.

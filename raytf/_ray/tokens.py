@@ -1,4 +1,4 @@
-"""The token with which a Ray lets its clients in, and whether it wants one."""
+"""The token with which a Ray admits its clients, and whether it requires one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from ray._private.authentication import authentication_token_setup
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-SEEN = {
-    "ray._private.authentication.authentication_token_setup.AUTH_MODE_ENV_VAR": "2.60.0",
-    "ray._private.services.canonicalize_bootstrap_address": "2.60.0",
-    "ray._raylet.Config.initialize": "2.60.0",
-    "ray.core.generated.gcs_service_pb2.CheckAliveRequest": "2.60.0",
-    "ray.core.generated.gcs_service_pb2_grpc.NodeInfoGcsServiceStub": "2.60.0",
-}
-
-#: Environment variable in which a user says whether a token is used.
+#: Environment variable in which a user chooses whether a token is used.
 MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 
 
 def gcs_of(address: str) -> str | None:
-    """HOST:PORT of the GCS that an address means; None if it is none, or there is no Ray.
+    """Return HOST:PORT of the GCS that an address means; None if it means none, or if there is no Ray.
 
     Args:
         address: as `ray.init` takes it, such as `auto`.
@@ -37,19 +29,19 @@ def gcs_of(address: str) -> str | None:
 
 
 def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
-    """Whether a Ray answers to a token; None if it cannot be asked.
+    """Return whether a Ray accepts a token; None if it cannot be asked.
 
     Args:
         gcs: HOST:PORT.
         token: empty for none.
         seconds: to wait for the answer.
     """
-    given = (("authorization", f"Bearer {token}"),) if token else None
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
     with grpc.insecure_channel(gcs) as channel:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         request = getattr(gcs_service_pb2, "CheckAliveRequest")()  # generated code, of which mypy knows no names  # noqa: B009
         try:
-            stub.CheckAlive(request, timeout=seconds, metadata=given)
+            stub.CheckAlive(request, timeout=seconds, metadata=metadata)
         except grpc.RpcError as error:
             return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
     return True

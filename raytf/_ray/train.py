@@ -1,4 +1,4 @@
-"""Ray Train's classes that raytf's policies derive from, and what it asks of their objects."""
+"""The classes of Ray Train that raytf's policies derive from, and what raytf reads from their objects."""
 
 from __future__ import annotations
 
@@ -43,61 +43,17 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as Tens
 
 from raytf._ray import train_env
 
-_SCALING = "ray.train.v2._internal.execution.scaling_policy"
-_CLIENT = f"{_SCALING}.autoscaling_coordinator_client"
-_COORDINATOR = "ray.data._internal.cluster_autoscaler"
-_TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
-_CALLBACKS = "ray.train.v2._internal.callbacks"
-#: Seconds between two calls of what looks meanwhile.
-_LOOK_SECONDS = 0.3
+#: Seconds between two calls of `poll`.
+_POLL_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
-SEEN = {
-    "ray._raylet.RAY_NODE_ID_KEY": "2.60.0",
-    f"{_COORDINATOR}.default_autoscaling_coordinator._AutoscalingCoordinatorActor": "2.60.0",
-    # Of the object, where the actor is kept once it was started.
-    f"{_CLIENT}.TrainAutoscalingCoordinatorClient._autoscaling_coordinator": "2.60.0",
-    "ray.train.v2._internal.execution.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
-    "ray.train.v2._internal.execution.controller.TrainController.get_result": "2.60.0",
-    "ray.train.v2._internal.execution.controller.TrainController.run": "2.60.0",
-    "ray.train._internal.utils.get_address_and_port": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerGroupStartupFailedError": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError": "2.60.0",
-    "ray.train.v2._internal.exceptions.UserExceptionWithTraceback._base_exc": "2.60.0",
-    "ray.train.v2._internal.exceptions.WorkerHealthCheckFailedError.health_check_failure": "2.60.0",
-    "ray.train.v2._internal.execution.callback.WorkerGroupCallback.before_worker_group_shutdown": "2.60.0",
-    "ray.train.v2._internal.execution.failure_handling.DefaultFailurePolicy.make_decision": "2.60.0",
-    "ray.train.v2._internal.execution.failure_handling.FailureDecision.RETRY": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.after_controller_start": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.after_controller_state_update": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_non_running_worker_group": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_running_worker_group": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy.on_controller_start_worker_group": "2.60.0",
-    # Of the policy's own object, which derives from it.
-    f"{_SCALING}.ElasticScalingPolicy._autoscaling_coordinator": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._coordinator_client": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._requester_id": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._count_possible_workers": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._get_num_workers_for_resource_request": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._get_resize_decision": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._maybe_send_resource_request": "2.60.0",
-    f"{_SCALING}.ElasticScalingPolicy._send_resource_request": "2.60.0",
-    f"{_SCALING}.NoopDecision": "2.60.0",
-    f"{_SCALING}.ResizeDecision": "2.60.0",
-    f"{_SCALING}.ScalingDecision": "2.60.0",
-    "ray.train.v2.tensorflow.tensorflow_trainer.TensorflowTrainer": "2.60.0",
-    f"{_TRAINER}._create_default_callbacks": "2.60.0",
-    f"{_TRAINER}._initialize_and_run_controller": "2.60.0",
-    "ray.train.v2.api.config.ScalingConfig._resources_per_worker_not_none": "2.60.0",
-    "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._clear_state": "2.60.0",
-}
 
 
 def run_controller(
     env_vars: Mapping[str, str],
     arguments: Mapping[str, Any],
     kind: type[TrainController] = TrainController,
-    look: Callable[[], None] = lambda: None,
+    poll: Callable[[], None] = lambda: None,
 ) -> Any:
     """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
     workers before they can save, and the driver with exit code 0.
@@ -106,7 +62,7 @@ def run_controller(
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
         kind: of controller.
-        look: called a few times a second meanwhile; what it raises ends the controller, and is raised.
+        poll: called a few times a second meanwhile; what it raises ends the controller, and is raised.
 
     Returns:
         Its result.
@@ -118,8 +74,8 @@ def run_controller(
     )
     controller = actor(kind).remote(**arguments)
     running = controller.run.remote()
-    while not ray.wait([running], timeout=_LOOK_SECONDS)[0]:
-        look()
+    while not ray.wait([running], timeout=_POLL_SECONDS)[0]:
+        poll()
     ray.get(running)
     return ray.get(controller.get_result.remote())
 
@@ -136,8 +92,8 @@ class _Coordinator:
 
 
 def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
-    """The client of a coordinator in this process, for a Ray on which nobody else asks for resources: to start the
-    actor takes longer than all that it does there.
+    """Return the client of a coordinator in this process, for a Ray on which nobody else asks for resources: starting
+    the actor takes longer than all its work there.
 
     Args:
         requester: name of the run.
@@ -148,17 +104,17 @@ def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
 
 
 def free_address() -> tuple[str, int]:
-    """This node's address and a port at which nothing listens yet."""
+    """Return this node's address and a port at which nothing listens yet."""
     return get_address_and_port()
 
 
 def resources_of_worker(scaling_config: Any) -> dict[str, float]:
-    """What each worker takes."""
+    """Return the resources of each worker."""
     return scaling_config._resources_per_worker_not_none
 
 
 def raised_by(failure: Any) -> Any:
-    """What a worker's code raised, out of what Ray Train wraps it in; of other failures why Ray could not reach it."""
+    """Return what a worker's code raised, without Ray Train's wrappers; or why Ray could not reach the worker."""
     inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
     return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 

@@ -1,13 +1,8 @@
-"""A worker's rank, as Ray Train tells it in the worker's process."""
+"""A worker's rank, as Ray Train reports it in the worker's process."""
 
 from __future__ import annotations
 
 from typing import Any
-
-SEEN = {
-    "ray.train.v2._internal.execution.context.get_train_context": "2.60.0",
-    "ray.train.v2._internal.execution.context.TrainContext": "2.60.0",
-}
 
 
 def set_rank(context: Any) -> None:

@@ -1,4 +1,4 @@
-"""The environment of Ray Train's processes, known without `ray.train`, whose import takes longer than to connect."""
+"""The environment of Ray Train's processes, without `ray.train`, whose import takes longer than to connect."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from typing import Any
 
 import ray
 
-SEEN = {
-    "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
-    "ray.train.v2._internal.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
-    "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
-}
-
 
 def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a controller's process.
+    """Return the environment variables of a controller's process.
 
     Args:
         env_vars: in addition to those that Ray Train hands on.
@@ -31,7 +25,7 @@ def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
-    """The runtime environment of workers, serialized, before there is one.
+    """Return the runtime environment of workers, serialized, before there are any.
 
     Ray makes it on the way from the driver to the controller and from there to a worker, where variables of an outer
     environment are left as they are unless an inner one has them, and writes it as JSON without spaces, with sorted
@@ -49,7 +43,7 @@ def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str
 
 @functools.cache
 def _constants() -> Any:
-    """Ray Train's module of constants, which by its name would bring all of Ray Train."""
+    """Return Ray Train's module of constants. Its import by name would import all of Ray Train."""
     file = importlib.resources.files("ray").joinpath("train/v2/_internal/constants.py")
     spec = importlib.util.spec_from_file_location("constants", str(file))
     assert spec is not None

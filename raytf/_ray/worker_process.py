@@ -13,52 +13,17 @@ import ray._private.utils
 import ray._private.worker
 import ray._raylet
 from ray._common import utils
-from ray._private import ray_constants
+from ray._private import node, ray_constants, services
 from ray._private.authentication import authentication_token_generator
 from ray._private.runtime_env import setup_hook
 
-SEEN = {
-    "ray._private.worker.global_worker": "2.60.0",
-    "ray._private.worker.Worker.gcs_error_subscriber": "2.60.0",
-    "ray._private.worker.Worker.gcs_client": "2.60.0",
-    "ray._private.worker.Worker.listener_thread": "2.60.0",
-    "ray._private.worker.Worker.worker_id": "2.60.0",
-    "ray._private.worker.listen_error_messages": "2.60.0",
-    "ray._private.worker.Worker.node": "2.60.0",
-    "ray._private.worker.Worker.threads_stopped": "2.60.0",
-    "ray._private.worker.Worker.function_actor_manager": "2.60.0",
-    "ray._private.worker.Worker.core_worker": "2.60.0",
-    "ray._private.worker._global_node": "2.60.0",
-    "ray._private.node.Node.all_processes": "2.60.0",
-    "ray._private.node.Node.gcs_address": "2.60.0",
-    "ray._private.node.Node.get_session_dir_path": "2.60.0",
-    "ray._private.node.Node.node_ip_address": "2.60.0",
-    "ray._private.node.Node.node_manager_port": "2.60.0",
-    "ray._private.node.Node.plasma_store_socket_name": "2.60.0",
-    "ray._private.node.Node.raylet_socket_name": "2.60.0",
-    "ray._private.function_manager.FunctionActorManager.export_setup_func": "2.60.0",
-    "ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "2.60.0",
-    "ray._private.utils.set_sigterm_handler": "2.60.0",
-    "ray._raylet.CoreWorker.get_job_config": "2.60.0",
-    "ray._raylet.setproctitle": "2.60.0",
-    "ray._private.ray_constants.ENABLE_RAY_CLUSTER": "2.60.0",
-    "ray._private.ray_constants.REMOVED_NODE_ERROR": "2.60.0",
-    "ray._private.ray_constants.WORKER_CRASH_PUSH_ERROR": "2.60.0",
-    "ray._private.ray_constants.WORKER_DIED_PUSH_ERROR": "2.60.0",
-    "ray._raylet.GcsErrorSubscriber": "2.60.0",
-    "ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR": "2.60.0",
-    "ray._private.ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "2.60.0",
-    "ray._private.runtime_env.setup_hook.decode_function_key": "2.60.0",
-    "ray._private.runtime_env.setup_hook.load_and_execute_setup_hook": "2.60.0",
-    "ray._private.authentication.authentication_token_generator.generate_new_authentication_token": "2.60.0",
-    "ray._common.utils.get_default_system_temp_dir": "2.60.0",
-    "ray.train.v2._internal.execution.worker_group.worker": "2.60.0",
-}
-
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-#: Kinds of errors that Ray pushes to drivers and that raytf tells itself.
-_TOLD = (
+#: Settings of `ray.init`. No idle processes are started ahead of use: an actor with its own environment cannot take
+#: them, and they delay others. As many processes can start at once as a run has, as each mostly imports.
+SYSTEM_CONFIG = {"prestart_worker_first_driver": False, "worker_maximum_startup_concurrency": 16}
+#: Kinds of errors that Ray pushes to drivers and that raytf reports itself.
+_REPORTED = (
     ray_constants.WORKER_CRASH_PUSH_ERROR,
     ray_constants.WORKER_DIED_PUSH_ERROR,
     ray_constants.REMOVED_NODE_ERROR,
@@ -68,25 +33,52 @@ TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
 
 
 @contextlib.contextmanager
-def no_signal_handlers() -> Iterator[None]:
-    """While the `with` statement lasts, `ray.init` leaves signals as they are.
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes, each (owner, name, value), while the `with` statement lasts."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for owner, name, value in attributes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
+    """Have `ray.init` leave signals as they are while the `with` statement lasts.
 
     It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
     one aborts the process.
     """
-    own = ray._private.utils.set_sigterm_handler
-    disabled = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
-    ray._private.utils.set_sigterm_handler = lambda handler: None
-    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    try:
-        yield
-    finally:
-        ray._private.utils.set_sigterm_handler = own
-        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = disabled
+    return _replaced(
+        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+        (ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", True),
+    )
+
+
+def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]:
+    """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
+
+    It has no option for that. Without the dashboard the API server has nothing but Ray's usage statistics, and
+    `ray.init` waits for it for a second. The autoscaler cannot add to one machine, and nobody reads the logs.
+
+    Args:
+        shows_logs: whether the driver shows what workers print, so that the log monitor is needed.
+    """
+
+    def nothing(_: node.Node) -> None:
+        pass
+
+    def no_server(*_: Any, **__: Any) -> tuple[str, None]:
+        return "", None
+
+    unused = ["start_monitor"] if shows_logs else ["start_monitor", "start_log_monitor"]
+    return _replaced((services, "start_api_server", no_server), *((node.Node, name, nothing) for name in unused))
 
 
 def show_no_errors() -> None:
-    """Ray no more prints what its own processes say of deaths; this process is connected.
+    """Stop Ray from printing what its own processes report about deaths; this process is connected.
 
     It has no option for that, and a page of a raylet's log comes before raytf sees that it has died. This is what Ray
     does when it disconnects.
@@ -99,7 +91,7 @@ def show_no_errors() -> None:
 
 
 class _WithoutDeaths:
-    """What Ray's processes say, without lost workers and nodes."""
+    """The errors that Ray's processes publish, without lost workers and nodes."""
 
     def __init__(self, subscriber: Any):
         self._subscriber = subscriber
@@ -108,13 +100,13 @@ class _WithoutDeaths:
         return getattr(self._subscriber, name)
 
     def poll(self) -> tuple[Any, Any]:
-        key, said = self._subscriber.poll()
-        return key, None if said is not None and said.get("type") in _TOLD else said
+        key, error = self._subscriber.poll()
+        return key, None if error is not None and error.get("type") in _REPORTED else error
 
 
 def show_no_deaths() -> None:
-    """Ray no more prints nine lines about each lost worker or node, which the run tells in one. It does print the rest,
-    such as an autoscaler that has failed. This process is connected to a cluster."""
+    """Stop Ray from printing nine lines about each lost worker or node, which the run reports in one. It still prints
+    the rest, such as an autoscaler that has failed. This process is connected to a cluster."""
     show_no_errors()
     worker: Any = ray._private.worker.global_worker
     raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
@@ -130,28 +122,28 @@ def show_no_deaths() -> None:
 
 
 def this_node() -> Any:
-    """Ray's view of the node of this process; None in a process that is a client of another machine's."""
+    """Return Ray's view of this process's node; None in a process that is a client of another machine."""
     return ray._private.worker._global_node
 
 
 def worker_node() -> Any:
-    """The same, in a process that is connected: of a worker, too."""
+    """Return Ray's view of this process's node, in any process that is connected, such as a worker."""
     return ray._private.worker.global_worker.node
 
 
 def local_sockets() -> set[str]:
-    """The Unix sockets by which a process that is connected talks with its node."""
-    node = worker_node()
-    return {node.raylet_socket_name, node.plasma_store_socket_name}
+    """Return the Unix sockets through which a connected process talks to its node."""
+    own = worker_node()
+    return {own.raylet_socket_name, own.plasma_store_socket_name}
 
 
 def session_folder() -> Path:
-    """A folder of this node that lasts as long as its Ray."""
+    """Return a folder of this node that lasts as long as its Ray."""
     return Path(worker_node().get_session_dir_path())
 
 
 def driver_paths() -> list[str]:
-    """Where the driver of this job looks for modules."""
+    """Return where the driver of this job searches for modules."""
     worker: Any = ray._private.worker.global_worker  # `core_worker` is compiled, and mypy knows nothing of it
     return list(worker.core_worker.get_job_config().py_driver_sys_path)
 
@@ -167,7 +159,7 @@ def export_hook(hook: Callable[[], None]) -> str:
 
 
 def hook_caller(value: str) -> Callable[[], None]:
-    """A function that calls what another value of `HOOK` names, and raises RuntimeError where that fails.
+    """Return a function that calls what another value of `HOOK` names, and raises RuntimeError if that fails.
 
     It is sent by value, as nested functions are: the process that calls it need not find raytf.
     """
@@ -183,32 +175,28 @@ def hook_caller(value: str) -> Callable[[], None]:
 
 
 def set_title(title: str) -> None:
-    """What `ps` shows of this process; Ray writes over it when a worker takes the process."""
+    """Set what `ps` shows for this process; Ray overwrites it when a worker takes the process."""
     ray._raylet.setproctitle(title)  # type: ignore[attr-defined]
 
 
 def system_temp_folder() -> str:
-    """Where Ray keeps its sessions by default."""
+    """Return the folder in which Ray keeps its sessions by default."""
     return utils.get_default_system_temp_dir()
 
 
 def new_token() -> str:
-    """A token that guards a Ray."""
+    """Return a new token that guards a Ray."""
     return authentication_token_generator.generate_new_authentication_token()
 
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[dict[str, str]]:
-    """Within it a Ray that is started, or reached, is one of the loopback alone.
+    """Have a Ray that is started, or reached, use only the loopback while the `with` statement lasts.
 
     Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
 
     Yields:
         Environment variables with which processes of that Ray must be started.
     """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
+    with _replaced((ray_constants, "ENABLE_RAY_CLUSTER", False)):
         yield {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -1,8 +1,8 @@
 """All that raytf takes of TensorFlow's insides, which may change with any version.
 
-`SEEN` says what that is and in which version it was last seen to be there and to do what is meant;
-`tests/unit/test_private_tensorflow.py` fails when something has gone, and `tests/unit/test_private_ray.py` when another
-module of raytf takes something private. TensorFlow is imported when a function is called. Knows nothing of raytf.
+`SEEN` lists the attributes that imports do not name: `tests/unit/test_private_tensorflow.py` fails when one of them or
+an imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private.
+TensorFlow is imported when a function is called. Knows nothing of raytf.
 """
 
 from __future__ import annotations
@@ -11,32 +11,25 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_CONTEXT = "tensorflow.python.eager.context.Context"
-_LAUNCHER = "tensorflow.python.distribute.cross_device_utils.CollectiveReplicaLauncher"
+#: The version of TensorFlow in which everything was last seen to be there and to do what is meant.
+VERSION = "2.21.0"
+#: Class or module -> names of its attributes that are used.
 SEEN = {
-    "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob": "2.21.0",
-    "tensorflow.python.data.util.structure.get_flat_tensor_shapes": "2.21.0",
-    "tensorflow.python.data.util.structure.get_flat_tensor_types": "2.21.0",
-    "tensorflow.core.protobuf.saved_model_pb2.SavedModel": "2.21.0",
-    "tensorflow.python.distribute.collective_util.CommunicationImplementation.RING": "2.21.0",
-    "tensorflow.python.distribute.collective_util.Options": "2.21.0",
-    "tensorflow.python.distribute.cross_device_utils.CollectiveKeys.get_group_key": "2.21.0",
-    f"{_LAUNCHER}.all_reduce": "2.21.0",
-    "tensorflow.python.distribute.values.PerReplica": "2.21.0",
-    f"{_CONTEXT}.configure_coordination_service": "2.21.0",
-    f"{_CONTEXT}.disable_graph_collection": "2.21.0",
-    f"{_CONTEXT}.enable_graph_collection": "2.21.0",
-    f"{_CONTEXT}.export_run_metadata": "2.21.0",
-    "tensorflow.python.eager.context.context": "2.21.0",
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function._clone": "2.21.0",
-    "tensorflow.python.framework.function_def_to_graph.function_def_to_graph": "2.21.0",
-    "tensorflow.python.framework.kernels.get_registered_kernels_for_op": "2.21.0",
-    "tensorflow.python.framework.op_def_registry.get": "2.21.0",
-    "tensorflow.python.framework.ops.Graph._get_function": "2.21.0",
-    "tensorflow.python.framework.ops.get_dtype_conversion_mode": "2.21.0",
-    "tensorflow.python.ops.lookup_ops.MutableHashTable._default_value": "2.21.0",
-    "tensorflow.python.ops.numpy_ops.np_dtypes.is_prefer_float32": "2.21.0",
-    "tensorflow.python.saved_model.signature_serialization.canonicalize_signatures": "2.21.0",
+    "tensorflow.python.distribute.cross_device_utils.CollectiveKeys": "get_group_key",
+    "tensorflow.python.distribute.cross_device_utils.CollectiveReplicaLauncher": "all_reduce",
+    "tensorflow.python.eager.backprop.GradientTape": "_watch_accessed_variables gradient jacobian watch",
+    "tensorflow.python.eager.context.Context": (
+        "configure_coordination_service disable_graph_collection enable_graph_collection export_run_metadata"
+    ),
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function": "_autograph _clone _python_function",
+    "tensorflow.python.framework.ops.Graph": "_get_function",
+    "tensorflow.python.ops.gen_random_ops": (
+        "multinomial random_gamma random_poisson_v2 random_shuffle random_standard_normal random_uniform "
+        "random_uniform_int truncated_normal"
+    ),
+    "tensorflow.python.ops.lookup_ops.MutableHashTable": "_default_value",
+    "tensorflow.python.ops.summary_ops_v2": "_summary_state",
+    "tensorflow.python.ops.summary_ops_v2._ResourceSummaryWriter": "__init__",
 }
 
 # -- what is set in a process ------------------------------------------------------------------------------------------
@@ -71,7 +64,7 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
 
 
 def operation(kind: str) -> Any:
-    """The definition (OpDef) of a kind of operation.
+    """Return the definition (OpDef) of a kind of operation.
 
     Returns:
         None where TensorFlow knows none.
@@ -82,35 +75,35 @@ def operation(kind: str) -> Any:
 
 
 def kernels(kind: str) -> list[Any]:
-    """The kernels (KernelDef) for a kind of operation."""
+    """Return the kernels (KernelDef) for a kind of operation."""
     from tensorflow.python.framework import kernels
 
     return list(kernels.get_registered_kernels_for_op(kind).kernel)
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """The graph of a function that operations of another graph call by name."""
+    """Return the graph of a function that operations of another graph call by name."""
     from tensorflow.python.framework import function_def_to_graph
 
-    found = graph._get_function(name)
-    known = getattr(found, "graph", None)
-    return function_def_to_graph.function_def_to_graph(found.cached_definition) if known is None else known
+    function = graph._get_function(name)
+    known = getattr(function, "graph", None)
+    return function_def_to_graph.function_def_to_graph(function.cached_definition) if known is None else known
 
 
 @contextlib.contextmanager
 def ran_graphs() -> Iterator[list[Any]]:
-    """A list that has the graphs (GraphDef) which TensorFlow ran in the `with` statement, placed and optimized, once
-    that has ended without an error."""
+    """Yield a list that has the graphs (GraphDef) which TensorFlow ran in the `with` statement, placed and optimized,
+    once that has ended without an error."""
     from tensorflow.python.eager import context
 
-    found: list[Any] = []
+    graphs: list[Any] = []
     context.context().enable_graph_collection()
     try:
-        yield found
+        yield graphs
         metadata = context.context().export_run_metadata()
     finally:
         context.context().disable_graph_collection()
-    found.extend(metadata.partition_graphs)
+    graphs.extend(metadata.partition_graphs)
 
 
 # -- distribution ------------------------------------------------------------------------------------------------------
@@ -135,7 +128,7 @@ def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
 
 
 def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
-    """How CPU devices of some ranks add tensors over gRPC.
+    """Return a function with which CPU devices of some ranks add tensors over gRPC.
 
     Args:
         key: of the group, the same in all of them.
@@ -151,7 +144,7 @@ def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
 
 
 def per_replica(values: Sequence[Any]) -> Any:
-    """Values as a strategy has them, one on each of its devices."""
+    """Return values as a strategy holds them, one on each of its devices."""
     from tensorflow.python.distribute.values import PerReplica
 
     return PerReplica(values)
@@ -161,7 +154,7 @@ def per_replica(values: Sequence[Any]) -> Any:
 
 
 def empty_saved_model() -> Any:
-    """The protocol buffer of a SavedModel, to read one into."""
+    """Return an empty protocol buffer of a SavedModel, to read one into."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel()
@@ -176,101 +169,3 @@ def make_signatures(functions: dict[str, Any]) -> None:
     from tensorflow.python.saved_model.signature_serialization import canonicalize_signatures
 
     canonicalize_signatures(functions)
-
-
-# -- pickles -----------------------------------------------------------------------------------------------------------
-
-
-def _reduced_tensor(tensor: Any) -> Any:
-    if not hasattr(tensor, "numpy"):
-        raise TypeError(f"the tensor {tensor.name!r} is part of a graph, and has no value outside of it")
-    return _tensor, (tensor.numpy(), tensor.dtype.name)
-
-
-def _tensor(value: Any, dtype: str) -> Any:
-    import tensorflow as tf
-
-    return tf.constant(value, dtype)
-
-
-def _reduced_ragged(ragged: Any) -> Any:
-    return _ragged, (ragged.flat_values, list(ragged.nested_row_splits))
-
-
-def _ragged(values: Any, splits: Sequence[Any]) -> Any:
-    import tensorflow as tf
-
-    return tf.RaggedTensor.from_nested_row_splits(values, splits)
-
-
-def _reduced_sparse(sparse: Any) -> Any:
-    return type(sparse), (sparse.indices, sparse.values, sparse.dense_shape)
-
-
-def _reduced_strategy(strategy: Any) -> Any:
-    return _strategy, ()
-
-
-def _strategy() -> Any:
-    """That in whose scope this process is: another process has another one."""
-    import tensorflow as tf
-
-    return tf.distribute.get_strategy()
-
-
-def _reduced_table(table: Any) -> Any:
-    try:
-        keys, values = (part.numpy() for part in table.export())
-    except Exception:  # TensorFlow has an error of its own for one that nobody has filled
-        keys = values = None
-    kinds = table.key_dtype.name, table.value_dtype.name
-    return _table, (keys, values, *kinds, table.default_value.numpy())
-
-
-def _table(keys: Any, values: Any, key_dtype: str, value_dtype: str, default: Any) -> Any:
-    import tensorflow as tf
-
-    full = (
-        tf.constant([] if keys is None else keys, key_dtype),
-        tf.constant([] if values is None else values, value_dtype),
-    )
-    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*full), default)
-
-
-def _reduced_mutable_table(table: Any) -> Any:
-    keys, values = (part.numpy() for part in table.export())
-    kinds = table.key_dtype.name, table.value_dtype.name
-    return _mutable_table, (keys, values, *kinds, table._default_value.numpy())
-
-
-def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, default: Any) -> Any:
-    import tensorflow as tf
-
-    table = tf.lookup.experimental.MutableHashTable(tf.as_dtype(key_dtype), tf.as_dtype(value_dtype), default)
-    if len(keys):
-        table.insert(tf.constant(keys, key_dtype), tf.constant(values, value_dtype))
-    return table
-
-
-def _reduced_function(function: Any) -> Any:
-    # Without the graphs that it has traced: those stay, and are traced again where it is called.
-    return function._clone(None).__reduce_ex__(2)
-
-
-def _reduced_dataset(dataset: Any) -> Any:
-    from raytf._tensorflow import datasets
-
-    return datasets.reduced(dataset)
-
-
-#: How to pickle values of a class and of those derived from it; nothing is imported for it.
-REDUCERS: dict[str, Callable[[Any], Any]] = {
-    "tensorflow.python.data.ops.dataset_ops.DatasetV2": _reduced_dataset,
-    "tensorflow.python.distribute.distribute_lib.StrategyBase": _reduced_strategy,
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function": _reduced_function,
-    "tensorflow.python.framework.sparse_tensor.SparseTensor": _reduced_sparse,
-    "tensorflow.python.framework.tensor.Tensor": _reduced_tensor,
-    "tensorflow.python.ops.lookup_ops.MutableHashTable": _reduced_mutable_table,
-    "tensorflow.python.ops.lookup_ops.StaticHashTable": _reduced_table,
-    "tensorflow.python.ops.ragged.ragged_tensor.RaggedTensor": _reduced_ragged,
-}

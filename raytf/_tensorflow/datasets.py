@@ -1,4 +1,4 @@
-"""Data sets of TensorFlow as graphs: what makes two passes over one differ, and passes that are drawn from a seed.
+"""TensorFlow data sets as graphs: what makes two passes over one differ, and passes that are drawn from a seed.
 
 A data set becomes a graph and another data set with the same elements by `DatasetToGraphV2` and `DatasetFromGraph`,
 with its lookup tables, and with variables as they are at that moment.
@@ -48,7 +48,7 @@ _SIDE_BY_SIDE = (
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether something is a data set of TensorFlow, which is not imported to know it."""
+    """Return whether something is a TensorFlow data set, without importing TensorFlow."""
     return any(
         kind.__name__ == "DatasetV2" and kind.__module__.startswith("tensorflow.") for kind in type(data).__mro__
     )
@@ -73,38 +73,39 @@ class DatasetGraph:
 
     @functools.cached_property
     def ordered(self) -> Any:
-        """The data set, with its elements in one order, and functions that keep something called one after another."""
+        """The data set with its elements in one order. Functions that keep something are called one after another."""
         import tensorflow as tf
 
         return _with_calls_in_order(tf.data.experimental.to_variant(self._dataset), self._dataset.element_spec)
 
     def keeps(self) -> str:
-        """An operation whose results depend on what was read before, which no seed can tell; empty if there is none."""
+        """Return an operation whose results depend on what was read before, which no seed determines; empty if there is
+        none."""
         outside = {node.op for node in self._graph.node} - {"AssignVariableOp"}  # which gives variables their values
         nodes = (node for function in self._graph.library.function for node in function.node_def)
         has_seeds = self._has_seeds_alone()
         return keeping(outside | {node.op for node in nodes if not (has_seeds and _sets_seeds(node))})
 
     def _has_seeds_alone(self) -> bool:
-        """Whether all variables of their type are states of seed generators."""
+        """Return whether all variables of their type are states of seed generators."""
         variables = [node for node in self._graph.node if node.op == "VarHandleOp"]
         same_type = [node.attr["shape"].shape for node in variables if node.attr["dtype"].type == _INT64]
         return all([dim.size for dim in shape.dim] == [2] for shape in same_type)
 
     def calls_python(self) -> bool:
-        """Whether it calls functions of the program, which only the program's process has."""
+        """Return whether it calls functions of the program, which exist only in the program's process."""
         return any(node.op in _CALLS_PYTHON for node in self._nodes())
 
     def serialized(self) -> bytes:
-        """The graph, from which `loaded` makes a data set in any process, unless it calls Python."""
+        """Return the graph, from which `loaded` makes a data set in any process, unless it calls Python."""
         return self._graph.SerializeToString()
 
     def draws(self) -> str:
-        """An operation that makes two passes differ, and does not any more in `drawn`; empty if there is none."""
+        """Return an operation that makes two passes differ, but not in `drawn`; empty if there is none."""
         return next((node.op for node in self._nodes() if is_drawing(node)), "")
 
     def drawn(self, seeds: Callable[[int, int], tuple[int, int]], number: int, cache: str) -> Any:
-        """The data set with seeds of its own, in which functions that draw are called for one element at a time.
+        """Return the data set with seeds of its own, in which functions that draw are called for one element at a time.
 
         Args:
             seeds: (place of an operation in the graph, number of the pass) -> two seeds, each positive and below 2**31.
@@ -134,14 +135,14 @@ class DatasetGraph:
 
 
 def loaded(graph: bytes, element_spec: Any) -> Any:
-    """The data set of a graph."""
+    """Return the data set of a graph."""
     import tensorflow as tf
 
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
 
 
 def of_elements(elements: list[Any], element_spec: Any) -> Any:
-    """A data set with some elements."""
+    """Return a data set with some elements."""
     import tensorflow as tf
 
     made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=element_spec)
@@ -149,7 +150,7 @@ def of_elements(elements: list[Any], element_spec: Any) -> Any:
 
 
 def reduced(dataset: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How to pickle a data set: as its graph or, if it calls Python, as its elements.
+    """Return how to pickle a data set: as its graph or, if it calls Python, as its elements.
 
     Raises:
         TypeError: it calls Python and has no end, or too many elements.
@@ -172,7 +173,7 @@ def reduced(dataset: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _bytes(element: Any) -> int:
-    """Of the tensors in an element; 0 for those that are not dense."""
+    """Return the bytes of the tensors in an element, without those that are not dense."""
     import tensorflow as tf
 
     dense = (leaf for leaf in tf.nest.flatten(element) if hasattr(leaf, "numpy"))
@@ -180,8 +181,9 @@ def _bytes(element: Any) -> int:
 
 
 def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
-    """The data set of a variant as TensorFlow makes it where operations must be deterministic: a function that draws or
-    writes a variable is called for one element after another, also where the program asks for calls side by side."""
+    """Return the data set of a variant as TensorFlow makes it if operations must be deterministic. A function that
+    draws or writes a variable is then called for one element after another, even if the program asks for parallel
+    calls."""
     import tensorflow as tf
 
     types, shapes = flat_element(element_spec)
@@ -197,12 +199,12 @@ def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
 
 
 def keeping(operations: Iterable[str]) -> str:
-    """The first of some operations that keeps something between two elements; empty if none does."""
+    """Return the first operation that keeps something between two elements; empty if none does."""
     return next((o for o in sorted(operations) if o in _KEEPS or o.startswith(_KEEPS_PREFIX)), "")
 
 
 def is_drawing(node: Any) -> bool:
-    """Whether a node draws, or gives its elements in the order in which they are ready."""
+    """Return whether a node draws, or yields its elements in the order in which they are ready."""
     return _has_seeds(node) or _sets_seeds(node) or node.op.startswith(_DRAWS) or _is_unordered(node)
 
 
@@ -211,53 +213,53 @@ def _has_seeds(node: Any) -> bool:
 
 
 def _sets_seeds(node: Any) -> bool:
-    """Whether a node writes a variable of the type of a seed generator's state."""
+    """Return whether a node writes a variable of the type of a seed generator's state."""
     return node.op == "AssignVariableOp" and node.attr["dtype"].type == _INT64
 
 
 def _is_unordered(node: Any) -> bool:
-    """Whether a node gives its elements in the order in which they are ready."""
+    """Return whether a node yields its elements in the order in which they are ready."""
     return "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
 
 
 def _is_the_same(node: Any) -> bool:
-    """Whether a node draws the same in each pass: a shuffle without `reshuffle_each_iteration`."""
+    """Return whether a node draws the same in each pass: a shuffle without `reshuffle_each_iteration`."""
     return "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b
 
 
 def _drawing_functions(graph: Any) -> set[str]:
-    """Names of the functions that draw, or call one that does."""
+    """Return the names of the functions that draw, or call one that does."""
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
-    found = {name for name, nodes in bodies.items() if any(_has_seeds(n) or _sets_seeds(n) for n in nodes)}
+    drawing = {name for name, nodes in bodies.items() if any(_has_seeds(n) or _sets_seeds(n) for n in nodes)}
     while True:
-        more = {name for name, nodes in bodies.items() if name not in found and any(_calls(n, found) for n in nodes)}
-        if not more:
-            return found
-        found |= more
+        calling = {name for name, nodes in bodies.items() if any(_calls(n, drawing) for n in nodes)}
+        if calling <= drawing:
+            return drawing
+        drawing |= calling
 
 
 def _cached(graph: Any) -> set[tuple[str, str]]:
     """Return (function, or "" for the graph itself; node) for all whose results are cached in the first pass."""
     bodies = {"": {node.name: node for node in graph.node}}
     bodies |= {f.signature.name: {node.name: node for node in f.node_def} for f in graph.library.function}
-    found: set[tuple[str, str]] = set()
+    places: set[tuple[str, str]] = set()
     coming = [("", node.input[0]) for node in graph.node if node.op.startswith("CacheDataset")]
     while coming:
         function, name = place = coming.pop()
         node = bodies[function].get(name)
-        if node is None or place in found:
+        if node is None or place in places:
             continue
-        found.add(place)
+        places.add(place)
         if not function:  # of functions all nodes are here already
-            coming += [("", given) for given in node.input]
+            coming += [("", name) for name in node.input]
         called = [node.op, *(value.func.name for value in node.attr.values())]
         coming += [(inner, own) for inner in called if inner for own in bodies.get(inner, ())]
-    return found
+    return places
 
 
 def _bodies(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Nodes of a graph ("") and of its functions, in the order in which they are called: their names differ from one
-    time to the next."""
+    """Yield the nodes of a graph ("") and of its functions, in the order in which they are called: their names differ
+    from one time to the next."""
     functions, seen = {f.signature.name: f.node_def for f in graph.library.function}, set()
     coming = [("", graph.node)]
     while coming:
@@ -287,7 +289,7 @@ def _draw(node: Any, nodes: Any, seeds: tuple[int, int], in_function: bool) -> N
         return
     for name, value in zip(("seed", "seed2"), seeds, strict=True):
         _set_input(node, nodes, name, value, in_function)
-    if not in_function and "seed_generator" in _inputs(node):  # that of the program goes on with each pass
+    if not in_function and "seed_generator" in _inputs(node):  # that of the program advances with each pass
         own = nodes.add(name=f"{node.name}/raytf_generator", op="DummySeedGenerator")
         node.input[_place(node, "seed_generator")] = own.name
 
@@ -307,8 +309,8 @@ def _cache_in(folder: str, nodes: Any) -> None:
 
     names = {node.name: node for node in nodes}
     for node in [node for node in nodes if node.op.startswith("CacheDataset")]:
-        given = names.get(node.input[1])
-        if given is not None and not tf.make_ndarray(given.attr["value"].tensor).item():
+        source = names.get(node.input[1])
+        if source is not None and not tf.make_ndarray(source.attr["value"].tensor).item():
             _set_input(node, nodes, "filename", f"{folder}/{node.name.replace('/', '-')}", False)
 
 
@@ -327,12 +329,12 @@ def _set_input(node: Any, nodes: Any, name: str, value: Any, in_function: bool) 
 
 
 def _inputs(node: Any) -> dict[str, int]:
-    """Names of a node's inputs -> their types."""
+    """Return the types of a node's inputs by name."""
     return {argument.name: argument.type for argument in operation(node.op).input_arg}
 
 
 def _place(node: Any, name: str) -> int:
-    """Where an input stands among those of a node, some of which may be lists."""
+    """Return the place of an input among those of a node, some of which can be lists."""
     place = 0
     for argument in operation(node.op).input_arg:
         if argument.name == name:

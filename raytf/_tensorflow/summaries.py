@@ -1,4 +1,4 @@
-"""Summary writers of a program: TensorFlow does not keep the folder that a writer writes in, so it is noted here."""
+"""The summary writers of a program, with the folder of each, which TensorFlow does not keep."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _MODULE = "tensorflow.python.ops.summary_ops_v2"
-SEEN = {
-    f"{_MODULE}._ResourceSummaryWriter.__init__": "2.21.0",
-    f"{_MODULE}._summary_state": "2.21.0",
-}
 #: The attribute of a writer that has the arguments of its constructor.
 _NOTED = "_raytf_made_with"
 
 
 @contextlib.contextmanager
 def noted_writers() -> Iterator[None]:
-    """While the `with` statement lasts, note the folder of each summary writer that is made."""
+    """Note the folder of each summary writer that is made while the `with` statement lasts."""
     from tensorflow.python.ops import summary_ops_v2
 
     kind = summary_ops_v2._ResourceSummaryWriter

@@ -1,5 +1,4 @@
-"""Deletes what nobody needs of the checkpoints on storage, beside training; rank 0 does. What may go is decided in
-`raytf.checkpoint.retention`."""
+"""Deletes checkpoints on storage that nobody needs: which may go, and how rank 0 deletes them beside training."""
 
 from __future__ import annotations
 
@@ -11,10 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from raytf._process import in_thread
-from raytf.checkpoint import manifest, retention
-from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.manifest import FOLDER
-from raytf.checkpoint.naming import is_of_dead_attempt
+from raytf.checkpoint import manifest
+from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
+from raytf.checkpoint.naming import attempt_of, is_of_dead_attempt, restore_order, split_name
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
@@ -130,9 +128,7 @@ class Cleanup:
                 needed |= set() if best is None else {best}
             self._fence()
             present = self._attempt.name
-            for old in retention.to_delete(
-                names, complete, self._keep.newest, present, damaged, needed, self._over, writing
-            ):
+            for old in to_delete(names, complete, self._keep.newest, present, damaged, needed, self._over, writing):
                 manifest.delete(self._run, old)
             if not self._is_swept:
                 # An attempt whose very first file was cut off is in no list.
@@ -163,3 +159,49 @@ class Cleanup:
                 self._values[name] = None if goal is None else goal.value_at(body["step"], document.history)
         self._values = {name: value for name, value in self._values.items() if name in complete}
         return damaged
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def to_delete(
+    names: Collection[str],
+    complete: Collection[str],
+    keep: int,
+    attempt: str,
+    damaged: Collection[str] = (),
+    needed: Collection[str] = (),
+    over: Collection[str] = (),
+    writing: Collection[str] = (),
+) -> list[str]:
+    """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
+
+    Damaged ones go first and count for nothing; needed ones (just written, restored from, the best) stay whatever their
+    step. Where no good one is left, all stay.
+
+    An unfinished one is nobody's when its attempt is over, or when it is older than the newest complete one and of
+    another attempt.
+
+    Args:
+        names: all folders.
+        complete: those with a manifest.
+        keep: how many complete ones stay.
+        attempt: the present one.
+        damaged: complete ones that cannot be restored.
+        needed: complete ones that stay.
+        over: attempts whose unfinished saves are not written any more, whatever their step.
+        writing: unfinished ones that are being written all the same.
+    """
+    newest_first = restore_order(set(complete) - set(damaged))
+    if not newest_first:
+        return []
+    surplus = [n for n in newest_first[max(1, keep) :] if n not in needed]
+    surplus += [n for n in damaged if n in complete]
+    unfinished = set(names) - set(complete)
+    orphans = [
+        n
+        for n in unfinished - set(writing)
+        if split_name(n)[0] >= 0
+        and (attempt_of(n) in over or (n < newest_first[0] and not split_name(n)[1].startswith(attempt)))
+    ]
+    return sorted([*surplus, *orphans])

@@ -1,12 +1,17 @@
-"""Which rank writes which tensors, and tensors as bytes; numpy alone, so that tools need no TensorFlow."""
+"""Tensors as bytes: which rank writes which ones, and how they are fetched from a device. numpy alone."""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 import os
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
@@ -134,3 +139,65 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         }
     except Exception as error:  # safetensors' own error class is not public
         raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
+
+
+# -- tensor stream -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """A tensor that is not in the host's memory.
+
+    Attributes:
+        dtype, shape: of what is fetched.
+        fetch: its values as an array of its own, in the host's memory.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fetch: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+#: A tensor, wherever it is.
+Tensor = np.ndarray | DeviceTensor
+#: Of a process, one thread at a time fetches: copies to a node's memory and to a file may be made at once.
+_TURN = threading.Lock()
+
+
+def fetch_into(
+    pairs: Sequence[tuple[np.ndarray, DeviceTensor]], copy: Callable[[np.ndarray, np.ndarray], None]
+) -> None:
+    """Fetch tensors and copy each to where it belongs; the next one is on its way meanwhile.
+
+    At any time there are at most two of them in the host's memory, whatever other threads do.
+
+    Args:
+        pairs: (target, source).
+        copy: an array to its target.
+    """
+    if not pairs:
+        return
+    pool = _thread()
+    with _TURN:
+        # A future keeps its result, so that it has to go before the one after the next is fetched.
+        coming = deque([pool.submit(pairs[0][1].fetch)])
+        for k, (target, _) in enumerate(pairs):
+            value = coming.popleft().result()
+            if k + 1 < len(pairs):
+                coming.append(pool.submit(pairs[k + 1][1].fetch))
+            copy(target, value)
+            del value
+
+
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    # Always the same one: the allocator keeps some memory of each thread that has freed any.
+    return ThreadPoolExecutor(1, thread_name_prefix="raytf-fetch")

@@ -25,9 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytf._ray import raylets, worker_process
 from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import snapshot_slot
-from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.generations import Generation, HeldShare, generations
-from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
 from raytf.checkpoint.slot_ledger import SlotLedger, SlotRequest
 from raytf.errors import CheckpointError
 

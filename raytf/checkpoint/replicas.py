@@ -1,4 +1,4 @@
-"""The ranks' replicas of the weights: compared with each copy of the state, and fixed where one of them differs.
+"""The ranks' replicas of the weights: hashed where they are, compared with each copy of the state, and repaired.
 
 All ranks apply the same reduced gradient to the same values, so that replicas stay equal. Where one does not, a device
 computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replicas that drift", for the rule.
@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import google_crc32c
 import numpy as np
+import tensorflow as tf
 
-from raytf.distributed import replica_agreement, step_flags
+from raytf.distributed import step_agreement
+from raytf.distributed.encoding.digests import device_sum
+from raytf.distributed.step_agreement import DEVICE_BIT
 from raytf.distributed.worker_table import gather
 from raytf.errors import ReplicaError
 
 #: Bytes of a state that are sent at a time.
 _PIECE = 64 << 20
+#: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.
+_HASHED_PIECE = 16 << 20
 
 
 class ReplicaRanks(Protocol):
@@ -88,18 +94,18 @@ class Replicas:
         if told is None:
             return False
         self.told = told[0]
-        if step_flags.agree(sums, self._group.world_size):
+        if step_agreement.agree(sums, self._group.world_size):
             self.agreed = told[0]
             return False
         own = f"{told[1]:016x} {self._about()}".encode()
         everyone = [each.decode().split(" ", 1) for each in gather(self._group, own)]
-        verdict = replica_agreement.judge([int(value, 16) for value, _ in everyone])
+        verdict = step_agreement.judge([int(value, 16) for value, _ in everyone])
         if verdict is None:
             return False
         places = [f"rank {rank} ({everyone[rank][1]})" for rank in verdict.apart]
         return self._act(verdict, places, step)
 
-    def _act(self, verdict: replica_agreement.ReplicaVerdict, places: Sequence[str], step: int) -> bool:
+    def _act(self, verdict: step_agreement.ReplicaVerdict, places: Sequence[str], step: int) -> bool:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:
@@ -140,3 +146,36 @@ class Replicas:
 
 def _values(variable: Any) -> np.ndarray:
     return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)
+
+
+# -- digest ------------------------------------------------------------------------------------------------------------
+#
+# On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
+# multilinear, see `raytf.distributed.encoding.digests`.
+
+
+class Digest:
+    """The hash of some variables.
+
+    Args:
+        variables: `tf.Variable`s, in one order on all ranks.
+        on_device: whether to make it as on a GPU; by default where one of them is on no CPU.
+    """
+
+    def __init__(self, variables: Sequence[Any], on_device: bool | None = None):
+        if on_device is None:
+            on_device = any(v.device and "/device:CPU:" not in v.device for v in variables)
+        self._on_device = on_device
+        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+        self._sum = tf.function(lambda: device_sum([v.read_value() for v in variables]), autograph=False)
+
+    def value(self) -> int:
+        """The present hash."""
+        if self._on_device:
+            return (int(self._sum().numpy()) & (DEVICE_BIT - 1)) | DEVICE_BIT
+        crc = 0
+        for value in self._read():
+            flat = np.asarray(value).reshape(-1).view(np.uint8)
+            for begin in range(0, len(flat), _HASHED_PIECE):
+                crc = google_crc32c.extend(crc, flat[begin : begin + _HASHED_PIECE])
+        return crc

@@ -1,10 +1,12 @@
-"""What a new group goes on from: the newest state, in memory or on storage, that every rank could read whole."""
+"""The state from which a new group continues: the newest one that every rank can read, in memory or on storage."""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,18 +14,20 @@ import numpy as np
 from raytf._process import in_thread
 from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
+from raytf.checkpoint.generations import Generation
+from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint
-from raytf.checkpoint.naming import split_name
-from raytf.checkpoint.restore_plan import Candidate, RestorePlan
+from raytf.checkpoint.naming import restore_order, split_name
 from raytf.checkpoint.tier import Tier
-from raytf.checkpoint.void import VoidStates
-from raytf.distributed import replica_agreement
+from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 
-if TYPE_CHECKING:  # it loads TensorFlow
+if TYPE_CHECKING:
     from raytf.distributed.group import Ranks
 
 _T = TypeVar("_T")
+#: A copy in memory, or the name of a checkpoint on storage.
+Candidate = Generation | str
 
 
 class Restorer:
@@ -139,9 +143,9 @@ class Restorer:
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin again
                 problem = str(error)
             own = (found.document.weights_hash or 0) if found is not None and found.is_in_memory else 0
-            told = self._group.sum(np.append(np.float32(found is not None), replica_agreement.bits_of(own)))
+            told = self._group.sum(np.append(np.float32(found is not None), step_agreement.bits_of(own)))
             is_everywhere = told[0] == self._group.world_size
-            if is_everywhere and found is not None and replica_agreement.all_equal(told[1:], self._group.world_size):
+            if is_everywhere and found is not None and step_agreement.all_equal(told[1:], self._group.world_size):
                 check(found)
                 return found
             problem = problem or (
@@ -158,3 +162,58 @@ class Restorer:
         """What rank 0 finds, on all ranks."""
         found: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
         return found
+
+
+# -- restore plan ------------------------------------------------------------------------------------------------------
+#
+# Lists go in, and candidates come out; `raytf.checkpoint.restore` asks nodes and storage, and reads.
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What to try.
+
+    Attributes:
+        candidates: best first.
+        later: copies in memory that are tried only after storage was asked: it is known to have a later step.
+        asks_storage: whether storage has to be asked what it has.
+        can_wait: whether the candidates are used without its answer if storage refuses.
+    """
+
+    candidates: tuple[Candidate, ...]
+    later: tuple[Generation, ...] = ()
+    asks_storage: bool = False
+    can_wait: bool = False
+
+    @classmethod
+    def of(cls, copies: Collection[Generation], known_step: int | None, is_saving: bool) -> RestorePlan:
+        """Return the plan before storage was asked.
+
+        Args:
+            copies: in memory, best first.
+            known_step: step of the newest checkpoint that the driver knows to be on storage; None if it knows nothing.
+            is_saving: whether a later one may have been committed without the driver having heard that it is complete.
+        """
+        newer = () if known_step is None else tuple(copy for copy in copies if copy.step >= known_step)
+        later = tuple(copy for copy in copies if copy not in newer)
+        return cls(newer, later, asks_storage=not newer or is_saving, can_wait=bool(newer))
+
+    def listed(self, names: Collection[str]) -> RestorePlan:
+        """Return the plan for what storage has: the latest step first; of equal steps the one in memory.
+
+        Args:
+            names: of complete checkpoints.
+        """
+        copies = [c for c in (*self.candidates, *self.later) if isinstance(c, Generation)]
+        both: list[tuple[int, int, Candidate]] = [(copy.step, 1, copy) for copy in copies]
+        both += [(split_name(name)[0], 0, name) for name in restore_order(names)]
+        best_first = sorted(both, key=lambda entry: entry[:2], reverse=True)
+        return RestorePlan(tuple(candidate for _, _, candidate in best_first))
+
+    def unlisted(self) -> RestorePlan:
+        """Return the plan if storage refuses and `can_wait`."""
+        return dataclasses.replace(self, asks_storage=False)
+
+    def failed(self) -> RestorePlan:
+        """Return the plan after none of the candidates could be read, if storage was not asked."""
+        return RestorePlan((), self.later, asks_storage=True)

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import tensor_stream
+from raytf.checkpoint import codec
+from raytf.checkpoint.codec import DeviceTensor, Tensor
 from raytf.checkpoint.generations import MemoryShare
-from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
 from raytf.errors import CheckpointError
 
 _HEADER = struct.Struct("<8sQIIQQQI")
@@ -172,7 +172,7 @@ def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
     here = [(t, s) for t, s in zip(targets, sources, strict=True) if not isinstance(s, DeviceTensor)]
     _copy_arrays(here, sum(source.nbytes for _, source in here) >= _MANY)
     remote = [(t, s) for t, s in zip(targets, sources, strict=True) if isinstance(s, DeviceTensor)]
-    tensor_stream.fill(remote, lambda to, of: _copy_arrays([(to, of)], of.nbytes >= _MANY))
+    codec.fetch_into(remote, lambda to, of: _copy_arrays([(to, of)], of.nbytes >= _MANY))
 
 
 def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shared: bool) -> None:

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf._process import in_thread
+from raytf.checkpoint.codec import DeviceTensor, Tensor
 from raytf.checkpoint.snapshot_slot import copy_all
-from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
 from raytf.errors import CheckpointError
 
 
@@ -66,7 +66,7 @@ PROGRAM_PREFIX = "program/"
 
 
 def keep_program(model: keras.Model, found: Sequence[Any]) -> None:
-    """Have variables of the program be part of the state: see `raytf.training.program_variables`."""
+    """Have variables of the program be part of the state: see `raytf.training.model.program_variables`."""
     vars(model)[_PROGRAM] = list(found)
 
 

@@ -1,4 +1,4 @@
-"""A connection to Ray: the one there is, the cluster of RAY_ADDRESS, or a Ray of this machine's own."""
+"""A connection to Ray: an existing one, the cluster of RAY_ADDRESS (with a token), or a Ray of this machine's own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import ray
 
 from raytf import _process
-from raytf._ray import local_start, worker_process
-from raytf.cluster import local_ray, token_check
+from raytf._ray import tokens, worker_process
+from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
 from raytf.errors import ClusterError, one_line
+
+_THERE = "the head's token in ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+_FIX = f"Type `export RAY_AUTH_MODE=token`, and have {_THERE}."
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
@@ -99,14 +103,14 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
     own = None if address else OwnRay()
     if address:
         check_address(address)
-        token_check.let_in(address)
+        let_in(address)
     else:
         chatter |= {
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
             # A dozen processes, which start before anything else, for a page that has nothing about a run of Ray Train.
             "include_dashboard": False,
-            "_system_config": local_start.SYSTEM_CONFIG,
+            "_system_config": worker_process.SYSTEM_CONFIG,
         }
     connection = Connection(own)
     try:
@@ -141,7 +145,7 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
     """
     silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
     starting = own.starting() if own else local_ray.reaching(address or "")
-    lean = local_start.without_helpers(chatter["log_to_driver"]) if own else contextlib.nullcontext()
+    lean = worker_process.without_helpers(chatter["log_to_driver"]) if own else contextlib.nullcontext()
     try:
         with _process.held_back(), worker_process.no_signal_handlers(), silent, starting, lean:
             ray.init(**chatter)
@@ -152,3 +156,58 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
             f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
         )
         raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
+
+
+# -- token check -------------------------------------------------------------------------------------------------------
+
+
+class Entry(Enum):
+    """How a Ray is entered."""
+
+    AS_ASKED = "as the environment says"
+    WITH_TOKEN = "with the user's token, which the environment leaves open"
+
+
+def decide_entry(address: str, mode: str | None, token: str, is_let_in: Callable[[str], bool | None]) -> Entry:
+    """Decide how to enter.
+
+    Args:
+        address: of the cluster, for people.
+        mode: RAY_AUTH_MODE; None if it is not set.
+        token: that the user has; empty for none.
+        is_let_in: asks with a token, or with none; see `tokens.is_let_in`.
+
+    Raises:
+        ClusterError: the cluster wants a token, or another one.
+    """
+    is_on = (mode or "").lower() == "token"
+    if is_let_in(token if is_on else "") is not False:
+        return Entry.AS_ASKED
+    if is_on:
+        why = "does not take this token" if token else "wants a token, and there is none here"
+        raise ClusterError(f"the Ray at {address} {why}. Have {_THERE}.")
+    if mode is not None:
+        raise ClusterError(f"the Ray at {address} wants a token, and RAY_AUTH_MODE is {mode}. {_FIX}")
+    if not token or is_let_in(token) is False:
+        why = "the one here is another one" if token else "there is none here"
+        raise ClusterError(f"the Ray at {address} wants a token, and {why}. {_FIX}")
+    return Entry.WITH_TOKEN
+
+
+def let_in(address: str) -> None:
+    """Use the token of this user where a Ray wants one and RAY_AUTH_MODE does not say.
+
+    Args:
+        address: as `ray.init` takes it.
+
+    Raises:
+        ClusterError: see `decide`.
+    """
+    gcs = tokens.gcs_of(address)
+    if gcs is None:
+        return
+    entry = decide_entry(
+        address, os.environ.get(tokens.MODE), local_ray.token(), lambda token: tokens.is_let_in(gcs, token)
+    )
+    if entry is Entry.WITH_TOKEN:
+        tokens.use()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from raytf.config import continuing
 from raytf.config.command_line import EXIT_AGAIN
 
 
@@ -42,8 +43,6 @@ _LOOK_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
 _PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
 #: Of these: to save and to leave before Ray's core ends the process.
 _RESERVE_SECONDS = 15.0
-
-_AGAIN = "The same command goes on where this one stopped."
 
 #: What is done before the process ends: takes what has died, returns what is said of it, or nothing.
 Farewell = Callable[[Loss], str]
@@ -205,7 +204,8 @@ def leave(loss: Loss) -> None:
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
-            os.write(terminal, f"error: {loss.text}; {why}. {_AGAIN}\n".encode())
+            how = f"T{continuing.next_command()[1:]} goes on where this one stopped."
+            os.write(terminal, f"error: {loss.text}; {why}. {how}\n".encode())
     finally:
         os._exit(EXIT_AGAIN)
 

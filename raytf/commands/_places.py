@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 from raytf.config.sections import RunSection
+from raytf.runs import run_folder
 
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
 #: Where runs are kept where nobody says otherwise.
 USUAL = RunSection().storage
+#: Entries by which a folder is known as a run.
+RUN_MARKS = frozenset({"checkpoints", "attempts", "result.json", "ledger", run_folder.SEARCH})
 
 
 def run_uri(text: str) -> str:
-    """The folder of a run: as given, or, for a name as `raytf runs` lists it, that run in ~/raytf-runs.
+    """Return the folder of a run: as typed, or, for a name as `raytf runs` lists it, that run in ~/raytf-runs.
+
+    A folder of that name in the current one comes first, unless it is no run and ~/raytf-runs has a run of that name.
 
     Args:
-        text: what was typed; a folder of that name in the present one comes first.
+        text: what was typed.
+    """
+    known = f"{USUAL}/{text}"
+    is_hidden = _NAME.fullmatch(text) and _is_run(os.path.expanduser(known)) and not _is_run(text)
+    return known if is_hidden else model_uri(text)
+
+
+def model_uri(text: str) -> str:
+    """Return the place of a model: as typed, or, for a name that is no file or folder here, that run in ~/raytf-runs.
+
+    Args:
+        text: what was typed.
     """
     return f"{USUAL}/{text}" if _NAME.fullmatch(text) and not os.path.exists(text) else text
+
+
+def _is_run(place: str) -> bool:
+    """Return whether a local folder is that of a run, of a search, or of the runs of a program."""
+    entries = _entries(place)
+    return any(not RUN_MARKS.isdisjoint(found) for found in (entries, *_inner(place, entries)))
+
+
+def _inner(place: str, entries: set[str]) -> Iterator[set[str]]:
+    return (_entries(os.path.join(place, entry)) for entry in entries if entry.isdecimal())
+
+
+def _entries(place: str) -> set[str]:
+    try:
+        return set(os.listdir(place))
+    except OSError:
+        return set()

@@ -1,4 +1,4 @@
-"""What follows `--` on a command line, as the one text that a flag takes."""
+"""Take everything after `--` on a command line as the one text that a flag takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def rest_as(flag: str, args: Sequence[str]) -> list[str]:
-    """The arguments with what follows `--`, whatever stands before it, as the value of a flag."""
+    """Return the arguments with everything after `--` as the value of a flag."""
     own = list(args)
     if "--" not in own:
         return own

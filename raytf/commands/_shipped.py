@@ -1,4 +1,4 @@
-"""What is released beside the package: example jobs, configurations of clusters, and the versions that were tested."""
+"""The files that are released with the package: example jobs, configurations of clusters, and tested versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ REPOSITORY = "https://github.com/raytf/raytf"
 
 
 def folder() -> Path:
-    """The folder that holds `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or where pip put them.
+    """Return the folder that holds `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or where pip put
+    them.
 
     Raises:
         ConfigError: they are not there; says what to type.
@@ -41,16 +42,16 @@ def files(shipped: Path) -> list[Path]:
 
 
 def jobs(shipped: Path) -> dict[str, str]:
-    """Example jobs in that folder: name -> what it does, the first line of its file."""
+    """Return the example jobs in that folder: name -> what it does, the first line of its file."""
     files = sorted((shipped / "jobs").glob("*.py"))
     return {file.stem: summary(file.read_text(encoding="utf-8")) for file in files}
 
 
 def summary(page: str) -> str:
-    """What an example does: the first line of its text."""
+    """Return what an example does: the first line of its docstring."""
     return (ast.get_docstring(ast.parse(page)) or "").partition("\n")[0]
 
 
 def clusters(shipped: Path) -> list[str]:
-    """Names of the configurations for `ray up` in that folder."""
+    """Return the names of the configurations for `ray up` in that folder."""
     return sorted(file.stem for file in (shipped / "cluster-configs").glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""Tables of commands: drawn on a terminal, plain columns elsewhere, so that `grep` and `awk` have lines to work on."""
+"""Tables of commands: drawn on a terminal, plain columns elsewhere, so that `grep` and `awk` can read lines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], number: int) -
 
 
 def size_text(count: int) -> str:
-    """Bytes for people, in powers of 1024."""
+    """Return a number of bytes for people, in powers of 1024."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -73,7 +73,7 @@ def size_text(count: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago something was, in the largest unit that fits."""
+    """Return how long ago something was, in the largest unit that fits."""
     for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {name}"

@@ -1,4 +1,4 @@
-"""`raytf bisect RUN_A RUN_B`: the first step at which two runs part, and why as far as their folders tell."""
+"""`raytf bisect RUN_A RUN_B`: find the first step at which two runs differ, and why as far as their folders tell."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import tyro
 
+from raytf.audit import run_diff
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.runs import parting
 from raytf.storage.storage import Storage
 
 
 @dataclass(frozen=True)
 class Bisect:
-    """Find the first step at which two runs part, and why: settings, data, model, records of the batch, gradients of a
-    shard, or an update. Both runs are only read. The exit code is 1 where they part."""
+    """Find the first step at which two runs differ, and why: settings, data, model, records of the batch, gradients of
+    a shard, or an update. Both runs are only read. The exit code is 1 if they differ."""
 
     one: tyro.conf.Positional[str]
-    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     other: tyro.conf.Positional[str]
     """Folder of another one."""
     json: bool = False
@@ -32,36 +32,36 @@ class Bisect:
 
 def main(flags: Bisect) -> None:
     """Print what was found; exits with 1 where the runs part."""
-    traces = [parting.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
+    traces = [run_diff.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
     for trace in traces:
         if not len(trace.steps["step"]):
             raise ConfigError(f"{trace.place} has noted no step. Expected the folder of a run, STORAGE/NAME.")
-    found = parting.part(*traces)
-    reasons = parting.why(found)
+    result = run_diff.part(*traces)
+    reasons = run_diff.why(result)
     if flags.json:
-        differs = found.difference
+        differs = result.difference
         shards = None if differs is None else {"shards": differs.shards, "tensors": differs.tensors}
-        document: dict[str, Any] = {"same_steps": found.same, "step": found.step, "differs": shards, "why": reasons}
-        print(json.dumps({**document, "records": found.records}, indent=1))
+        document: dict[str, Any] = {"same_steps": result.same, "step": result.step, "differs": shards, "why": reasons}
+        print(json.dumps({**document, "records": result.records}, indent=1))
     else:
-        for line in told(found, reasons, [len(trace.steps["step"]) for trace in traces]):
+        for line in result_lines(result, reasons, [len(trace.steps["step"]) for trace in traces]):
             say(line)
-        for trace in traces if found.step is not None else ():
-            say(f"  what was in it: raytf replay {shlex.quote(trace.place)} --step {found.step} --dump DIR -- COMMAND")
-    sys.exit(0 if found.step is None else 1)
+        for trace in traces if result.step is not None else ():
+            say(f"  what was in it: raytf replay {shlex.quote(trace.place)} --step {result.step} --dump DIR -- COMMAND")
+    sys.exit(0 if result.step is None else 1)
 
 
-def told(found: parting.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
-    """What was found, for people.
+def result_lines(result: run_diff.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
+    """Return the result, for people.
 
     Args:
-        reasons: result of `parting.why`.
+        reasons: result of `run_diff.why`.
         lengths: steps of each run.
     """
-    if found.step is None:
-        has = f"{lengths[0]} steps" if lengths[0] == lengths[1] else f"the {found.same} steps that both have"
+    if result.step is None:
+        has = f"{lengths[0]} steps" if lengths[0] == lengths[1] else f"the {result.same} steps that both have"
         lines = [f"{has} are the same"]
     else:
-        same = "1 step is the same; " if found.same == 1 else f"{found.same} steps are the same; "
-        lines = [f"{same if found.same else ''}the runs part at step {found.step}"]
+        same = "1 step is the same; " if result.same == 1 else f"{result.same} steps are the same; "
+        lines = [f"{same if result.same else ''}the runs part at step {result.step}"]
     return [*lines, *(f"  {reason}" for reason in reasons)]

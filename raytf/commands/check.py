@@ -1,4 +1,4 @@
-"""`raytf check CLUSTER.yaml`: what is wrong with a cluster's YAML, before it costs money."""
+"""`raytf check CLUSTER.yaml`: find what is wrong with a cluster's YAML, before it costs money."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 
 import tyro
 
-from raytf.cluster.check import inputs, job_fit, local_environment, run, zones
-from raytf.cluster.check.cost import Cost
-from raytf.cluster.check.finding import ConfigFinding, Severity, place
-from raytf.cluster.check.run import CheckReport
 from raytf.commands._table import show
-from raytf.commands._trust import trusted
 from raytf.config.terminal_text import say
+from raytf.doctor import inputs, local_environment
+from raytf.doctor.check import job_fit, zones
+from raytf.doctor.check import offline as check_offline
+from raytf.doctor.check.cost import Cost
+from raytf.doctor.check.offline import CheckReport
+from raytf.doctor.clouds import ssh_hosts
+from raytf.doctor.document import Platform, parse, place_of
+from raytf.doctor.finding import ConfigFinding, Severity, place
 from raytf.errors import ConfigError
 
 
@@ -31,23 +34,23 @@ class Check:
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
-    kustomization.yaml for what `kubectl kustomize` makes of it."""
+    kustomization.yaml for the output of `kubectl kustomize`."""
     job: str | None = None
-    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': whether it ever gets its workers."""
+    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether it gets its workers."""
     working_dir: str | None = None
-    """The folder that `ray job submit --working-dir` is to upload: whether it is too large."""
+    """The folder that `ray job submit --working-dir` uploads: check whether it is too large."""
     offline: bool = False
     """Ask no cloud, no host and no API server, and need no credentials."""
     trust: bool = False
-    """Run what the file wants to be run on this machine (auth.ssh_proxy_command), and fetch what a kustomization names
-    elsewhere. Without it a terminal is asked, and nothing is run where there is none."""
+    """Run the command that the file names for this machine (auth.ssh_proxy_command), and fetch what a kustomization
+    names elsewhere. Without this flag raytf asks on a terminal, and runs nothing where there is none."""
     json: bool = False
     """Print JSON instead of text."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A report, with what was seen of the place.
+    """A report, with what the cloud or the hosts answered.
 
     Attributes:
         report: of both parts.
@@ -63,7 +66,7 @@ class Checked:
 def main(flags: Check) -> None:
     """Run the command."""
     if not flags.files:
-        raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
+        raise ConfigError("No file given. Usage: raytf check CLUSTER.yaml")
     need = None if flags.job is None else job_fit.parse(flags.job)
     here = local_environment.here()
     unread: dict[str, str] = {}
@@ -71,9 +74,9 @@ def main(flags: Check) -> None:
     first = next(iter(texts), None)
     done: dict[str, Checked] = {}
     for name, text in texts.items():
-        report = run.check(text, here, need, flags.working_dir if name == first else None)
+        report = check_offline.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
-    done |= {name: Checked(CheckReport((inputs.unreadable(said),), None)) for name, said in unread.items()}
+    done |= {name: Checked(CheckReport((inputs.unreadable(problem),), None)) for name, problem in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:
@@ -95,17 +98,17 @@ def _online(
     offline: CheckReport,
     trust: bool,
 ) -> Checked:
-    from raytf.cluster.probe import run as online  # boto3 and pyarrow are not needed for --help
+    from raytf.doctor.probe import online  # boto3 and pyarrow are not needed for --help
 
     seen = online.look(text, here, need, offline, trust or trusted(text, name))
-    findings = run.in_order([*offline.findings, *seen.findings])
+    findings = check_offline.in_order([*offline.findings, *seen.findings])
     return Checked(
         replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))
     )
 
 
 def exit_code(report: CheckReport) -> int:
-    """2 for errors, 1 for warnings, else 0: what is still to be filled in is no mistake."""
+    """Return 2 for errors, 1 for warnings, otherwise 0: what is still to be filled in is no mistake."""
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
 
 
@@ -158,3 +161,20 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
             f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "
             f"{cost.traffic.workers} workers, {zones.WEIGHTS / 1e6:g} M weights and {zones.STEPS} steps a second"
         )
+
+
+def trusted(text: str, name: str) -> bool:
+    """Ask at a terminal about the command that a file names as the way to its hosts; no, where there is no terminal.
+
+    Args:
+        text: of the file.
+        name: of the file.
+    """
+    documents, _ = parse(text)
+    document = documents[0] if documents else None
+    command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)
+    if not command or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    say(f"{name} wants to run this command here to reach its hosts: {command}", sys.stderr)
+    print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")

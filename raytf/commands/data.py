@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import Ge
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -21,10 +22,8 @@ from raytf.data.image_datasets import open_splits
 from raytf.data.sources.detect import ReadOptions
 from raytf.data.sources.writer import FileLayout, identity_of, open_folder, write
 from raytf.data.validation import DataFindings, check
-from raytf.errors import ConfigError
 from raytf.storage import uris
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0
@@ -34,7 +33,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True)
 class Columns:
-    """How to read what does not say it itself."""
+    """How to read data that does not describe itself."""
 
     x: Annotated[str, Usual()] = ""
     """Name of the inputs' column, feature or array; several with commas between them. The format's own by default."""
@@ -43,14 +42,14 @@ class Columns:
     sample_weight: Annotated[str, Usual()] = ""
     """Name of the sample weights' column."""
     image_size: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="HEIGHT WIDTH"), Usual()] = None
-    """Height and width that JPEG and PNG images get; by default that of the first one, which all must have."""
+    """Height and width of JPEG and PNG images; by default those of the first image, which all must have."""
     channels: Annotated[Literal[1, 3] | None, Usual()] = None
-    """1 makes images gray, 3 coloured; as the first image has by default."""
+    """1 for gray images, 3 for color; by default as the first image."""
     fit: Annotated[Literal["crop", "stretch"], Usual()] = "crop"
-    """How an image of another shape gets its size: cut from its middle, or distorted."""
+    """How an image of another shape gets this size: cropped in the middle, or distorted."""
 
     def reading(self) -> ReadOptions:
-        """For sources."""
+        """Return the options for sources."""
         names = tuple(name.strip() for name in self.x.split(",") if name.strip())
         return ReadOptions(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
 
@@ -58,18 +57,19 @@ class Columns:
 @dataclass(frozen=True)
 class Convert:
     """Write data as TFRecord or Parquet files that object stores like: in the order of their records, file by file.
-    The same command goes on where it was killed, and ends with the same bytes."""
+    The same command continues where it was killed, and writes the same bytes."""
 
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
     dst: tyro.conf.Positional[str]
-    """A folder or URI of its own, for what is made; with a folder in it for each part of the data: train, test."""
+    """A folder or URI of its own for the files; it gets a folder for each part of the data: train, test."""
     to: Literal["tfrecord", "parquet"]
     """The format."""
-    file_mb: int = 128
-    """Size of a file, MiB, of numbers before compression; it is put together in memory."""
-    block_kb: int | None = None
-    """Size of what is read as one, a Parquet row group, KiB; by default a 256th of the data, 256 to 8,192."""
+    file_mb: Annotated[int, Ge(1)] = 128
+    """Size of a file in MiB, before compression; each file is built in memory."""
+    block_kb: Annotated[int | None, Ge(1)] = None
+    """Size in KiB of a block that is read at once, such as a Parquet row group; by default a 256th of the data, 256 to
+    8,192."""
     columns: Columns = Columns()
 
 
@@ -91,8 +91,6 @@ def convert(flags: Convert) -> None:
     Raises:
         RaytfError: the source cannot be read, or the destination not be written.
     """
-    if flags.file_mb < 1 or (flags.block_kb is not None and flags.block_kb < 1):
-        raise ConfigError("--file-mb and --block-kb: expected 1 or more.")
     destination = Storage(flags.dst)
     _answers(flags.src)
     within(PREFLIGHT_SECONDS, lambda: destination.preflight(), destination.locate(""))
@@ -128,8 +126,8 @@ def examine(flags: DataCheck) -> None:
     if flags.json:
         print(json.dumps([_document(f) for f in findings], indent=1))
     else:
-        for found in findings:
-            _print(found)
+        for split in findings:
+            _print(split)
         if not damaged:
             say("nothing is damaged")
     sys.exit(1 if damaged else 0)
@@ -144,15 +142,16 @@ def _answers(uri: str) -> None:
     if not uris.is_folder(uri):
         storage = Storage(uri)
 
-        def look() -> None:
+        def list_root() -> None:
             storage.list("")
 
-        within(PREFLIGHT_SECONDS, look, storage.locate(""))
+        within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
 
 
 @contextmanager
 def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line now and then elsewhere; takes how many of `total` are done."""
+    """Show a bar on a terminal, a line now and then elsewhere. Yields a function that takes how many of `total` are
+    done."""
     if not console.is_terminal:
         last = time.monotonic()
 
@@ -170,33 +169,34 @@ def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], Non
         yield lambda done: progress.update(task, completed=done)
 
 
-def _document(found: DataFindings) -> dict[str, Any]:
-    document = asdict(found)
-    document["labels"] = {str(k): v for k, v in sorted(found.labels.items())}
-    document["problems"] = [{"place": place, "why": why} for place, why in found.problems]
+def _document(findings: DataFindings) -> dict[str, Any]:
+    document = asdict(findings)
+    document["labels"] = {str(k): v for k, v in sorted(findings.labels.items())}
+    document["problems"] = [{"place": place, "why": why} for place, why in findings.problems]
     return document
 
 
-def _print(found: DataFindings) -> None:
-    title = f"{found.split}: " if found.split else ""
-    files = f" in {found.files} file{'' if found.files == 1 else 's'}, {size_text(found.bytes)}" if found.files else ""
-    say(f"{title}{found.kind}, {found.records:,} good records{files}")
+def _print(findings: DataFindings) -> None:
+    title = f"{findings.split}: " if findings.split else ""
+    parts = f"{findings.files} file{'' if findings.files == 1 else 's'}"
+    files = f" in {parts}, {size_text(findings.bytes)}" if findings.files else ""
+    say(f"{title}{findings.kind}, {findings.records:,} good records{files}")
     rows = []
-    for name, spec in found.specs.items():
-        low, high = found.ranges.get(name, (float("nan"),) * 2)
-        odd = f"{found.not_finite[name]:,} not finite" if found.not_finite[name] else ""
+    for name, spec in findings.specs.items():
+        low, high = findings.ranges.get(name, (float("nan"),) * 2)
+        odd = f"{findings.not_finite[name]:,} not finite" if findings.not_finite[name] else ""
         rows.append((name, str(list(spec.shape)), spec.dtype, f"{low:g}", f"{high:g}", odd))
     if rows:
         show(("array", "shape", "dtype", "least", "most", ""), rows)
-    if found.labels:
-        names = found.classes or ()
+    if findings.labels:
+        names = findings.classes or ()
         texts = []
-        for label, count in sorted(found.labels.items()):
+        for label, count in sorted(findings.labels.items()):
             called = names[label] if 0 <= label < len(names) else ""
             texts.append(f"{label}{f' ({called})' if called not in ('', str(label)) else ''}: {count:,}")
         more = f" and {len(texts) - 100} more" if len(texts) > 100 else ""
         say(f"labels {', '.join(texts[:100])}{more}")
-    for place, why in found.problems[:_SHOWN]:
+    for place, why in findings.problems[:_SHOWN]:
         say(f"damaged: {place}: {why}")
-    if len(found.problems) > _SHOWN:
-        say(f"and {len(found.problems) - _SHOWN:,} more that are damaged")
+    if len(findings.problems) > _SHOWN:
+        say(f"and {len(findings.problems) - _SHOWN:,} more that are damaged")

@@ -1,4 +1,4 @@
-"""`raytf down-check CLUSTER.yaml`: what a torn-down cluster left behind, and what it costs."""
+"""`raytf down-check CLUSTER.yaml`: find what a torn-down cluster left behind, and what it costs."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
-from raytf.cluster.check import inputs, local_environment
-from raytf.cluster.check.machines import PRICES_OF
-from raytf.cluster.leftovers import report
-from raytf.cluster.leftovers.resource import HOURS, Leftovers
 from raytf.commands._table import show
-from raytf.commands._trust import trusted
+from raytf.commands.check import trusted
 from raytf.config.terminal_text import say
+from raytf.doctor import inputs, local_environment
+from raytf.doctor.leftovers import report
+from raytf.doctor.leftovers.resource import HOURS, Leftovers
+from raytf.doctor.machines import PRICES_OF
 from raytf.errors import ConfigError
 
-#: Where nothing could be asked, because of the file or for want of credentials; the other files are looked at.
+#: The place if nothing could be asked, because of the file or missing credentials; other files are still inspected.
 _NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True)
 class DownCheck:
-    """Look for what `ray down` or `kubectl delete` has left of a cluster: what it costs, and how to remove it.
+    """Find what `ray down` or `kubectl delete` has left of a cluster, what it costs, and how to remove it.
 
-    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be looked at all.
+    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be inspected.
     Nothing is changed.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
     everything: bool = False
-    """Count also what costs nothing, such as a security group that serves the next `ray up`."""
+    """Also count what costs nothing, such as a security group that the next `ray up` uses again."""
     trust: bool = False
-    """Run what the file wants to be run on this machine: auth.ssh_proxy_command."""
+    """Run the command that the file names for this machine: auth.ssh_proxy_command."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -42,43 +42,43 @@ class DownCheck:
 def main(flags: DownCheck) -> None:
     """Run the command."""
     if not flags.files:
-        raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
+        raise ConfigError("No file given. Usage: raytf down-check CLUSTER.yaml")
     here = local_environment.here()
     unread: dict[str, str] = {}
     texts = inputs.read(flags.files, unread, flags.trust)
-    found = {name: Leftovers(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
+    leftovers = {name: Leftovers(place=_NOWHERE, unseen=[problem]) for name, problem in unread.items()}
     for name, text in texts.items():
         try:
-            found[name] = report.look(name, text, here, flags.trust or trusted(text, name))
-        except ConfigError as problem:
+            leftovers[name] = report.look(name, text, here, flags.trust or trusted(text, name))
+        except ConfigError as error:
             if len(texts) + len(unread) == 1:
                 raise
-            found[name] = Leftovers(place=_NOWHERE, unseen=[f"it: {problem}"])
+            leftovers[name] = Leftovers(place=_NOWHERE, unseen=[f"it: {error}"])
     if flags.json:
-        rows = [_document(name, left) for name, left in found.items()]
+        rows = [_document(name, left) for name, left in leftovers.items()]
         print(json.dumps(rows, indent=1))
     else:
-        for name, left in found.items():
+        for name, left in leftovers.items():
             _print(name, left)
-    sys.exit(max(exit_code(left, flags.everything) for left in found.values()))
+    sys.exit(max(exit_code(left, flags.everything) for left in leftovers.values()))
 
 
 def exit_code(left: Leftovers, everything: bool = False) -> int:
-    """2 where something could not be looked at, 1 where something is left, else 0."""
+    """Return 2 if something could not be inspected, 1 if something is left, otherwise 0."""
     if left.unseen:
         return 2
     return 1 if (left.things if everything else left.costly) else 0
 
 
 def _usd(left: Leftovers) -> float:
-    return round(sum(thing.usd or 0.0 for thing in left.things), 5)
+    return round(sum(item.usd or 0.0 for item in left.things), 5)
 
 
 def _document(name: str, left: Leftovers) -> dict[str, object]:
     return {
         "file": name,
         "place": left.place,
-        "left": [asdict(thing) for thing in left.things],
+        "left": [asdict(item) for item in left.things],
         "unseen": left.unseen,
         "usd_per_hour": _usd(left),
         "usd_per_month": round(_usd(left) * HOURS, 2),
@@ -94,15 +94,15 @@ def _print(name: str, left: Leftovers) -> None:
     if rows:
         show(("    what", "name", "state", "USD/h", ""), rows)
         say("    To remove:")
-        for thing in left.things:
-            say(f"        {thing.remove}")
+        for item in left.things:
+            say(f"        {item.remove}")
     for text in left.unseen:
         say(f"    could not look at {text}")
     costly, free = len(left.costly), len(left.things) - len(left.costly)
     if costly:
         unknown = " and what has no known price (?)" if any(t.usd is None for t in left.things) else ""
-        said = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
-        said += f" (list prices of {PRICES_OF})"
+        summary = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
+        summary += f" (list prices of {PRICES_OF})"
     else:
-        said = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
-    say(f"{name}: {left.place}: {said}" + (f"; {free} that cost nothing" if free else ""))
+        summary = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
+    say(f"{name}: {left.place}: {summary}" + (f"; {free} that cost nothing" if free else ""))

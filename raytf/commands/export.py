@@ -1,4 +1,4 @@
-"""`raytf export RUN`: a checkpoint of a run becomes a version for TensorFlow Serving, a .keras file or ONNX."""
+"""`raytf export RUN`: make a checkpoint of a run a version for TensorFlow Serving, a .keras file or ONNX."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from raytf import _process
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Export:
     format: Literal["saved_model", "keras", "onnx"] = "saved_model"
     """saved_model writes TO/1, TO/2, ...; keras and onnx write the file TO/model-STEP.FORMAT."""
     module: tuple[str, ...] = ()
-    """Files or modules that register the model's own layers, imported before the model is made again."""
+    """Files or modules that register the model's own layers, imported before the model is loaded."""
     trust: bool = False
-    """Run code that the configuration of the run's model holds, as of Lambda layers; layers that read files are refused
-    all the same."""
+    """Run code in the configuration of the run's model, such as Lambda layers. Layers that read files are always
+    refused."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -57,8 +56,8 @@ def main(flags: Export) -> None:
 
     if flags.format == "onnx":
         model_files.check_onnx()
-    said = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
-    done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
+    report = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
+    done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, report)
     if flags.json:
         print(json.dumps(asdict(done), indent=1))
     elif done.is_new:

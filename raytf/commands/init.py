@@ -1,4 +1,4 @@
-"""`raytf init DIR`: begins a project: a job page, a README and, where asked for, a cluster's configuration."""
+"""`raytf init DIR`: start a project: a job page, a README and, on request, a cluster's configuration."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from pathlib import Path
 import tyro
 
 import raytf
-from raytf.commands import _released, _shipped, _wheel
+from raytf.commands import _shipped, _wheel
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
+from raytf.errors import DISTRIBUTION, ConfigError
+
+#: What `ray up` copies of a checkout so that pip can install it.
+_MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
+#: The checkout as pip takes it, with extras.
+_CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
 
 
 @dataclass(frozen=True)
 class Init:
-    """Begin a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
+    """Start a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
 
     folder: tyro.conf.Positional[str]
-    """Where to write; made where it is missing. Files that are there are never written over."""
+    """Where to write; created if it is missing. Existing files are never overwritten."""
     cluster: str | None = None
     """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot,
     azure-gpu-spot, or local for hosts of your own."""
     job: str = "mnist"
-    """The example to begin with; `raytf jobs` lists them."""
+    """The example to start with; `raytf jobs` lists them."""
 
 
 def main(flags: Init) -> None:
@@ -43,14 +48,14 @@ def main(flags: Init) -> None:
         files[wheel.name] = wheel.content
     there = [name for name in files if (into / name).exists()]
     if there or (into.exists() and not into.is_dir()):
-        what = f"{into / there[0]} is there already" if there else f"{into} is a file"
-        raise ConfigError(f"{what}, and nothing is written over. Give another folder.")
+        what = f"{into / there[0]} exists already" if there else f"{into} is a file"
+        raise ConfigError(f"{what}, and nothing is overwritten. Choose another folder.")
     try:
         for name, content in files.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             (into / name).write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot write to {into}: {error.strerror}. Give another folder.") from error
+        raise ConfigError(f"cannot write to {into}: {error.strerror}. Choose another folder.") from error
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
     if wheel is not None:
@@ -61,7 +66,7 @@ def main(flags: Init) -> None:
 
 
 def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> Mapping[str, str]:
-    """The files of a project that are texts: path below its folder -> text.
+    """Return the text files of a project: path below its folder -> text.
 
     Args:
         shipped: see `_shipped.folder`.
@@ -71,7 +76,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
     files = {
-        "job.py": _released.job(page, job, _shipped.REPOSITORY),
+        "job.py": _in_project(page.replace(f"jobs/{job}.py", "job.py"), job),
         "README.md": "",
         "constraints.txt": (shipped / "constraints.txt").read_text(encoding="utf-8"),
     }
@@ -80,9 +85,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
         text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
         if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
             text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
-        files["cluster.yaml"] = _released.cluster(
-            text, cluster, raytf.__version__, wheel, platform.python_version(), _shipped.REPOSITORY
-        )
+        files["cluster.yaml"] = _cluster_text(text, cluster, wheel)
         parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
         if "constraints-gpu.txt" in text:
             files["constraints-gpu.txt"] = (shipped / "constraints-gpu.txt").read_text(encoding="utf-8")
@@ -94,14 +97,14 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
 
 
 def _first(page: str, wheel: str | None) -> str:
-    """The section of the project's README about its job.
+    """Return the section of the project's README about its job.
 
     Args:
         page: the example that it begins with.
         wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
-    package = _released.requirement(raytf.__version__, wheel, extras)
+    package = _requirement(wheel, extras)
     lines = [
         "# A raytf project",
         "",
@@ -127,7 +130,7 @@ def _first(page: str, wheel: str | None) -> str:
 
 
 def _on_a_cluster(text: str, cluster: str) -> str:
-    """The section of the project's README about its cluster.
+    """Return the section of the project's README about its cluster.
 
     Args:
         text: of the project's `cluster.yaml`, whose first lines have the commands.
@@ -156,3 +159,31 @@ def _known(flag: str, name: str, known: Collection[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Expected one of {', '.join(known)}."
     raise ConfigError(f"{flag} {name} is not known. {hint}")
+
+
+def _requirement(wheel: str | None, extras: str) -> str:
+    """Return what pip installs: the released version, or a wheel in the folder in which pip runs."""
+    return f"{DISTRIBUTION}[{extras}]=={raytf.__version__}" if wheel is None else f"./{wheel}[{extras}]"
+
+
+def _cluster_text(text: str, name: str, wheel: str | None) -> str:
+    """Return the configuration of a cluster that installs the package instead of the checkout."""
+    mount = "" if wheel is None else f"  ~/raytf/{wheel}: {wheel}\n"
+    text = _MOUNTS.sub("", text.replace("\nfile_mounts:\n", f"\nfile_mounts:\n{mount}"))
+    text = _CHECKOUT.sub(lambda extras: f"'{_requirement(wheel, extras[1])}'", text)
+    # Ray wants the same Python on all machines, to the patch level.
+    text = re.sub(r"(venv --seed --python) \S+", rf"\1 {platform.python_version()}", text)
+    text = re.sub(r"in the root of(\n# | )the checkout", "in this folder", text)
+    return _in_project(text, name)
+
+
+def _in_project(text: str, name: str) -> str:
+    """Return a text of the checkout with the names that its files have in a project.
+
+    Args:
+        text: of a configuration or an example.
+        name: of the configuration, in `cluster-configs`.
+    """
+    text = text.replace(f"cluster-configs/{name}.yaml", "cluster.yaml").replace("jobs/mnist.py", "job.py")
+    text = text.replace("cluster-configs/iam/", "iam/")
+    return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{_shipped.REPOSITORY}/blob/main/\1", text)

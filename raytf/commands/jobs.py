@@ -1,4 +1,4 @@
-"""`raytf jobs`: the examples that a project can begin with."""
+"""`raytf jobs`: list the examples that a project can start with."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from raytf.config.terminal_text import say
 
 @dataclass(frozen=True)
 class Jobs:
-    """List the example jobs; `raytf init DIR --job NAME` begins a project with one."""
+    """List the example jobs; `raytf init DIR --job NAME` starts a project with one."""
 
 
 def main(flags: Jobs) -> None:
     """Run the command."""
-    found = _shipped.jobs(_shipped.folder())
-    width = max(map(len, found))
-    for name, text in found.items():
+    examples = _shipped.jobs(_shipped.folder())
+    width = max(map(len, examples))
+    for name, text in examples.items():
         say(f"{name:<{width}}  {text}")
-    say(f"\nraytf init DIR --job {next(iter(found))} begins a project with one", lines=True)
+    say(f"\nraytf init DIR --job {next(iter(examples))} starts a project with one", lines=True)

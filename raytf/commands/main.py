@@ -1,14 +1,17 @@
-"""The command `raytf`: looks at runs, checks them, and does what a node of a cluster needs."""
+"""The command `raytf`: find the subcommand, and run it with its flags."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import raytf
+from raytf.config import setting
 from raytf.config.command_line import cli
 from raytf.config.terminal_text import printable, visible
 from raytf.errors import FOREIGN
@@ -20,16 +23,16 @@ _ELSEWHERE = {"train": "run", "fit": "run", "delete": "rm", "remove": "rm"}
 #: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
 #: SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("init", "begin a project: a job page, and a cluster's configuration"),
-    "jobs": ("jobs", "list the example jobs that `raytf init` can begin with"),
+    "init": ("init", "start a project: a job page, and a cluster's configuration"),
+    "jobs": ("jobs", "list the example jobs that `raytf init` can start with"),
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
-    "show": ("show", "what became of a run, and where its time went"),
+    "show": ("show", "show the state of a run, and where its time went"),
     "ui": ("ui", "show the runs of a storage in a browser, live"),
     "report": ("report", "draw a run as a page: curves, timeline, restarts, ledger"),
     "run": ("run", "run a Keras program as it is, with its training on workers"),
     "tune": ("tune", "try values of a job's flags, each in a run of its own, and keep the best"),
     "replay": ("replay", "compute a step of a run again, and compare it bit for bit"),
-    "bisect": ("bisect", "find the first step at which two runs part, and why"),
+    "bisect": ("bisect", "find the first step at which two runs differ, and why"),
     "prove": ("prove", "check that a run's records fit together, and compute a share of its steps again"),
     "rm": ("rm", "delete runs, with all their files"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
@@ -38,8 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "serve a model with the REST API of TensorFlow Serving, on Ray Serve"),
     "predict": ("predict", "predict for each record of a data set, on Ray Data"),
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
-    "down-check": ("down_check", "what a torn-down cluster left behind, and what it costs"),
-    "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),
+    "down-check": ("down_check", "find what a torn-down cluster left behind, and what it costs"),
+    "submit": ("submit", "run a job on a cluster, and again if its driver or the head dies, until it finishes"),
     "node": ("node", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
@@ -66,13 +69,24 @@ def main(args: list[str] | None = None) -> None:
             names = " or ".join(module.SUBCOMMANDS)
             print(f"error: {prog}: expected {names}. {prog} --help says more.", file=sys.stderr)
             sys.exit(2)
-        name = _chosen(prog, rest, {name: _summary(each) for name, each in module.SUBCOMMANDS.items()})
+        name = _chosen(prog, rest, {name: _summary(command) for name, command in module.SUBCOMMANDS.items()})
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
-    cli(run, getattr(module, "arguments", list)(rest), prog=prog)
+    cli(_bounded(run), getattr(module, "arguments", list)(rest), prog=prog)
+
+
+def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a command that refuses flags outside the bounds that its fields name."""
+
+    @functools.wraps(run)
+    def call(flags: Any) -> None:
+        setting.check(flags)
+        run(flags)
+
+    return call
 
 
 def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
-    """The subcommand that is asked for. Where there is none it shows the overview, or says what is wrong, and exits.
+    """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit.
 
     Args:
         prog: the command.
@@ -87,13 +101,13 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
     if argv[0] not in known:
         elsewhere = [_ELSEWHERE[argv[0]]] if _ELSEWHERE.get(argv[0]) in known else []
         near = elsewhere or difflib.get_close_matches(argv[0], known, n=1)
-        hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists those that there are."
-        print(f"error: {prog} {visible(argv[0])}: there is no such command. {hint}", file=sys.stderr)
+        hint = f"Did you mean {prog} {near[0]}?" if near else f"{prog} --help lists the commands."
+        print(f"error: {prog} {visible(argv[0])}: unknown command. {hint}", file=sys.stderr)
         sys.exit(2)
     return argv[0]
 
 
 def _summary(run: Callable[..., object]) -> str:
-    """The first line of what a subcommand's function says about itself."""
+    """Return the first line of what a subcommand's function says about itself."""
     text = (inspect.getdoc(run) or "").partition("\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

@@ -1,4 +1,4 @@
-"""`raytf node -- COMMAND ...`: runs a Ray node that leaves in time: on SIGTERM as on a cloud's notice."""
+"""`raytf node -- COMMAND ...`: run a Ray node that leaves in time, on SIGTERM as on a cloud's notice."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import tyro
 
 from raytf.cluster.preemption import watcher
-from raytf.cluster.preemption.supervisor import Command, Raylet
+from raytf.cluster.preemption.init_process import Command, Raylet
 from raytf.config.sections import NoticeSection
 from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError
 
-#: Between two looks whether a Ray node is up, and whether its workers have left.
+#: Seconds between two checks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5
-#: Between two looks whether the node is still there, and how long the command may outlive it.
+#: Seconds between two checks whether the node is still up, and for which the command can outlive it.
 _STAY_SECONDS, _FOLLOW_SECONDS = 5.0, 10.0
 #: Seconds of the margin that are left for SIGKILL to take effect.
 _KILL_SECONDS = 1.0
@@ -29,9 +29,9 @@ _KILL_SECONDS = 1.0
 class Node:
     """Run a Ray node that leaves in time, e.g. as the first process of a pod: raytf node -- ray start --block ...
 
-    On SIGTERM, which Kubernetes sends before it kills a pod, Ray is told to leave the node; the command is ended once
-    no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are watched
-    too. After `ray stop`, which `ray start --block` outlives, the command is ended.
+    On SIGTERM, which Kubernetes sends before it kills a pod, Ray is asked to drain the node. The command is stopped
+    once no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are
+    watched too. After `ray stop`, which `ray start --block` outlives, the command is stopped.
     """
 
     command: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -39,7 +39,7 @@ class Node:
     grace_seconds: float = 30.0
     """From SIGTERM to SIGKILL: terminationGracePeriodSeconds of the pod."""
     margin_seconds: float = 5.0
-    """Left of that for the command to end by itself."""
+    """The part of that in which the command can stop by itself."""
     notices: tyro.conf.OmitArgPrefixes[NoticeSection] = field(default_factory=NoticeSection)
 
     def check(self) -> None:
@@ -49,7 +49,7 @@ class Node:
             ConfigError: says which flag, what was expected and how to fix it.
         """
         if not self.command:
-            raise ConfigError("there is nothing to run. Expected: raytf node -- ray start --block --address=HEAD:6379")
+            raise ConfigError("No command given. Usage: raytf node -- ray start --block --address=HEAD:6379")
         if not _KILL_SECONDS < self.margin_seconds < self.grace_seconds < float("inf"):
             raise ConfigError(
                 f"--grace-seconds {self.grace_seconds:g} --margin-seconds {self.margin_seconds:g}: expected a margin "
@@ -72,7 +72,7 @@ def main(flags: Node) -> None:
                 watching = True
                 _watch_notices(flags.notices, raylet)
         elif watching and time.monotonic() - seen > _FOLLOW_SECONDS:
-            _say("Ray has ended here; ending the command, which has not noticed")
+            _say("Ray has stopped here; stopping the command, which has not noticed")
             _end(command, time.monotonic() + flags.margin_seconds)
             break
         asked = command.wait(_STAY_SECONDS if watching else _NODE_SECONDS)
@@ -91,7 +91,7 @@ def _leave(command: Command, grace: float, margin: float) -> None:
     last = end - margin
     raylet = command.raylet()
     if raylet is not None:
-        _say(f"SIGTERM: Ray is told to leave node {raylet.node_id[:8]}, which ends in {grace:.0f} s")
+        _say(f"SIGTERM: asking Ray to drain node {raylet.node_id[:8]}, which stops in {grace:.0f} s")
         # Not here: Ray may take its time to answer, and the grace period runs.
         threading.Thread(target=_drain, args=(raylet, last - time.monotonic()), daemon=True).start()
         _wait_for_workers(command, last)
@@ -99,7 +99,7 @@ def _leave(command: Command, grace: float, margin: float) -> None:
 
 
 def _end(command: Command, last: float) -> None:
-    """SIGTERM, and SIGKILL to a command that still lives at a given time."""
+    """Send SIGTERM, and SIGKILL if the command still runs at a given time."""
     command.send(signal.SIGTERM)
     while command.code is None and (left := last - time.monotonic()) > 0:
         asked = command.wait(left)
@@ -114,7 +114,7 @@ def _wait_for_workers(command: Command, last: float) -> None:
         if command.wait(min(_NODE_SECONDS, left)) is not None:
             return  # asked again: at once, then
         workers = command.workers()
-    _say(f"{workers or 'no'} Ray Train worker{'s' if workers > 1 else ''} left here; ending the command")
+    _say(f"{workers or 'no'} Ray Train worker{'s' if workers > 1 else ''} left here; stopping the command")
 
 
 def _drain(raylet: Raylet, seconds: float) -> None:

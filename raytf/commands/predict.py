@@ -1,4 +1,4 @@
-"""`raytf predict MODEL INPUT OUTPUT`: a prediction for each record of a data set, on Ray Data."""
+"""`raytf predict MODEL INPUT OUTPUT`: predict for each record of a data set, on Ray Data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge, Gt
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import bounds
 
 
@@ -36,46 +36,33 @@ class Predict:
     """The column that the model takes; several columns of numbers become a vector; INPUT=COLUMN for a model with
     several inputs. By default found by name."""
     keep: str = "scalars"
-    """Columns of the input to write beside predictions: scalars (those without arrays), all, none, or A,B."""
+    """Columns of the input to write beside predictions: scalars (columns without arrays), all, none, or A,B."""
     classes: bool = False
     """Write the class with the largest output, and that output as score, instead of all outputs."""
     fit: Literal["crop", "stretch"] = "crop"
-    """How an image file of another shape gets that of the model: cut from its middle, or distorted; as in training."""
-    batch_size: int = 256
-    """Records that go through the model at once."""
+    """How an image file of another shape gets that of the model: cropped, or distorted; as in training."""
+    batch_size: Annotated[int, Ge(1)] = 256
+    """Records in one call of the model."""
     workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Processes that hold the model, or the fewest and the most."""
-    cpus_per_worker: float = 1.0
+    cpus_per_worker: Annotated[float, Gt(0)] = 1.0
     """CPUs, and threads of TensorFlow, for each of them."""
-    gpus_per_worker: float = 0.0
+    gpus_per_worker: Annotated[float, Ge(0)] = 0.0
     """GPUs for each of them."""
     overwrite: bool = False
-    """Replace an output that is there."""
+    """Replace an existing output."""
     verbose: bool = False
     """Show the messages of TensorFlow and Ray too."""
-
-    def bounds(self) -> tuple[int, int]:
-        """(fewest, most) workers.
-
-        Raises:
-            ConfigError: a flag is wrong; it says what was expected.
-        """
-        workers = bounds("--workers", self.workers)
-        if self.batch_size < 1:
-            raise ConfigError(f"--batch-size {self.batch_size}: expected a number, 1 or more.")
-        if not self.cpus_per_worker > 0 or self.gpus_per_worker < 0:
-            raise ConfigError("--cpus-per-worker and --gpus-per-worker: expected a number above 0, and one from 0.")
-        return workers
 
 
 def main(flags: Predict) -> None:
     """Run the command."""
-    workers = flags.bounds()
+    workers = bounds("--workers", flags.workers)
     from raytf.inference.batch import predict  # Ray is not needed for --help
     from raytf.inference.batch.columns import Options
 
     plan = predict.PredictionPlan(
-        run_uri(flags.model),
+        model_uri(flags.model),
         flags.input,
         flags.output,
         flags.version,
@@ -95,7 +82,7 @@ def main(flags: Predict) -> None:
 
 
 class _Bar:
-    """How many records are done: a bar on a terminal, a line now and then elsewhere."""
+    """The number of finished records: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""`raytf prove RUN`: whether a run's records fit together, and whether a share of its steps can be computed again."""
+"""`raytf prove RUN`: check that a run's records fit together, and compute a share of its steps again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import annotated_types
 import tyro
 
+from raytf.audit import chain_check, step_replay
+from raytf.audit.chain_check import Interval
+from raytf.audit.step_replay import NotedSteps, ReplayPlan, compare_steps, read_noted
 from raytf.commands import replay
 from raytf.commands._places import run_uri
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
-from raytf.driver import recomputing
-from raytf.driver.replaying import ReplayPlan
 from raytf.errors import ConfigError
-from raytf.runs import proof, run_log
-from raytf.runs.proof import Interval
-from raytf.runs.step_comparison import NotedSteps, compare, read
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
 
@@ -34,70 +35,66 @@ class Prove:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
-    share: float = 0.01
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
+    share: Annotated[float, annotated_types.Interval(ge=0, le=1)] = 0.01
     """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
     computes nothing."""
-    workers: int = 1
+    workers: Annotated[int, annotated_types.Ge(1)] = 1
     """How many workers compute them; the result is the same."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the program."""
+    """Take everything after `--` as the program."""
     return replay.arguments(args)
 
 
 def main(flags: Prove) -> None:
     """Print what was found; exits with 1 where something does not fit."""
-    if not 0 <= flags.share <= 1:
-        raise ConfigError(f"--share {flags.share}: expected a number from 0 to 1.")
-    if flags.workers < 1:
-        raise ConfigError(f"--workers {flags.workers}: expected 1 or more.")
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
-    words = recomputing.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
-    found = proof.check(run)
-    for line in (*found.problems, *found.notes):
+    words = step_replay.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
+    report = chain_check.check(run)
+    for line in (*report.problems, *report.notes):
         say(line)
-    if found.problems:
+    if report.problems:
         sys.exit(1)
-    say(f"the records of {found.steps} steps and {len(found.checkpoints)} checkpoints fit together")
+    say(f"the records of {report.steps} steps and {len(report.checkpoints)} checkpoints fit together")
     if not flags.share:
         return
-    every = proof.intervals(found.checkpoints)
-    if not found.has_digests or not every:
-        why = "there is no checkpoint" if found.has_digests else "its last step has no digest"
+    every = chain_check.intervals(report.checkpoints)
+    if not report.has_digests or not every:
+        why = "there is no checkpoint" if report.has_digests else "its last step has no digest"
         say(f"no step can be computed again: {why}")
         sys.exit(1)
-    chosen = proof.draw(every, flags.share)
-    computed = sum(len(each.steps) for each in chosen)
-    say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
-    noted = read(run)
-    problems = [line for each in chosen for line in _computed_again(run, noted, words, each, flags.workers)]
+    chosen = chain_check.draw(every, flags.share)
+    computed = sum(len(interval.steps) for interval in chosen)
+    say(f"computing {computed} of {report.steps} steps again, in whole intervals between two checkpoints")
+    noted = read_noted(run)
+    problems = [line for interval in chosen for line in _computed_again(run, noted, words, interval, flags.workers)]
     for line in problems:
         say(line)
     if problems:
         sys.exit(1)
     say(
-        f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
-        f"skipped step would have been found with a probability of {proof.chance(computed, found.steps):.1%}, one of "
-        f"ten with {proof.chance(computed, found.steps, 10):.1%}"
+        f"{computed} of {report.steps} steps were computed again, and all of their bits are the same. One forged or "
+        f"skipped step would have been found with a probability of {chain_check.chance(computed, report.steps):.1%}, "
+        f"one of ten with {chain_check.chance(computed, report.steps, 10):.1%}"
     )
 
 
 def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval: Interval, workers: int) -> list[str]:
-    """What differs when the steps between two checkpoints are computed again."""
+    """Compute the steps between two checkpoints again, and return the differences."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
-        if interval.begin is not None and not recomputing.seed(run, folder, interval.begin):
+        if interval.begin is not None and not step_replay.seed(run, folder, interval.begin):
             return [f"checkpoint {interval.begin} was deleted meanwhile"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
-        again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
-        found = compare(noted, read(again), steps)
-        if found.differs is not None or found.same != len(steps):
-            return replay.told(found, steps[0] - 1, steps[-1])
-        wrong = recomputing.not_computed(run, again, steps[-1], interval.end)
+        again = step_replay.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
+        comparison = compare_steps(noted, read_noted(again), steps)
+        if comparison.differs is not None or comparison.same != len(steps):
+            return replay.comparison_lines(comparison, steps[0] - 1, steps[-1])
+        wrong = step_replay.not_computed(run, again, steps[-1], interval.end)
     return [wrong] if wrong else []

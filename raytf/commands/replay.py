@@ -1,4 +1,4 @@
-"""`raytf replay RUN --step S`: computes a step of a run again, from the checkpoint before it, and compares."""
+"""`raytf replay RUN --step S`: compute a step of a run again, from the checkpoint before it, and compare."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from annotated_types import Ge
 
+from raytf.audit import step_replay
+from raytf.audit.step_replay import NotedSteps, ReplayPlan, StepComparison
 from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
-from raytf.driver import recomputing
-from raytf.driver.replaying import ReplayPlan
 from raytf.errors import ConfigError
-from raytf.runs import step_comparison
-from raytf.runs.step_comparison import NotedSteps, StepComparison
 from raytf.storage.storage import Storage
 
 
@@ -33,48 +33,49 @@ class Replay:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
-    step: int
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
+    step: Annotated[int, Ge(1)]
     """The step to compute again, counted from 1."""
-    workers: int = 1
+    workers: Annotated[int, Ge(1)] = 1
     """How many workers compute it; the result is the same."""
     dump: Path | None = None
     """Write what there is to see of the step to this folder: its records with their losses, as pictures where they are
     pictures, norms of gradients, and weights before and after it."""
     notebook: bool = False
     """Print the lines of Python that load what --dump has written."""
-    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the program."""
+    """Take everything after `--` as the program."""
     return rest_as("program", args)
 
 
 def main(flags: Replay) -> None:
     """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
     run, dump = Storage(run_uri(flags.run)), _folder(flags)
-    noted = step_comparison.read(run)
+    noted = step_replay.read_noted(run)
     _check(run, noted, flags)
-    words = recomputing.words_of(run, flags.program, f"raytf replay {shlex.quote(flags.run)} --step {flags.step}")
+    words = step_replay.words_of(run, flags.program, f"raytf replay {shlex.quote(flags.run)} --step {flags.step}")
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
-        begin = recomputing.seed_before(run, folder, flags.step)
+        begin = step_replay.seed_before(run, folder, flags.step)
         where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
-        again = recomputing.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
-        found = step_comparison.compare(noted, step_comparison.read(again), range(begin + 1, flags.step + 1))
-        wrong = recomputing.not_computed(run, again, flags.step) if found.differs is None and found.same else ""
-    for line in (*told(found, begin, flags.step), *([wrong] if wrong else [])):
+        again = step_replay.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
+        comparison = step_replay.compare_steps(noted, step_replay.read_noted(again), range(begin + 1, flags.step + 1))
+        is_equal = comparison.differs is None and comparison.same
+        wrong = step_replay.not_computed(run, again, flags.step) if is_equal else ""
+    for line in (*comparison_lines(comparison, begin, flags.step), *([wrong] if wrong else [])):
         say(line)
     for line in loaded(dump, flags.notebook) if dump else ():
         say(line)
-    sys.exit(0 if found.is_same and not wrong else 1)
+    sys.exit(0 if comparison.is_same and not wrong else 1)
 
 
 def loaded(dump: str, notebook: bool) -> list[str]:
-    """Where a dump is, and how to load it, for people."""
+    """Return where a dump is, and how to load it, for people."""
     if not notebook:
         return [f"what there is to see of the step is in {dump}; records.csv has the highest loss first"]
     return [
@@ -85,14 +86,14 @@ def loaded(dump: str, notebook: bool) -> list[str]:
 
 
 def _folder(flags: Replay) -> str:
-    """The folder of the dump, empty for none.
+    """Return the folder of the dump, empty for none.
 
     Raises:
         ConfigError: it cannot take one.
     """
     if flags.dump is None:
         if flags.notebook:
-            raise ConfigError("--notebook prints what loads a dump: give --dump DIR, too.")
+            raise ConfigError("--notebook prints what loads a dump. Pass --dump DIR, too.")
         return ""
     if flags.workers != 1:
         raise ConfigError(f"--dump with --workers {flags.workers}: one worker sees all records. Leave out --workers.")
@@ -101,34 +102,35 @@ def _folder(flags: Replay) -> str:
     return str(flags.dump.absolute())
 
 
-def told(found: StepComparison, begin: int, end: int) -> list[str]:
-    """What was found, for people.
+def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[str]:
+    """Return the result, for people.
 
     Args:
         begin: the step of the checkpoint.
         end: the last step that was computed again.
     """
     lines = []
-    if found.differs is None and found.same:
-        steps = f"step {end} is" if found.same == 1 else f"{found.same} steps, up to step {end}, are"
+    if comparison.differs is None and comparison.same:
+        steps = f"step {end} is" if comparison.same == 1 else f"{comparison.same} steps, up to step {end}, are"
         lines.append(f"{steps} the same, bit for bit")
-    elif found.differs is not None:
-        difference = found.difference
-        before = f"{found.same} steps after step {begin} are the same; " if found.same else ""
+    elif comparison.differs is not None:
+        difference = comparison.difference
+        before = f"{comparison.same} steps after step {begin} are the same; " if comparison.same else ""
         assert difference is not None
         shards = ", ".join(map(str, difference.shards[:8])) or "none by its own digest"
         tensors = ", ".join(difference.tensors[:8]) or "not known"
-        lines.append(f"{before}step {found.differs} differs from what the run has noted")
+        lines.append(f"{before}step {comparison.differs} differs from what the run has noted")
         lines.append(f"  shards: {shards}{' ...' * (len(difference.shards) > 8)}")
         lines.append(f"  tensors: {tensors}{' ...' * (len(difference.tensors) > 8)}")
-    if found.unknown:
-        steps = "1 step" if found.unknown == 1 else f"{found.unknown} steps"
-        lines.append(f"{steps} cannot be compared bit by bit: {found.why}")
-    if found.farthest is not None:
-        at, run, here = found.farthest
+    if comparison.unknown:
+        steps = "1 step" if comparison.unknown == 1 else f"{comparison.unknown} steps"
+        lines.append(f"{steps} cannot be compared bit by bit: {comparison.why}")
+    if comparison.farthest is not None:
+        at, run, here = comparison.farthest
         lines.append(f"  their losses differ, most in step {at}: {run:.9g} was noted, {here:.9g} was computed")
-    elif found.losses:
-        lines.append("  the loss is the same" if found.losses == 1 else f"  {found.losses} losses are the same")
+    elif comparison.losses:
+        losses = "the loss is" if comparison.losses == 1 else f"{comparison.losses} losses are"
+        lines.append(f"  {losses} the same")
     return lines
 
 
@@ -138,9 +140,6 @@ def _check(run: Storage, noted: NotedSteps, flags: Replay) -> None:
     Raises:
         ConfigError: says why.
     """
-    if flags.step < 1 or flags.workers < 1:
-        name, value = ("--step", flags.step) if flags.step < 1 else ("--workers", flags.workers)
-        raise ConfigError(f"{name} {value}: expected 1 or more.")
     if not noted.losses:
         raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
     last = max(noted.losses)

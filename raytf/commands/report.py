@@ -1,4 +1,4 @@
-"""`raytf report RUN --html FILE`: a run as a page."""
+"""`raytf report RUN --html FILE`: draw a run as a page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Report:
     """Draw a run as one HTML page that needs no network: timeline, restarts by phases, ledger, events."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     html: str = "report.html"
-    """The page, a local file; one that is there is replaced."""
+    """The page, a local file; an existing one is replaced."""
 
 
 def main(flags: Report) -> None:
@@ -39,7 +39,7 @@ def main(flags: Report) -> None:
         Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
-            f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
+            f"--html {flags.html} cannot be written: {error.strerror or error}. Choose a file in a folder that exists."
         ) from error
     for problem in problems:
         say(f"damaged: {problem}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`raytf rm RUN ...`: deletes runs."""
+"""`raytf rm RUN ...`: delete runs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from dataclasses import dataclass
 
 import tyro
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import RUN_MARKS, run_uri
 from raytf.commands._table import size_text
 from raytf.config.terminal_text import say, visible
 from raytf.errors import ConfigError, RunInUseError
-from raytf.runs import folder, inventory, search_files
+from raytf.runs import inventory, run_folder
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
-from raytf.storage.listing import StoredFile
+from raytf.storage.local_files import StoredFile
 from raytf.storage.storage import Storage
 
 #: Files that `raytf tune` adds to its trials and to the copy of the best one.
 _OF_SEARCHES = ("job.log", "parameters.json")
-#: Entries by which a folder is known as a run. They are deleted last, so that an interrupted deletion can be repeated.
-_MARKS = ("checkpoints", "attempts", "result.json", "ledger", search_files.SEARCH)
 #: Foreign entries that a refusal names.
 _NAMED = 3
 
@@ -40,7 +38,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be deleted.
+    """A planned deletion.
 
     Attributes:
         place: folder of a run, of a program's runs, or of a search.
@@ -58,9 +56,7 @@ class Removal:
 def main(flags: Remove) -> None:
     """Run the command."""
     if not flags.runs:
-        raise ConfigError(
-            "no run was named. Expected: raytf rm RUN ..., such as raytf rm mnist. `raytf runs` lists them."
-        )
+        raise ConfigError("No run given. Usage: raytf rm RUN ..., such as raytf rm mnist. `raytf runs` lists them.")
     removals = [find(Storage(run_uri(text))) for text in dict.fromkeys(flags.runs)]
     for removal in removals:
         say(f"{removal.place.locate('')}: {removal.what}, {size_text(removal.bytes)}")
@@ -88,16 +84,16 @@ def find(place: Storage) -> Removal:
     is_program = owners != [""]
     if not owners or (is_program and not all(name.isdecimal() for name in owners)):
         raise ConfigError(
-            f"{where} is not a run. Expected the folder of a run, STORAGE/NAME, or the name of one in ~/raytf-runs. "
+            f"{where} is not a run. Expected the folder of a run, STORAGE/NAME, or the name of a run in ~/raytf-runs. "
             "`raytf runs` lists the runs of a storage."
         )
-    is_search = any(file.name == f"{search_files.SEARCH}/{search_files.IDENTITY}" for file in files)
+    is_search = any(file.name == f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}" for file in files)
     others = foreign([file.name for file in files], len(owners) if is_program else 0, is_search)
     if others:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         raise ConfigError(
-            f"{where} also holds what raytf has not written: {', '.join(map(visible, others[:_NAMED]))}{more}. Move it "
-            "elsewhere first, or delete the folder yourself."
+            f"{where} also has files that raytf did not write: {', '.join(map(visible, others[:_NAMED]))}{more}. Move "
+            "them elsewhere first, or delete the folder yourself."
         )
     for file in files:
         above, _, name = f"/{file.name}".rpartition("/")
@@ -107,8 +103,8 @@ def find(place: Storage) -> Removal:
                 "terminal or with `ray job stop`, then delete the run."
             )
     if is_search:
-        trials = {file.name.partition("/")[0] for file in files if file.name.startswith(search_files.TRIAL)}
-        return Removal(place, (search_files.SEARCH,), f"a search with {_count(len(trials), 'trial')}", _sum(files))
+        trials = {file.name.partition("/")[0] for file in files if file.name.startswith(run_folder.TRIAL)}
+        return Removal(place, (run_folder.SEARCH,), f"a search with {_count(len(trials), 'trial')}", _sum(files))
     what = f"a program with {_count(len(owners), 'run')}" if is_program else "a run"
     return Removal(place, tuple(owners), what, _sum(files))
 
@@ -121,18 +117,18 @@ def foreign(files: Sequence[str], runs: int, is_search: bool) -> list[str]:
         runs: how many runs of a program it holds; 0 for the folder of one run or of a search.
         is_search: whether it is that of a search.
     """
-    found = []
+    entries = []
     for name in files:
         above, inner = name.partition("/")[::2] if runs or is_search else ("", name)
         if runs and not above.isdecimal():
-            found.append(above)
-        elif is_search and above in (search_files.SEARCH,):
+            entries.append(above)
+        elif is_search and above in (run_folder.SEARCH,):
             continue
-        elif is_search and above != search_files.BEST and not above.startswith(search_files.TRIAL):
-            found.append(above)
+        elif is_search and above != run_folder.BEST_TRIAL and not above.startswith(run_folder.TRIAL):
+            entries.append(above)
         elif not _is_own(inner.partition("/")[0]):
-            found.append(f"{above}/{inner.partition('/')[0]}".strip("/"))
-    return list(dict.fromkeys(found))
+            entries.append(f"{above}/{inner.partition('/')[0]}".strip("/"))
+    return list(dict.fromkeys(entries))
 
 
 def remove(removal: Removal) -> None:
@@ -148,14 +144,15 @@ def remove(removal: Removal) -> None:
             leases.enter_context(Lease(place.child(owner) if owner else place, say))
         for base in removal.owners if removal.owners[0].isdecimal() else ("",):
             inside = f"{base}/" if base else ""
-            entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, search_files.SEARCH}
-            for entry in sorted(entries, key=lambda entry: entry in _MARKS):
+            entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, run_folder.SEARCH}
+            # What makes it a run is deleted last, so that an interrupted deletion can be repeated.
+            for entry in sorted(entries, key=lambda entry: entry in RUN_MARKS):
                 place.delete(f"{inside}{entry}")
     place.delete("")
 
 
 def _is_own(entry: str) -> bool:
-    known = {*folder.FILES, *folder.FOLDERS, *folder.SOMETIMES, *_OF_SEARCHES}
+    known = {*run_folder.FILES, *run_folder.FOLDERS, *run_folder.SOMETIMES, *_OF_SEARCHES}
     return entry in known or entry.startswith(".") or entry.removesuffix(".claims") in known
 
 

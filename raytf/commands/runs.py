@@ -1,4 +1,4 @@
-"""`raytf runs STORAGE`: lists the runs of a storage."""
+"""`raytf runs STORAGE`: list the runs of a storage."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from raytf.runs import inventory
 from raytf.runs.inventory import Run
 from raytf.runs.status import number_text
 from raytf.storage import strict_json
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -36,28 +35,28 @@ class Runs:
 def main(flags: Runs) -> None:
     """Print the runs."""
     storage = Storage(flags.storage)
-    within(PREFLIGHT_SECONDS, lambda: _look(storage), storage.locate(""))
-    found = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
+    within(PREFLIGHT_SECONDS, lambda: _check_storage(storage), storage.locate(""))
+    runs = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     if flags.json:
-        print(document(found))
-    elif found:
-        listing(found, time.time())
+        print(document(runs))
+    elif runs:
+        listing(runs, time.time())
     else:
         say(f"no runs in {storage.locate('')}")
 
 
-def document(found: Sequence[Run]) -> str:
-    """Runs as JSON."""
-    return strict_json.dumps([row(run) for run in found], indent=1)
+def document(runs: Sequence[Run]) -> str:
+    """Return runs as JSON."""
+    return strict_json.dumps([row(run) for run in runs], indent=1)
 
 
 def row(run: Run) -> dict[str, Any]:
-    """A run of a list, as JSON."""
+    """Return a run of a list, as JSON."""
     document = asdict(run) | {"state": run.state.value}
     return {name: value for name, value in document.items() if name not in ("epochs", "settings", "saves")}
 
 
-def listing(found: Sequence[Run], now: float) -> None:
+def listing(runs: Sequence[Run], now: float) -> None:
     """Print runs as a table; what is damaged has a column of its own where something is. A narrow terminal does without
     some columns.
 
@@ -65,12 +64,12 @@ def listing(found: Sequence[Run], now: float) -> None:
         now: seconds of the epoch.
     """
     columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
-    damaged = ("problems",) if any(run.problems for run in found) else ()
-    rows = [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in found]
+    damaged = ("problems",) if any(run.problems for run in runs) else ()
+    rows = [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in runs]
     show((*columns, *damaged), rows, dispensable=("checkpoints", "last", "size", "metric", "best"))
 
 
-def _look(storage: Storage) -> None:
+def _check_storage(storage: Storage) -> None:
     if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
         raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
     storage.list()

@@ -1,4 +1,4 @@
-"""`raytf serve MODEL`: the REST API of TensorFlow Serving, on Ray Serve."""
+"""`raytf serve MODEL`: serve a model with the REST API of TensorFlow Serving, on Ray Serve."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import Ge, Interval
 
-from raytf.commands._places import run_uri
+from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
-from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
-#: Where the token is looked for when no flag says where.
+#: The environment variable that holds the token by default.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
 
 
@@ -36,30 +36,31 @@ class Serve:
     """Name of the model in URLs; by default that of the run or folder."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is all of this machine's."""
-    port: int = 8501
+    port: Annotated[int, Interval(ge=1, le=65535)] = 8501
     """Port to listen on, by default that of TensorFlow Serving."""
-    version: int | None = None
-    """The version that answers where a request names none, loaded whatever --versions says; by default the newest."""
+    version: Annotated[int | None, Ge(0)] = None
+    """The version for requests that name none, loaded even if --versions leaves it out; by default the newest."""
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
-    poll_seconds: float = 5.0
-    """Between two looks for new versions."""
-    batch_size: int = 64
-    """Most records that go through the model at once; 1 never waits for others."""
-    batch_wait_ms: float = 2.0
+    poll_seconds: Annotated[float, Interval(ge=0.1, lt=math.inf)] = 5.0
+    """Seconds between two checks for new versions."""
+    batch_size: Annotated[int, Ge(1)] = 64
+    """Most records in one call of the model; 1 never waits for other requests."""
+    batch_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 2.0
     """How long the first request of a batch waits for others."""
     replicas: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of replicas, or the fewest and the most."""
-    target_requests: float = 16.0
-    """Requests under way in a replica, on average, above which one is added and below which one goes."""
-    cpus_per_replica: float = 1.0
+    target_requests: Annotated[float, Interval(ge=1, lt=math.inf)] = 16.0
+    """Average requests in progress in a replica, above which one is added and below which one is removed."""
+    cpus_per_replica: Annotated[float, Interval(ge=0.01, lt=math.inf)] = 1.0
     """CPUs, and threads of TensorFlow, for each replica."""
-    gpus_per_replica: float = 0.0
-    """GPUs for each replica; 0.5 has two share one."""
-    max_body_mb: float = 32.0
+    gpus_per_replica: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
+    """GPUs for each replica; with 0.5 two share one."""
+    max_body_mb: Annotated[float, Interval(ge=0.001, lt=math.inf)] = 32.0
     """Largest body of a request, in MiB."""
     auth_token: bool = False
-    """Want the header `Authorization: Bearer TOKEN`, with the token in the environment variable RAYTF_SERVE_TOKEN."""
+    """Require the header `Authorization: Bearer TOKEN`, with the token from the environment variable
+    RAYTF_SERVE_TOKEN."""
     auth_token_file: str | None = None
     """Likewise, with the token in the first line of this file."""
     proxies: Literal["head", "every-node"] = "head"
@@ -73,22 +74,8 @@ class Serve:
         Raises:
             ConfigError: says which flag, what was expected and how to fix it.
         """
-        for flag, value, least, most in (
-            ("--port", self.port, 1, 65535),
-            ("--poll-seconds", self.poll_seconds, 0.1, math.inf),
-            ("--batch-size", self.batch_size, 1, math.inf),
-            ("--batch-wait-ms", self.batch_wait_ms, 0, math.inf),
-            ("--target-requests", self.target_requests, 1, math.inf),
-            ("--cpus-per-replica", self.cpus_per_replica, 0.01, math.inf),
-            ("--gpus-per-replica", self.gpus_per_replica, 0, math.inf),
-            ("--max-body-mb", self.max_body_mb, 0.001, math.inf),
-            ("--version", 1 if self.version is None else self.version, 0, math.inf),
-        ):
-            if not least <= value <= most or (math.isinf(value)):
-                limit = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-                raise ConfigError(f"{flag} {value:g}: expected a number, {limit}.")
         if self.auth_token and self.auth_token_file is not None:
-            raise ConfigError("--auth-token and --auth-token-file exclude each other: give one of them.")
+            raise ConfigError("--auth-token and --auth-token-file exclude each other: pass one of them.")
         if self.name is not None and not (self.name and all(c.isalnum() or c in "-_." for c in self.name)):
             raise ConfigError(f"--name {self.name}: expected letters, digits, '-', '_' and '.', such as mnist.")
 
@@ -96,13 +83,13 @@ class Serve:
 def main(flags: Serve) -> None:
     """Run the command."""
     flags.check()
-    policy, bounds = Policy.of(flags.versions, flags.version), replicas(flags.replicas)
+    policy, sizes = Policy.of(flags.versions, flags.version), bounds("--replicas", flags.replicas)
     digest = _token_digest(flags)
-    place = run_uri(flags.model)
+    place = model_uri(flags.model)
     storage = Storage(place)
-    found: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: found.append(_find(place)), storage.locate(""))
-    models, name, named = found[0]
+    results: list[Any] = []
+    within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
+    models, name, named = results[0]
     name = flags.name or name
     if named is not None:
         if flags.version not in (None, named):
@@ -129,14 +116,14 @@ def main(flags: Serve) -> None:
         settings,
         flags.host,
         flags.port,
-        bounds,
+        sizes,
         flags.target_requests,
         flags.cpus_per_replica,
         flags.gpus_per_replica,
         flags.proxies,
         flags.verbose,
     )
-    _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if bounds == (1, 1) else 's'}")
+    _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if sizes == (1, 1) else 's'}")
     application.run(plan, _say)
 
 
@@ -149,10 +136,10 @@ def _find(uri: str) -> Any:
 def _check_versions(models: Storage, policy: Policy) -> None:
     from raytf.inference import versions
 
-    found = versions.look(models)
-    there = [version.number for version in versions.whole(found)]
+    known_versions = versions.inspect(models)
+    there = [version.number for version in versions.whole(known_versions)]
     missing = policy.missing(there)
-    broken = {version.number: version.problem for version in found}
+    broken = {version.number: version.problem for version in known_versions}
     if missing:
         why = f": {broken[missing[0]]}" if broken.get(missing[0]) else ""
         known = ", ".join(map(str, sorted(there))) or "none"
@@ -162,7 +149,7 @@ def _check_versions(models: Storage, policy: Policy) -> None:
 
 
 def _token_digest(flags: Serve) -> str | None:
-    """SHA-256 of the token; the token itself goes nowhere."""
+    """Return the SHA-256 of the token; the token itself is not passed on."""
     if flags.auth_token_file is not None:
         try:
             with open(os.path.expanduser(flags.auth_token_file), encoding="utf-8") as stream:
@@ -177,7 +164,7 @@ def _token_digest(flags: Serve) -> str | None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
             raise ConfigError(
-                f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or give --auth-token-file."
+                f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or pass --auth-token-file."
             )
     else:
         return None

@@ -1,4 +1,4 @@
-"""`raytf show RUN`: what became of a run, and where its time went."""
+"""`raytf show RUN`: show the state of a run, and where its time went."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from raytf.runs.status import clock_text, number_text
 from raytf.runs.timeline import CATEGORIES
 from raytf.storage import strict_json
 
-#: Saves of this number in a row are told one by one; more become one line.
+#: Up to this many saves in a row have a line each; more become one line.
 _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
 #: Spikes that are shown: the latest ones.
 _SPIKES = 10
-#: Seconds between two looks at a run that is followed, and events of it that are shown; in which states it is.
+#: Seconds between two reads of a followed run, its events that are shown, and the states in which it is followed.
 _FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
 #: Where the output is not a terminal: wide enough for what is said of an event.
 _PLAIN_WIDTH = 160
@@ -42,11 +42,11 @@ class Show:
     """Show the state of a run, where its time went, what happened, and the steps that stand out."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print one JSON document instead."""
     follow: bool = False
-    """Show it again every 2 seconds while it runs, with what happened last."""
+    """Show it again every 2 seconds while it runs, with the latest events."""
 
     def check(self) -> None:
         """Refuse what cannot be shown.
@@ -55,7 +55,7 @@ class Show:
             ConfigError: two flags do not go together.
         """
         if self.json and self.follow:
-            raise ConfigError("--follow shows tables, and --json prints one document. Give one of them.")
+            raise ConfigError("--follow shows tables, and --json prints one document. Pass one of them.")
 
 
 def main(flags: Show) -> None:
@@ -64,16 +64,16 @@ def main(flags: Show) -> None:
     uri = run_uri(flags.run)
     if flags.follow:
         follow(uri)
-    run, found = history.load(uri), list[Spike]()
+    run, outliers = history.load(uri), list[Spike]()
     try:
-        found = spikes.find(run_log.read_steps(uri))
+        outliers = spikes.find(run_log.read_steps(uri))
     except StorageError as error:  # the rest is worth showing
         run = replace(run, problems=(*run.problems, str(error)))
     if flags.json:
-        print(strict_json.dumps(document(run, found), indent=1))
+        print(strict_json.dumps(document(run, outliers), indent=1))
         return
     console = Console(highlight=False)
-    show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH), found)
+    show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH), outliers)
 
 
 def follow(uri: str, console: Console | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -81,10 +81,10 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
 
     Args:
         uri: its folder.
-        console: where to; standard output by default. Where that is no terminal, events are printed as they come.
+        console: standard output by default. If it is no terminal, events are printed as they happen.
         sleep: injected by tests.
     """
-    console, told = console or Console(highlight=False), 0
+    console, shown = console or Console(highlight=False), 0
     is_live = console.is_terminal
     with Live(console=console, auto_refresh=False, transient=True) if is_live else contextlib.nullcontext() as live:
         while (run := history.load(uri)).state in _LIVING:
@@ -92,18 +92,18 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
                 last = replace(run, happenings=run.happenings[-_FOLLOWED:])
                 lines = [_text(line) for line in (f"run {run.name} in {run.place}", *headline(run))]
                 live.update(Group(*lines, *([_events(last)] if last.happenings else [])), refresh=True)
-            for happened in run.happenings[told:] if live is None else ():
+            for happened in run.happenings[shown:] if live is None else ():
                 at = clock_text(happened.time - run.begin)
                 console.print(_text(f"+{at} {happened.kind}: {happened.text}"), soft_wrap=True)
-            told = len(run.happenings)
+            shown = len(run.happenings)
             sleep(_FOLLOW_SECONDS)
 
 
-def document(run: History, found: Sequence[Spike] = ()) -> dict[str, Any]:
-    """A history as JSON; times in seconds since the run's first event.
+def document(run: History, outliers: Sequence[Spike] = ()) -> dict[str, Any]:
+    """Return a history as JSON, with times in seconds since the run's first event.
 
     Args:
-        found: steps that stand out.
+        outliers: steps that stand out.
     """
     return {
         "name": run.name,
@@ -125,11 +125,11 @@ def document(run: History, found: Sequence[Spike] = ()) -> dict[str, Any]:
         ],
         "problems": list(run.problems),
         "events": [{**asdict(h), "time": h.time - run.begin} for h in run.happenings],
-        "spikes": [{**asdict(spike), "command": spike.replayed(run.place)} for spike in found],
+        "spikes": [{**asdict(spike), "command": spike.replayed(run.place)} for spike in outliers],
     }
 
 
-def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
+def show(run: History, console: Console, outliers: Sequence[Spike] = ()) -> None:
     """Print a history, and steps that stand out, as tables."""
     console.print(_text(f"run {run.name} in {run.place}"), soft_wrap=True)
     for line in headline(run):
@@ -141,8 +141,8 @@ def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
         console.print(_phases(run))
     if run.happenings:
         console.print(_events(run))
-    if found:
-        _print_spikes(run, found, console)
+    if outliers:
+        _print_spikes(run, outliers, console)
     for problem in run.problems:
         console.print(Text(f"damaged: {problem}"), soft_wrap=True)
     if not run.events and not run.problems:
@@ -150,7 +150,7 @@ def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
 
 
 def headline(run: History) -> list[str]:
-    """What matters most, in two or three lines."""
+    """Return the most important facts, in two or three lines."""
     steps = f"{run.step} steps" if run.total in (None, run.step) else f"{run.step} of {run.total} steps"
     first = f"{run.state}{f' ({run.why})' if run.why else ''}: {steps}"
     if run.redone:
@@ -167,9 +167,9 @@ def headline(run: History) -> list[str]:
     return lines
 
 
-def _text(said: object, style: str = "") -> Text:
-    """A cell, in which neither brackets nor escape sequences mean anything."""
-    return Text(visible(said), style)
+def _text(value: object, style: str = "") -> Text:
+    """Return a cell in which neither brackets nor escape sequences have an effect."""
+    return Text(visible(value), style)
 
 
 def _table(title: str) -> Table:
@@ -203,7 +203,7 @@ def _restarts(run: History) -> Table:
 
 
 def _phases(run: History) -> Table:
-    """A table of its own, as both together do not fit a terminal of 80 columns."""
+    """Return a separate table: both together do not fit a terminal of 80 columns."""
     table = _table("where each start spent its time")
     table.add_column("at", justify="right")
     table.add_column("seconds by phase")
@@ -233,8 +233,8 @@ def _events(run: History) -> Table:
     return table
 
 
-def _print_spikes(run: History, found: Sequence[Spike], console: Console) -> None:
-    shown = found[-_SPIKES:]
+def _print_spikes(run: History, outliers: Sequence[Spike], console: Console) -> None:
+    shown = outliers[-_SPIKES:]
     table = _table("steps that stand out")
     for name in ("steps", *QUANTITIES):
         table.add_column(name.replace("_", " "), justify="right")
@@ -242,14 +242,14 @@ def _print_spikes(run: History, found: Sequence[Spike], console: Console) -> Non
         steps = str(spike.first) if spike.first == spike.last else f"{spike.first} to {spike.last}"
         table.add_row(steps, *(_text(spike.told(name)) for name in QUANTITIES))
     console.print(table)
-    if len(found) > len(shown):
-        console.print(f"the latest {len(shown)} of {len(found)}; --json has all")
+    if len(outliers) > len(shown):
+        console.print(f"the latest {len(shown)} of {len(outliers)}; --json has all")
     worst = max(shown, key=lambda spike: spike.height)
     console.print("what was in the highest one:", _text(worst.replayed(run.place)), soft_wrap=True)
 
 
 def _in_groups(happenings: list[HistoryEvent]) -> Iterator[list[HistoryEvent]]:
-    """Saves that follow each other together, all else alone."""
+    """Yield consecutive saves as one group, and every other event alone."""
     group: list[HistoryEvent] = []
     for h in happenings:
         if group and (h.kind != "save" or group[-1].kind != "save"):

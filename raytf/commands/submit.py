@@ -1,9 +1,10 @@
-"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: a job on a cluster, submitted again until its run finishes."""
+"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: run a job on a cluster, and submit it again until its run finishes."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import logging
 import os
 import random
 import shlex
@@ -18,17 +19,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from annotated_types import Gt
 
 from raytf.commands._rest import rest_as
+from raytf.config import continuing
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
+from raytf.doctor import local_environment
+from raytf.doctor.check import local_files
+from raytf.doctor.finding import Severity
 from raytf.errors import ConfigError
 
 _INTERRUPTED = 130
+#: What Ray's job server takes in one request.
+MOST_BYTES = 100 << 20
 
 
 @dataclass(frozen=True)
 class Submit:
-    """Run a command on a cluster, follow what it prints, and submit it again when its driver or the head died:
+    """Run a command on a cluster, follow its output, and submit it again if its driver or the head dies:
     raytf submit http://HEAD:8265 -- python jobs/mnist.py --run a --storage s3://bucket/runs
 
     The exit code is 0 when the run has finished, 1 when it failed or was stopped, 2 when it was refused, 130 after
@@ -37,24 +46,24 @@ class Submit:
 
     address: tyro.conf.Positional[tuple[str, ...]] = ()
     """The cluster's job server: http://HOST:8265."""
-    command: str = ""
+    command: Annotated[str, Rest("-- COMMAND ...")] = ""
     """What to run, as one text for a shell; or give it after `--`."""
     working_dir: str = "."
-    """A folder that is packed once and goes with the job; '' for none."""
+    """A folder that is packed once and sent with the job; '' for none."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE for the job and its workers; may be given again and again."""
+    """NAME=VALUE for the job and its workers; can be repeated."""
     wait: bool = True
     """Follow the job to its end. Without it nobody submits it again."""
     max_resubmits: Annotated[str, tyro.conf.arg(metavar="N|unlimited")] = "20"
-    """Resubmissions in a row of jobs that lived for less than ten minutes."""
-    head_seconds: float = 3600.0
-    """Give up when the head has not answered for so long."""
+    """Most resubmissions in a row of jobs that ran for less than ten minutes."""
+    head_seconds: Annotated[float, Gt(0)] = 3600.0
+    """Give up after so many seconds without an answer from the head."""
     stop_on_interrupt: bool = False
-    """Have Ctrl-C stop the job, too; a run saves first."""
+    """Ctrl-C also stops the job; a run saves first."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` is the command, whatever stands before it."""
+    """Take everything after `--` as the command."""
     return rest_as("command", args)
 
 
@@ -79,12 +88,12 @@ def main(flags: Submit) -> None:
 
 
 def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:
-    from raytf.cluster.jobs import submission, working_dir
+    from raytf.cluster.jobs import submission
     from raytf.cluster.jobs.job_server import reach
 
     server = reach(address)
     if flags.working_dir:
-        runtime_env["working_dir"] = str(working_dir.pack(flags.working_dir, scratch))
+        runtime_env["working_dir"] = str(pack_working_dir(flags.working_dir, scratch))
     outside = submission.Environment(_say, _show, time.monotonic, time.sleep, random.random)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     folder = os.path.abspath(os.path.expanduser(flags.working_dir)) if flags.working_dir else ""
@@ -104,7 +113,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         elif flags.stop_on_interrupt:
             _say(f"interrupted; stopping job {job.name}")
             job.stop()
-            _say("the same command goes on from the last checkpoint")
+            _say(f"{continuing.next_submission(flags.command)} goes on from the last checkpoint")
         else:
             _say(f"interrupted; job {job.name} goes on, and nobody submits it again. {_how(address, job.name)}")
         return _INTERRUPTED
@@ -120,8 +129,6 @@ def _limits(flags: Submit) -> Any:
     text = flags.max_resubmits
     if text != "unlimited" and not text.isdecimal():
         raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
-    if not flags.head_seconds > 0:
-        raise ConfigError(f"--head-seconds {flags.head_seconds:g}: expected a number above 0.")
     return ResubmissionLimits(None if text == "unlimited" else int(text), flags.head_seconds)
 
 
@@ -134,3 +141,38 @@ def _show(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # who read it has gone; the run goes on
         sys.stdout.write(log_text(text))
         sys.stdout.flush()
+
+
+def pack_working_dir(folder: str, into: Path) -> Path:
+    """Pack a folder as `ray job submit` does: without .git, and what .gitignore and .rayignore name.
+
+    Args:
+        into: a folder for the package.
+
+    Raises:
+        ConfigError: there is no such folder, or too much is in it.
+    """
+    for found in local_files.working_dir(folder, local_environment.here()):
+        if found.severity is Severity.ERROR:
+            raise ConfigError(f"{found.what}. {found.fix}")
+    return _zip(folder, into, MOST_BYTES)
+
+
+def _zip(folder: str, into: Path, most: int) -> Path:
+    from raytf._ray import jobs
+
+    path = into / "working_dir.zip"
+    quiet = logging.getLogger("raytf.package")
+    quiet.setLevel(logging.ERROR)
+    git = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    try:
+        jobs.pack(os.path.expanduser(folder), path, git, quiet)
+    except OSError as error:
+        raise ConfigError(f"--working-dir {folder} cannot be packed: {error}.") from None
+    size = path.stat().st_size
+    if size > most:
+        raise ConfigError(
+            f"--working-dir {folder} makes a package of {size >> 20} MiB, and Ray's job server takes {most >> 20} MiB. "
+            "Name what is not needed in .rayignore or .gitignore; training data belongs into the bucket."
+        )
+    return path

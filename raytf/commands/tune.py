@@ -1,21 +1,21 @@
-"""`raytf tune JOB`: tries values of a job's flags, each in a run of its own, and keeps the best."""
+"""`raytf tune JOB`: try values of a job's flags, each in a run of its own, and keep the best."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge
 
 from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
 from raytf.runs.status import number_text
-
-Scheduler = Literal["none", "asha"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Tune:
     """Try values of a job's flags, each in a run of its own, and keep the best:
     raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)' --trials 8 -- --validation-share 0.1
 
-    The same command goes on where it was stopped. What follows `--` are flags of the job for all trials.
+    The same command continues where it was stopped. What follows `--` are flags of the job for all trials.
     """  # noqa: D415
 
     job: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -32,34 +32,34 @@ class Tune:
     """FLAG=KIND(VALUES), once for each flag: uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
     randint(LOW,HIGH) without HIGH itself, choice(A,B,...), or grid(A,B,...), whose points are tried one after another.
     Any flag of the job or of raytf."""
-    trials: int | None = None
-    """How many values are tried; by default all points of a grid, else 8. A later command may ask for more."""
+    trials: Annotated[int | None, Ge(1)] = None
+    """Number of trials; by default all points of a grid, otherwise 8. A later command can ask for more."""
     metric: str = "val_loss"
-    """What is compared: a metric at the end of an epoch, max:METRIC or min:METRIC where its name does not tell."""
-    scheduler: Scheduler = "none"
-    """asha stops a trial early when others were better after as many epochs (asynchronous successive halving)."""
-    grace_epochs: int = 1
+    """A metric at the end of an epoch; max:METRIC or min:METRIC if its name does not say which is better."""
+    scheduler: Literal["none", "asha"] = "none"
+    """asha stops a trial early if others were better after as many epochs (asynchronous successive halving)."""
+    grace_epochs: Annotated[int, Ge(1)] = 1
     """Epochs before asha may stop a trial."""
-    reduction_factor: int = 3
+    reduction_factor: Annotated[int, Ge(2)] = 3
     """asha keeps one in this many trials, and compares again after this many times as many epochs."""
-    parallel: int | None = None
-    """Trials at a time; by default as many as the cluster has room for with all of their workers."""
+    parallel: Annotated[int | None, Ge(1)] = None
+    """Trials at a time; by default as many as fit into the cluster with all of their workers."""
     name: str = "tune"
     """Name of the search: the folder of its runs in the storage."""
     storage: str = "~/raytf-runs"
     """Where it is kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
-    tune_seed: int = 0
+    tune_seed: Annotated[int, Ge(0)] = 0
     """Seed of the values that are tried; the seed of the trials is the job's --seed."""
     try_default: bool = False
-    """The first trial takes the job's own values, to compare with."""
+    """Give the first trial the job's own values, for comparison."""
     retry_failed: bool = False
-    """Start trials that failed once more."""
-    flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """Flags of the job for all trials, as one text for a shell; or give them after `--`."""
+    """Start failed trials once more."""
+    flags: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("[-- FLAGS OF THE JOB]")] = ""
+    """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """What follows `--` are flags of the job, whatever stands before it."""
+    """Take everything after `--` as flags of the job."""
     return rest_as("flags", args)
 
 
@@ -72,7 +72,6 @@ def main(flags: Tune) -> None:
     if len(flags.job) != 1:
         what = "there is no job" if not flags.job else f"{' '.join(flags.job[1:])!r}: there is one job"
         raise ConfigError(f"{what}. Expected: raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)'")
-    _check(flags)
     TrainConfig.of(run=flags.name, storage=flags.storage).check()
     try:
         goal = MetricObjective.of(flags.metric)
@@ -112,24 +111,10 @@ def _fixed(text: str) -> list[str]:
         what = str(error)
         raise ConfigError(
             f"--flags {text!r}: {what[0].lower()}{what[1:]}. Expected flags of the job as a shell takes them, every "
-            "quote closed, or give them after `--`."
+            "quote closed, or pass them after `--`."
         ) from None
 
 
 def _first_reason(board: object) -> str:
     whys = [row.why for row in board.rows if row.why]  # type: ignore[attr-defined]
     return f"The first reason: {whys[0]} " if whys else ""
-
-
-def _check(flags: Tune) -> None:
-    for flag, value, least in (
-        ("--trials", flags.trials, 1),
-        ("--grace-epochs", flags.grace_epochs, 1),
-        ("--reduction-factor", flags.reduction_factor, 2),
-        ("--parallel", flags.parallel, 1),
-        ("--tune-seed", flags.tune_seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value}: expected a whole number, {least} or more.")
-    if flags.scheduler not in get_args(Scheduler):
-        raise ConfigError(f"--scheduler {flags.scheduler}: expected one of {', '.join(get_args(Scheduler))}.")

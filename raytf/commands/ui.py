@@ -1,4 +1,4 @@
-"""`raytf ui [STORAGE]`: the runs of a storage as live pages in a browser."""
+"""`raytf ui [STORAGE]`: show the runs of a storage as live pages in a browser."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from raytf.commands._places import USUAL
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.runs import ui_address
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 PORT = 8787
 #: Ports that are tried where nobody asks for one.
 _TRIES = 20
-#: Seconds between two looks at the list of runs: of a folder, and of an object store, which wants to be paid for each.
+#: Seconds between two reads of the list of runs: from a folder, and from an object store, which charges for each.
 _LIST_SECONDS, _STORE_SECONDS = 1.0, 5.0
 #: Characters of a token, at least.
 _TOKEN = 16
@@ -28,16 +27,16 @@ _TOKEN = 16
 
 @dataclass(frozen=True)
 class Ui:
-    """Show the runs of a storage in a browser: curves, speed, what happened; live, and nothing can be changed there."""
+    """Show the runs of a storage in a browser, live: curves, speed, events. Nothing can be changed there."""
 
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     host: str = "127.0.0.1"
-    """Address to listen at; any but this machine's own loopback wants a token."""
+    """Address to listen on; any other than this machine's loopback requires a token."""
     port: int | None = None
-    """Port to listen at; by default 8787, or the next that is free."""
+    """Port to listen on; by default 8787, or the next free one."""
     token: str | None = None
-    """Text of 16 characters or more that a browser has to bring, once, as ?token=TEXT."""
+    """Text of 16 or more characters that a browser passes once, as ?token=TEXT."""
 
 
 def main(flags: Ui) -> None:
@@ -46,20 +45,20 @@ def main(flags: Ui) -> None:
         raise ConfigError(f"--token has {len(flags.token)} characters. Expected {_TOKEN} or more.")
     if flags.token is None and not is_loopback(flags.host):
         raise ConfigError(
-            f"--host {flags.host}: anybody who reaches this machine could read the runs. Give a --token of {_TOKEN} "
+            f"--host {flags.host}: anybody who reaches this machine could read the runs. Pass a --token of {_TOKEN} "
             "characters or more, or leave --host out and forward the port with `ssh -L`."
         )
     storage = Storage(flags.storage)
 
-    def look() -> None:
+    def list_root() -> None:
         storage.list()
 
-    within(PREFLIGHT_SECONDS, look, storage.locate(""))
-    # The usual folder may be looked at before the first run; any other one was typed.
+    within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
+    # The usual folder can be shown before the first run; any other one was typed.
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
     try:
-        from raytf.ui.server import serve  # starlette is not needed for --help
+        from raytf.ui.app import serve  # starlette is not needed for --help
     except ImportError as error:
         raise not_installed("raytf ui", "ui", error.name) from error
     listener = listen(flags.host, flags.port)
@@ -67,7 +66,7 @@ def main(flags: Ui) -> None:
     shown = f"[{flags.host}]" if ":" in flags.host else flags.host
     url = f"http://{shown}:{port}/"
     say(f"the runs in {storage.locate('')}: {url}{'' if flags.token is None else f'?token={flags.token}'}")
-    say("Ctrl-C ends it")
+    say("Ctrl-C stops it")
     over = threading.Event()
     try:
         with ui_address.announced(url, storage.uri):
@@ -79,7 +78,7 @@ def main(flags: Ui) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine reaches."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -87,24 +86,26 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket that listens.
+    """Return a socket that listens.
 
     Raises:
         ConfigError: the port is taken, or there is no such address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     wanted = [port] if port is not None else [*range(PORT, PORT + _TRIES), 0]
-    for each in wanted:
+    for number in wanted:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((host, each))
+            made.bind((host, number))
             made.listen(64)
         except (OSError, OverflowError) as error:
             made.close()
-            if each is wanted[-1]:
+            if number is wanted[-1]:
                 why = getattr(error, "strerror", None) or error
-                raise ConfigError(f"cannot listen at {host}:{each}: {why}. Choose another --port or --host.") from error
+                raise ConfigError(
+                    f"cannot listen at {host}:{number}: {why}. Choose another --port or --host."
+                ) from error
             continue
         return made
     raise AssertionError(wanted)

@@ -1,4 +1,4 @@
-"""`raytf verify RUN`: reads every byte of every checkpoint and says what a resume would restore."""
+"""`raytf verify RUN`: read every byte of every checkpoint, and report what a resume would restore."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 import tyro
 
-from raytf.checkpoint import audit, manifest
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import manifest, verify
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.commands._places import run_uri
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Verify:
     restored."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of one in ~/raytf-runs."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -37,8 +36,8 @@ def main(flags: Verify) -> None:
     run = Storage(run_uri(flags.run))
     # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
     within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
-    findings = audit.verify(run)
-    chosen = audit.restorable(findings)
+    findings = verify.verify(run)
+    chosen = verify.restorable(findings)
     if flags.json:
         print(json.dumps(_document(findings, chosen), indent=1))
     else:

@@ -1,4 +1,4 @@
-"""Texts about a model that are equal in every process: no numbers of layers, no addresses, no lines of files."""
+"""Texts about a model that are the same in every process: without layer numbers, addresses and lines of files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LIBRARIES = (
 
 
 def plainly(text: Any) -> str:
-    """A text without what differs from one process to the next."""
+    """Return a text without the parts that differ from one process to the next."""
     return _ADDRESS.sub("", _NAME.sub('"name": ""', str(text)))
 
 
 def canonical(config: Any, of_here: bool = True) -> Any:
-    """A model's configuration in which layers are numbered by their order, whatever Keras calls them.
+    """Return a model's configuration in which layers are numbered by their order, whatever Keras calls them.
 
     Args:
         config: of Keras.
@@ -41,19 +41,19 @@ def canonical(config: Any, of_here: bool = True) -> Any:
 
 
 def first_difference(old: Any, new: Any, path: str = "model") -> str:
-    """Where two configurations differ first, for people; empty where they do not."""
+    """Return the first place at which two configurations differ, for people; empty if they are the same."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new} - {"compile_config", "build_config", "registered_name"}):
             inner = path if key == "config" else f"{path}.{key}"
-            found = first_difference(old.get(key), new.get(key), inner)
-            if found:
-                return found
+            difference = first_difference(old.get(key), new.get(key), inner)
+            if difference:
+                return difference
         return ""
     if isinstance(old, list) and isinstance(new, list):
         for i, (one, other) in enumerate(zip(old, new, strict=False)):
-            found = first_difference(one, other, f"{path}[{i}]")
-            if found:
-                return found
+            difference = first_difference(one, other, f"{path}[{i}]")
+            if difference:
+                return difference
         return "" if len(old) == len(new) else f"{path}: {len(old)} in storage, {len(new)} now"
     return "" if old == new else f"{path}: {str(old)[:60]} in storage, {str(new)[:60]} now"
 
@@ -87,26 +87,26 @@ def _renamed(part: Any, names: dict[str, str], code: Callable[[str], str]) -> An
     return part
 
 
-def code_of(things: Iterable[Any]) -> str:
-    """A hash of the job's own classes and functions that some things are made of, and of what those call; of its code
-    alone, not of comments, files and lines. Empty where all are of libraries."""
-    found: dict[str, str] = {}
-    for thing in things:
-        for function in _functions(thing):
-            _follow(function, found)
-    text = "\n".join(f"{name} {said}" for name, said in sorted(found.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16] if found else ""
+def code_of(objects: Iterable[Any]) -> str:
+    """Return a hash of the job's own classes and functions that some objects are made of, and of what those call. Only
+    the code counts, not comments, files and lines. Empty if all are of libraries."""
+    codes: dict[str, str] = {}
+    for item in objects:
+        for function in _functions(item):
+            _follow(function, codes)
+    text = "\n".join(f"{name} {code}" for name, code in sorted(codes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if codes else ""
 
 
-def _functions(thing: Any) -> Iterator[types.FunctionType]:
-    """The functions of a function, a class or an object; of bases, too, as far as they are the job's."""
-    if isinstance(thing, functools.partial):
-        thing = thing.func
-    thing = inspect.unwrap(getattr(thing, "python_function", getattr(thing, "__func__", thing)))
-    if isinstance(thing, types.FunctionType):
-        yield thing
+def _functions(item: Any) -> Iterator[types.FunctionType]:
+    """Yield the job's own functions of a function, a class or an object, those of base classes included."""
+    if isinstance(item, functools.partial):
+        item = item.func
+    item = inspect.unwrap(getattr(item, "python_function", getattr(item, "__func__", item)))
+    if isinstance(item, types.FunctionType):
+        yield item
         return
-    for kind in (thing if isinstance(thing, type) else type(thing)).__mro__:
+    for kind in (item if isinstance(item, type) else type(item)).__mro__:
         for member in vars(kind).values():
             member = getattr(member, "fget", None) or getattr(member, "__func__", member)
             member = getattr(member, "python_function", member)
@@ -119,16 +119,16 @@ def _is_library(function: types.FunctionType) -> bool:
     return file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
 
 
-def _follow(function: Any, found: dict[str, str]) -> None:
+def _follow(function: Any, codes: dict[str, str]) -> None:
     function = inspect.unwrap(function)
     if not isinstance(function, types.FunctionType) or _is_library(function):
         return
     name = f"{function.__module__}.{function.__qualname__}"
     # Of several functions of one name, as lambdas have it, each counts.
-    said = code_text(function.__code__)
-    if said in found.get(name, ""):
+    code = code_text(function.__code__)
+    if code in codes.get(name, ""):
         return
-    found[name] = found.get(name, "") + said
+    codes[name] = codes.get(name, "") + code
     names = set(_names(function.__code__))
     used = {key: function.__globals__[key] for key in names if key in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
@@ -140,9 +140,9 @@ def _follow(function: Any, found: dict[str, str]) -> None:
     used |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
     for key, value in sorted(used.items()):
         if isinstance(value, _PLAIN):
-            found[name] += f" {key}={value!r}"
+            codes[name] += f" {key}={value!r}"
         elif isinstance(value, types.FunctionType):
-            _follow(value, found)
+            _follow(value, codes)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def code_text(code: types.CodeType) -> str:
-    """What code does, without where it stands."""
+    """Return what code does, without its place in a file."""
     consts = []
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -166,7 +166,7 @@ def code_text(code: types.CodeType) -> str:
 
 
 def _lambda(encoded: str) -> str:
-    """A Lambda layer's code, as Keras has just written it in this process, without where it stands."""
+    """Return the code of a Lambda layer that Keras wrote in this process, without its place in a file."""
     try:
         return code_text(marshal.loads(base64.b64decode(encoded)))
     except (ValueError, EOFError, TypeError):

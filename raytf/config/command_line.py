@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from raytf import _process
-from raytf.config import exit_codes, flag_errors, flags, help_page
+from raytf.config import continuing, exit_codes, flag_errors, flags, help_page
 from raytf.config.terminal_text import printable, visible
 from raytf.config.train_config import TrainConfig
 from raytf.errors import JobError, RaytfError, one_line
@@ -49,14 +49,14 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     told = _process.EndingSignal()
     try:
         try:
-            _look(main, argv, prog)
+            _show_help_or_refuse(main, argv, prog)
             with _process.as_interrupts(told):
                 tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
-        _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
+        _leave(visible(error) or f"{word}; {continuing.from_last_checkpoint()}.", told.code)
     except BrokenPipeError:
         _unless_nobody_reads()
         raise
@@ -70,7 +70,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         _leave(f"{trace}error: {visible(one_line(error))}", exit_codes.of_error(error).code)
 
 
-def _look(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:
+def _show_help_or_refuse(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:
     """Show the help and exit, or say in one line what is wrong with the command line."""
     groups = flags.of_command(main)
     if not groups:  # subcommands
@@ -87,7 +87,7 @@ def _look(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None
 
 
 def _checked(main: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`main`, which is not called with settings that no run can have."""
+    """Wrap `main` so that it is not called with settings that no run can have."""
 
     @functools.wraps(main)
     def check(*args: Any, **named: Any) -> object:
@@ -112,7 +112,7 @@ def _unless_nobody_reads() -> None:
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
-    """In the place of `main`: writes the values of all flags."""
+    """Return a function to call instead of `main`, which writes the values of all flags."""
 
     @functools.wraps(main)
     def tell(*args: Any, **named: Any) -> None:
@@ -124,11 +124,11 @@ def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object
 
 
 def _values(job: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(job):
         value = getattr(job, field.name)
-        found |= _values(value) if dataclasses.is_dataclass(value) else {field.name: value}
-    return found
+        values |= _values(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return values
 
 
 def _gpu_switches(args: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a driver ends: one exit code for each ending, which people, shells and `raytf submit` can rely on.
+"""The exit codes of a driver: one for each ending, which people, shells and `raytf submit` can rely on.
 
 docs/guides/endings.md has the table for people; a test compares it with this one, and with what really happens.
 """
@@ -78,7 +78,7 @@ ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMI
 
 
 def of_error(error: RaytfError) -> Ending:
-    """The ending of a driver that meets an error and can do nothing about it."""
+    """Return the ending of a driver that cannot recover from an error."""
     if error.passes:
         return AGAIN
     failed = (GpuError, JobError, HangError, NonFiniteLossError, ReplicaError, WorkerLostError)
@@ -86,7 +86,7 @@ def of_error(error: RaytfError) -> Ending:
 
 
 def of_code(code: int) -> Ending:
-    """The ending of which an exit code tells, also as Python gives it: negative for a signal."""
+    """Return the ending that an exit code stands for; negative codes, as Python reports signals, count too."""
     shown = 128 - code if code < 0 else code
     known = {ending.code: ending for ending in ENDINGS}
     if shown in known:

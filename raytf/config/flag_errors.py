@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in one line, before anything reads it."""
+"""Check a command line before anything reads it, and report the first problem in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SWITCHED = ("true", "false", "none")
 
 
 def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
-    """The first thing that is wrong; empty where nothing is.
+    """Return the first problem of a command line; empty if there is none.
 
     Args:
         groups: the flags of the command.
@@ -30,12 +30,12 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
             if filled > len(places) and not several:
                 return f"{text}: expected a flag, such as --help."
             continue
-        name, equals, given = text.partition("=")
+        name, equals, assigned = text.partition("=")
         flag = known.get("--" + name[2:].replace("_", "-"))
         if flag is None:
             return _unknown(name, list(known))
         met.add(flag)
-        values = [given] if equals else []
+        values = [assigned] if equals else []
         while not equals and at < len(args) and not _is_name(args[at]) and _takes(flag, len(values), args[at]):
             values.append(args[at])
             at += 1
@@ -62,7 +62,7 @@ def _is_name(text: str) -> bool:
 
 
 def _takes(flag: Flag, count: int, text: str) -> bool:
-    """Whether a flag takes one more value."""
+    """Return whether a flag takes one more value."""
     if flag.is_switch:
         return flag.setting.default is None and text.lower() in _SWITCHED
     return count < len(flag.parts) if flag.parts else flag.takes_several or count == 0
@@ -70,8 +70,8 @@ def _takes(flag: Flag, count: int, text: str) -> bool:
 
 def _unknown(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lstrip("-"), [flag.lstrip("-") for flag in known], n=1)
-    hint = f"Did you mean --{near[0]}?" if near else "--help lists those that there are."
-    return f"{name}: there is no such flag. {hint}"
+    hint = f"Did you mean --{near[0]}?" if near else "--help lists the flags."
+    return f"{name}: unknown flag. {hint}"
 
 
 def _wrong_values(flag: Flag, name: str, values: Sequence[str]) -> str:

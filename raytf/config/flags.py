@@ -49,18 +49,18 @@ class Flag:
 
     @property
     def parts(self) -> tuple[type, ...]:
-        """The types of its values, where it takes a fixed number of them."""
+        """The types of its values, if it takes a fixed number of them."""
         inner = typing.get_args(self.setting.kinds[0]) if self.takes_several else ()
         return () if typing.get_origin(self.setting.kinds[0]) is list or ... in inner else inner
 
     @property
     def is_needed(self) -> bool:
-        """Whether the command cannot do without it."""
+        """Whether the command requires it."""
         return self.setting.default is dataclasses.MISSING
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As which it may be given."""
+        """The names under which it can be passed."""
         if self.is_positional:
             return ()
         its = self.setting.flag
@@ -68,7 +68,7 @@ class Flag:
 
     @property
     def value(self) -> str:
-        """What stands for its value in a text."""
+        """The placeholder for its value in a text."""
         own = next((note.metavar for note in self.setting.notes if getattr(note, "metavar", None)), None)
         if own:
             return str(own)
@@ -93,7 +93,7 @@ class FlagGroup:
 
 
 def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
-    """The flags of a command, those of its own dataclass first.
+    """Return the flags of a command, those of its own dataclass first.
 
     Args:
         main: a function with one argument.
@@ -112,8 +112,8 @@ def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
 
 
 def texts(section: type) -> dict[str, str]:
-    """What stands below each field of a dataclass, those that it inherits first; empty without its source."""
-    found: dict[str, str] = {}
+    """Return the text below each field of a dataclass, inherited fields first; empty if its source cannot be read."""
+    by_field: dict[str, str] = {}
     for kind in reversed(section.__mro__[:-1]):
         try:
             [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -122,12 +122,12 @@ def texts(section: type) -> dict[str, str]:
         body = typing.cast(ast.ClassDef, tree).body
         for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
-    return found
+                by_field[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
+    return by_field
 
 
 def by_name(groups: Sequence[FlagGroup]) -> dict[str, Flag]:
-    """Every name under which a flag may be given."""
+    """Return the flags by each name under which they can be passed."""
     return {name: flag for group in groups for flag in group.flags for name in flag.names}
 
 
@@ -140,19 +140,20 @@ def _groups(kind: Any) -> Iterator[FlagGroup]:
             own.append(Flag(its))
     if own:
         yield FlagGroup(kind, tuple(own))
-    for each in inner:
-        yield from _groups(each)
+    for section in inner:
+        yield from _groups(section)
 
 
 def _is_plain(flag: Flag) -> bool:
-    """Whether a flag is named and read as its field says: one type, and nothing that changes tyro's ways."""
+    """Return whether a flag is named and read as its field says: it has one type, and nothing that changes how tyro
+    reads it."""
     kinds, choices = flag.setting.kinds, flag.setting.choices
     is_read = kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(choices)
     return len(kinds) == 1 and is_read and all(map(_is_known, flag.setting.notes))
 
 
 def _is_known(note: Any) -> bool:
-    """Whether it is nothing of tyro's, or a place, a flag that may come several times, or a name for a value."""
+    """Return whether a note is not tyro's, or one that raytf knows: a place, a repeated flag, a placeholder."""
     if not type(note).__module__.startswith("tyro") or note in (_POSITIONAL, _APPEND):
         return True
     return getattr(note, "metavar", None) is not None and note == tyro.conf.arg(metavar=note.metavar)

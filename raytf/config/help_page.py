@@ -1,4 +1,4 @@
-"""What `--help` says: the flags that a person would use first; `--help-all` has all of them."""
+"""The page of `--help`: the flags that a person uses first; `--help-all` has all of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from raytf.config.setting import Rest, Usual
 
 _LEFT = 30
 _ALL = "--help-all"
-_HELP = ("-h, --help", "show this page and end")
+_HELP = ("-h, --help", "show this page and exit")
 
 
 def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         prog: the command.
@@ -46,7 +46,7 @@ def _doc(group: FlagGroup) -> str:
 
 
 def _title(about: str) -> str:
-    """The first sentence of a docstring."""
+    """Return the first sentence of a docstring."""
     return " ".join(about.split()).partition(". ")[0].rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""What of a run's settings must not change when it is resumed, as texts that can be compared.
+"""The settings of a run that must not change when it is resumed, as texts that can be compared.
 
 Which settings these are is said at their fields.
 """
@@ -11,21 +11,25 @@ from typing import Any
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.config.setting import Identity, Setting, When
-from raytf.config.train_config import TrainConfig, every_setting
+from raytf.config.train_config import TrainConfig, as_keyword_arguments, every_setting
 
-#: What to do where a run in storage is not the one that is wanted.
-BESIDE = "To start another run beside it, pass --new, or another --run name."
-#: Flags by which runs with parameter servers are told from others, and from each other.
+#: Flags that distinguish runs with parameter servers from others, and from each other.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
 
 
+def beside(config: TrainConfig) -> str:
+    """Return what to do where a run in storage is not the wanted one, in the words of the flags or of the program."""
+    text = "To start another run beside it, pass --new, or another --run name."
+    return text if config.is_from_flags else as_keyword_arguments(text)
+
+
 def strategy_identity(config: TrainConfig) -> dict[str, str]:
-    """What of the strategy must not change; empty for synchronous ones, which may follow each other."""
+    """Return what of the strategy must not change; empty for synchronous strategies, which can follow each other."""
     return _of_settings(config, (When.WITH_SERVERS,))
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """What of settings and data size must not change when a run is resumed; known without TensorFlow.
+    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow.
 
     Args:
         records: of the training data.
@@ -40,7 +44,7 @@ def batch_identity(config: TrainConfig, records: int, own: Precision = precision
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
-    """What differs between two identities, for people; empty when nothing does."""
+    """Return how two identities differ, for people; empty if they are the same."""
     lines = []
     for key in sorted(set(before) | set(now)):
         old, new = before.get(key, "nothing"), now.get(key, "nothing")
@@ -57,7 +61,7 @@ def _around(text: str, at: int, width: int = 60) -> str:
     return f"{'...' if start else ''}{text[start : start + width]}{'...' if start + width < len(text) else ''}"
 
 
-#: What the run has where nobody gave the flag, for settings whose default says nothing.
+#: The value that a run uses if the flag is not passed, for settings whose default leaves it open.
 _EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
     "logical_shards": lambda config: config.logical_shards,
     "cpus_per_worker": lambda config: config.cluster.cpus,

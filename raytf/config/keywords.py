@@ -1,6 +1,6 @@
 """The settings of a run as keyword arguments, with their types.
 
-`python -m raytf.config.write_keywords` writes this module from the settings' fields. Do not edit it.
+`python docs/reference/write.py` writes this module from the settings' fields. Do not edit it.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ class FitSettings(TypedDict, total=False):
     does."""
 
     track: str | None
-    """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics
-    of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    """Report the run to an experiment tracker, as one of its runs for all starts of this one: settings, the metrics of
+    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
 
     workers: str | int | None
-    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a `strategy` that has one
-    worker and takes no other number."""
+    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a `strategy` that has exactly
+    one worker."""
 
     use_gpu: bool | None
-    """Workers compute on GPUs, one each unless `gpus_per_worker` says less; by default when the cluster has any."""
+    """Compute on GPUs, one for each worker unless `gpus_per_worker` is less; by default if the cluster has any."""
 
     cpus_per_worker: float | None
-    """CPUs for each worker, and threads of TensorFlow; 1 by default. By default a worker on a GPU asks Ray for 1 CPU
-    and has as many threads as its node has CPUs for each GPU; 1 with `exact`. Another number may change the last bit of
-    a sum."""
+    """CPUs and TensorFlow threads of each worker; 1 by default. A worker on a GPU then requests 1 CPU from Ray and has
+    as many threads as its node has CPUs for each GPU, or 1 with `exact`. Another number can change the last bit of a
+    sum."""
 
     gpus_per_worker: float
-    """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
+    """GPUs of each worker that computes on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
     resize_every_seconds: float
     """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
 
     max_failures: int
-    """How often lost workers are replaced before the run gives up; -1 never gives up. Five errors of storage in a row
-    without a new step end the run all the same."""
+    """How often lost workers are replaced before the run gives up; -1 never gives up. Five storage errors in a row
+    without a new step stop the run in any case."""
 
     hang_seconds: float
     """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
@@ -93,7 +93,7 @@ class FitSettings(TypedDict, total=False):
     parameter servers, which do not report it."""
 
     ps: int | None
-    """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
+    """Parameter servers, over which the weights are spread (default 1). They and the process that hands out the work
     take one CPU each."""
 
     sync_replicas: bool
@@ -107,18 +107,18 @@ class FitSettings(TypedDict, total=False):
     """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
 
     notice_url: str | None
-    """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    """Base URL of that service if it is not the cloud's own; {node_id} stands for Ray's id of the node."""
 
     follow_warnings: bool
-    """Leave a node on a mere warning, too: a rebalance recommendation of AWS, or a move or pause without a restart.
-    Without this flag, warnings are only shown."""
+    """Leave a node on a warning, too: a rebalance recommendation of AWS, or a move or pause without a restart. Without
+    this flag, warnings are only shown."""
 
     steps: int | None
     """Global steps, instead of epochs."""
 
     logical_shards: int | None
-    """Parts of a global batch, of which each is one micro-batch of one worker; where they do not divide it, some have
-    one example more. Default: as many as the run has already, else a power of two, at least 4 and at least the most
+    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch, some
+    have one example more. Default: that of an existing run, otherwise a power of two, at least 4 and at least the most
     workers."""
 
     seed: int
@@ -163,24 +163,24 @@ class FitSettings(TypedDict, total=False):
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 
     audit_every: int | None
-    """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
-    wrongly is named and left out, and the run goes back. 0 never does; the default is 256 with `exact` (less than 1 %
-    of the time) and 0 without."""
+    """Have another worker compute one shard of every so many steps again, and compare the bits. A machine that computes
+    wrongly is reported and left out, and the run rolls back. 0 never does; the default is 256 with `exact` (less than 1
+    % of the time) and 0 without."""
 
     digests: bool
-    """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
-    floats have none."""
+    """Record a digest of what each shard adds in each step, so that the step can be computed again and compared. Sums
+    of floats have none."""
 
     checkpoint_every_steps: int | None
     """Save after this many steps."""
 
     checkpoint_every_seconds: float | None
-    """Save after this many seconds (default 30 when `checkpoint_every_steps` is not given either); the first steps of a
+    """Save after this many seconds (default 30 if `checkpoint_every_steps` is not passed either); the first steps of a
     run, and those after a restart, are saved sooner."""
 
     snapshot_every_steps: int | None
     """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
-    never does. The default is as often as takes less than 1 % of the time."""
+    never does. By default as often as possible in less than 1 % of the time."""
 
     keep: int
     """How many of the newest complete checkpoints are kept."""
@@ -196,8 +196,8 @@ class Settings(FitSettings, total=False):
     """Show the messages of TensorFlow and Ray, too."""
 
     epochs: int | None
-    """Passes over the training data. Default: as many as the program says; 1 where it says nothing, and `steps` is not
-    given either."""
+    """Passes over the training data. Default: the program's number; 1 if it has none and `steps` is not passed
+    either."""
 
     global_batch_size: int
     """Examples in one step, over all workers together."""

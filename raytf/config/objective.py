@@ -1,4 +1,4 @@
-"""Which of two values of a metric is better, as `--keep-best` says."""
+"""The objective of `--keep-best`: which of two values of a metric is better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flat(logs: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         if isinstance(value, list):
-            numbers |= flat({f"{name}_{i}": each for i, each in enumerate(value)})
+            numbers |= flat({f"{name}_{i}": item for i, item in enumerate(value)})
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             numbers[name] = value
     return numbers
@@ -35,7 +35,7 @@ class MetricObjective:
 
     @classmethod
     def of(cls, text: str) -> MetricObjective:
-        """From `max:METRIC`, `min:METRIC`, or a METRIC whose name tells.
+        """Parse `max:METRIC`, `min:METRIC`, or a METRIC whose name says whether large values are good.
 
         Raises:
             ConfigError: it does not.
@@ -53,7 +53,7 @@ class MetricObjective:
         return cls(text, large)
 
     def value(self, logs: Mapping[str, Any]) -> float | None:
-        """Its value in the logs of an epoch.
+        """Return the metric's value in the logs of an epoch.
 
         Returns:
             None where there is none, or none that can be compared.
@@ -64,7 +64,7 @@ class MetricObjective:
         return None if math.isnan(value) else float(value)
 
     def value_at(self, step: int, history: list[dict[str, Any]]) -> float | None:
-        """Its value at the end of an epoch.
+        """Return the metric's value at the end of an epoch.
 
         Args:
             step: global steps done.
@@ -76,13 +76,14 @@ class MetricObjective:
         return self.value(history[-1]) if history and history[-1].get("step") == step else None
 
     def is_better(self, value: float | None, than: float | None) -> bool:
-        """Whether a value is better than another one; any is better than none, and an equal one is not."""
+        """Return whether a value is better than another one. Any value is better than none, and an equal one is not
+        better."""
         if value is None or than is None:
             return value is not None and than is None
         return value > than if self.is_largest else value < than
 
     def best(self, values: Mapping[str, float | None]) -> str | None:
-        """Whose value is the best; of equal ones the first in order of names."""
+        """Return the name with the best value; of equal values, the first in alphabetical order."""
         chosen = None
         for name in sorted(values):
             if self.is_better(values[name], None if chosen is None else values[chosen]):

@@ -1,4 +1,4 @@
-"""With which dtypes layers compute: what the job has set in Keras, and what `--mixed-precision` says of it."""
+"""The dtypes that layers compute with: what the job has set in Keras, and what `--mixed-precision` sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIXED = "mixed_"
 
 @dataclass(frozen=True)
 class Precision:
-    """What Keras gives a layer for which nothing else is said.
+    """The precision that Keras gives a layer that sets none itself.
 
     Attributes:
         policy: name of the global dtype policy.
@@ -35,7 +35,7 @@ DEFAULT = Precision()
 
 
 def of_process() -> Precision:
-    """What is set in this process, which is left as it is; Keras's defaults where nobody has loaded Keras."""
+    """Return what is set in this process, without changing it; Keras's defaults if Keras is not loaded."""
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "config"):
         return DEFAULT
@@ -48,7 +48,7 @@ def of_process() -> Precision:
 
 
 def parse(document: Any) -> Precision:
-    """What `dataclasses.asdict` made of one, out of a run's folder; the defaults for what is none."""
+    """Parse what `dataclasses.asdict` wrote into a run's folder; return the defaults for anything else."""
     if not isinstance(document, dict):
         return DEFAULT
     policy, floatx, config = (document.get(key) for key in ("policy", "floatx", "config"))
@@ -58,7 +58,7 @@ def parse(document: Any) -> Precision:
 
 
 def choose(flag: str | None, own: Precision) -> Precision:
-    """What a model function finds when it is called.
+    """Return the precision that is set when a model function is called.
 
     Args:
         flag: of `--mixed-precision`; None where it was not given.
@@ -112,7 +112,7 @@ def check_for_servers(policy: str) -> None:
 
 
 def identity(flag: str | None, own: Precision) -> dict[str, str]:
-    """What of it must not change when a run is resumed. A policy counts as the flag that stands for it."""
+    """Return what must not change when a run is resumed. A policy counts as the flag that stands for it."""
     chosen = choose(flag, own)
     name = next((flag for flag, policy in POLICIES.items() if policy == chosen.policy), None)
     other = {} if name else {"dtype policy": chosen.policy}

@@ -1,28 +1,27 @@
-"""What a run asks of a cluster: resources of each worker, and how many workers fit what is free."""
+"""The resources that a run requests from a cluster, and how many workers fit into free ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from raytf.config.sections import ClusterSection, StrategySection
-from raytf.config.strategies import ALL_DEVICES
+from raytf.config.sections import ALL_DEVICES, ClusterSection, StrategySection
 
-#: Parts of a resource that Ray tells apart.
+#: Parts of a resource that Ray distinguishes.
 _UNITS = 10_000
 
 
-def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """Workers that fit into what a node has free.
+def fitting(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
+    """Return how many workers fit into a node's free resources.
 
     Args:
         free: amounts by resource.
-        each: of one worker, some of it above 0.
+        worker: amounts of one worker, some of them above 0.
     """
-    return min(_times(name, free.get(name, 0), amount) for name, amount in each.items() if amount)
+    return min(_times(name, free.get(name, 0), amount) for name, amount in worker.items() if amount)
 
 
 def _times(name: str, free: float, amount: float) -> int:
-    """How often an amount is in what is free, in Ray's units: five times 0.2 are 1, whatever floats say of it."""
+    """Return how often an amount fits into a free amount, in Ray's units: 0.2 fits into 1 five times."""
     have, want = round(free * _UNITS), max(1, round(amount * _UNITS))
     if name != "GPU" or want >= _UNITS:
         return have // want
@@ -33,7 +32,7 @@ def _times(name: str, free: float, amount: float) -> int:
 def placed(
     free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
 ) -> list[Mapping[str, float]] | None:
-    """What nodes have left with processes on them.
+    """Return the resources that nodes have left after processes are placed on them.
 
     Args:
         free: of each node.
@@ -54,17 +53,17 @@ def placed(
 
 
 def possible_workers(
-    free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
+    free: Sequence[Mapping[str, float]], worker: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
 ) -> int:
-    """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
+    """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do not fit.
 
     Args:
         free: of each node.
-        each: of one worker.
+        worker: amounts of one worker.
         helpers: what each process beside the workers takes.
     """
     for workers in range(most, -1, -1):
-        if placed(free, [each] * workers + [*helpers]) is not None:
+        if placed(free, [worker] * workers + [*helpers]) is not None:
             return workers
     return -1
 
@@ -76,25 +75,25 @@ HELPER = {"CPU": 1.0}
 def resources(
     strategy: StrategySection, cluster: ClusterSection, use_gpu: bool, nodes: Iterable[Mapping[str, float]]
 ) -> dict[str, float]:
-    """What Ray is asked for, for each worker.
+    """Return the resources that Ray is asked for, for each worker.
 
     Args:
         use_gpu: whether workers compute on GPUs.
         nodes: all of each living node.
     """
-    each = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
+    worker = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
     if strategy.strategy == "tpu":
-        return each | {"TPU": _most("TPU", nodes)}
+        return worker | {"TPU": _most("TPU", nodes)}
     if use_gpu:
-        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
-    return each
+        return worker | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
+    return worker
 
 
 def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:
-    """CPUs of a run with this many workers and what is beside them."""
+    """Return the CPUs of a run with this many workers, helpers included."""
     return workers * resources(strategy, cluster, False, [])["CPU"] + strategy.helpers * HELPER["CPU"]
 
 
 def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:
-    """Of the node that has most of them; 1 where none has any yet."""
+    """Return how many the node with the most of them has; 1 if no node has any yet."""
     return float(max([1, *(int(node.get(kind, 0)) for node in nodes)]))

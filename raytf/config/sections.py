@@ -8,24 +8,16 @@ from __future__ import annotations
 import os
 import urllib.parse
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import setting
 from raytf.config.setting import AlsoTakes, Expected, Identity, InSearch, Refused, Usual, When
-from raytf.config.strategies import (
-    ALL_DEVICES,
-    OF_SERVERS,
-    ONLY_DEVICES,
-    OVER_THE_NETWORK,
-    Strategy,
-    all_but,
-    not_with_servers,
-)
 from raytf.errors import ConfigError
 
+Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Pipeline = Literal["auto", "record", "live"]
 Reduction = Literal["fixed", "float"]
@@ -41,10 +33,52 @@ LEAST_GPU = 1e-4
 #: How many workers there are by default.
 DEFAULT_WORKERS = "2"
 
+#: Strategies of one process: one worker, whose devices share the work.
+ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
+
+#: Those that take all GPUs of their machine, or logical CPU devices in their place.
+ALL_DEVICES = ("mirrored", "central-storage")
+
+#: Those whose workers add gradients over the network.
+OVER_THE_NETWORK = ("multi-worker-mirrored",)
+#: Those whose weights are on servers.
+SERVERS = ("parameter-server",)
+
+
+def all_but(*names: str) -> tuple[str, ...]:
+    """Return the other strategies."""
+    return tuple(name for name in get_args(Strategy) if name not in names)
+
+
+def not_with_servers(
+    why: str, start: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
+) -> Refused:
+    """Return the refusal of a setting that parameter servers ignore or cannot use.
+
+    Args:
+        start: of the message.
+        unless, sync_replicas: as of `Refused`.
+    """
+    message = f"{start} with --strategy {{strategy}}: {why}. Leave it out."
+    return Refused(SERVERS, message, unless, sync_replicas)
+
+
+#: Of a setting of parameter servers.
+OF_SERVERS = Refused(
+    all_but(*SERVERS),
+    "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
+    "leave out {flag}.",
+)
+#: How the message of a setting of devices begins.
+ONLY_DEVICES = (
+    f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
+    "machine. "
+)
+
 
 @dataclass(frozen=True)
 class RunSection:
-    """Which run this is and where it is kept."""
+    """The run, and where it is stored."""
 
     run: Annotated[str | None, InSearch.OWNED, Usual()] = None
     """Name of the run; the same name on the same storage continues where that run stopped. Default: the name of the
@@ -61,35 +95,35 @@ class RunSection:
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
     track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl"), Usual()] = None
-    """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics
-    of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    """Report the run to an experiment tracker, as one of its runs for all starts of this one: settings, the metrics of
+    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
     verbose: Annotated[bool, Usual()] = False
     """Show the messages of TensorFlow and Ray, too."""
 
     @property
     def name(self) -> str:
-        """The run's name, which `fit` has settled."""
+        """The run's name, once `fit` has chosen it."""
         assert self.run is not None
         return self.run
 
 
 @dataclass(frozen=True)
 class WorkerSection:
-    """How many workers there are, and what each of them takes."""
+    """The number of workers, and the resources of each."""
 
     workers: Annotated[WorkerRange, InSearch.SIZES, InSearch.NEEDED, Usual()] = None
-    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
-    worker and takes no other number."""
+    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has exactly
+    one worker."""
     use_gpu: Annotated[
         bool | None,
         Usual(),
         Refused(
             ("tpu",),
-            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Give one of them.",
+            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Pass one of them.",
             unless=(False,),
         ),
     ] = None
-    """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
+    """Compute on GPUs, one for each worker unless --gpus-per-worker is less; by default if the cluster has any."""
     # Other numbers of threads cut sums in other places.
     cpus_per_worker: Annotated[
         float | None,
@@ -98,29 +132,29 @@ class WorkerSection:
         Identity(When.EXACT, text="{cpus_per_worker:g}"),
         InSearch.NEEDED,
     ] = None
-    """CPUs for each worker, and threads of TensorFlow; 1 by default. By default a worker on a GPU asks Ray for 1 CPU
-    and has as many threads as its node has CPUs for each GPU; 1 with --exact. Another number may change the last bit
-    of a sum."""
+    """CPUs and TensorFlow threads of each worker; 1 by default. A worker on a GPU then requests 1 CPU from Ray and has
+    as many threads as its node has CPUs for each GPU, or 1 with --exact. Another number can change the last bit of a
+    sum."""
     gpus_per_worker: Annotated[
         float,
         Interval(ge=LEAST_GPU, le=1),
         Expected("a number above 0 and at most 1. For more GPUs, take more --workers"),
         Refused(
             ALL_DEVICES,
-            "{given} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
+            "{typed} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
             "--strategy multi-worker-mirrored.",
         ),
     ] = 1.0
-    """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
+    """GPUs of each worker that computes on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
     @property
     def cpus(self) -> float:
-        """That each worker asks Ray for."""
+        """CPUs that each worker requests from Ray."""
         return 1.0 if self.cpus_per_worker is None else self.cpus_per_worker
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """(fewest, most) workers."""
+        """The fewest and the most workers."""
         low, colon, high = str(DEFAULT_WORKERS if self.workers is None else self.workers).partition(":")
         try:
             bounds = int(low), int(high if colon else low)
@@ -145,7 +179,7 @@ class WorkerSection:
 
 @dataclass(frozen=True)
 class ClusterSection(WorkerSection):
-    """What the run takes from the cluster."""
+    """How the run uses the cluster."""
 
     resize_every_seconds: Annotated[
         float,
@@ -154,8 +188,8 @@ class ClusterSection(WorkerSection):
     ] = 60.0
     """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
     max_failures: Annotated[int, Ge(-1)] = -1
-    """How often lost workers are replaced before the run gives up; -1 never gives up. Five errors of storage in a row
-    without a new step end the run all the same."""
+    """How often lost workers are replaced before the run gives up; -1 never gives up. Five storage errors in a row
+    without a new step stop the run in any case."""
 
     hang_seconds: Annotated[float, Ge(0)] = 30.0
     """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
@@ -177,15 +211,15 @@ class ClusterSection(WorkerSection):
 
 @dataclass(frozen=True)
 class NoticeSection:
-    """Which notices of preemption each node watches for."""
+    """The preemption notices that each node watches for."""
 
     notices: Notices = "auto"
     """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
     notice_url: str | None = None
-    """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    """Base URL of that service if it is not the cloud's own; {node_id} stands for Ray's id of the node."""
     follow_warnings: bool = False
-    """Leave a node on a mere warning, too: a rebalance recommendation of AWS, or a move or pause without a restart.
-    Without this flag, warnings are only shown."""
+    """Leave a node on a warning, too: a rebalance recommendation of AWS, or a move or pause without a restart. Without
+    this flag, warnings are only shown."""
 
     def check(self) -> None:
         """Refuse what cannot work.
@@ -210,24 +244,24 @@ class NoticeSection:
 
 @dataclass(frozen=True)
 class LengthSection:
-    """How long the run is."""
+    """The length of the run."""
 
     epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
-    """Passes over the training data. Default: as many as the program says; 1 where it says nothing, and --steps is not
-    given either."""
+    """Passes over the training data. Default: the program's number; 1 if it has none and --steps is not passed
+    either."""
     steps: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
     """Global steps, instead of epochs."""
 
 
 @dataclass(frozen=True)
 class BatchSection:
-    """What one step learns from. These define the run and cannot change when it is resumed."""
+    """The batch of a step. These settings define the run and cannot change when it is resumed."""
 
     global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
-    """Parts of a global batch, of which each is one micro-batch of one worker; where they do not divide it, some have
-    one example more. Default: as many as the run has already, else a power of two, at least 4 and at least the most
+    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch, some
+    have one example more. Default: that of an existing run, otherwise a power of two, at least 4 and at least the most
     workers."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity(), Usual()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
@@ -263,7 +297,7 @@ class ComputeSection:
         Usual(),
         not_with_servers(
             "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
-            given="{given}",
+            start="{typed}",
             unless=("off", "bfloat16"),
         ),
     ] = None
@@ -314,12 +348,12 @@ class ComputeSection:
         Ge(0),
         not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
     ] = None
-    """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
-    wrongly is named and left out, and the run goes back. 0 never does; the default is 256 with --exact (less than 1 %
-    of the time) and 0 without."""
+    """Have another worker compute one shard of every so many steps again, and compare the bits. A machine that computes
+    wrongly is reported and left out, and the run rolls back. 0 never does; the default is 256 with --exact (less than 1
+    % of the time) and 0 without."""
     digests: bool = True
-    """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
-    floats have none."""
+    """Record a digest of what each shard adds in each step, so that the step can be computed again and compared. Sums
+    of floats have none."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +368,7 @@ class StrategySection:
         Communication,
         Refused(
             all_but(*OVER_THE_NETWORK),
-            "{given} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
+            "{typed} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
             "{flag}.",
         ),
     ] = "auto"
@@ -345,7 +379,7 @@ class StrategySection:
         Ge(1),
         Refused(
             ("multi-worker-mirrored", "parameter-server"),
-            ONLY_DEVICES + "Give --workers to have more of them, or take --strategy mirrored.",
+            ONLY_DEVICES + "Pass --workers to have more of them, or take --strategy mirrored.",
         ),
         Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
     ] = None
@@ -356,14 +390,14 @@ class StrategySection:
     log_device_placement: Annotated[
         bool,
         not_with_servers(
-            "workers are TensorFlow servers, which tell nobody where they put an operation; gradients are computed on "
-            "the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
+            "workers are TensorFlow servers, which do not report where they put an operation; gradients are computed "
+            "on the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
         ),
     ] = False
     """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
     parameter servers, which do not report it."""
     ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
-    """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
+    """Parameter servers, over which the weights are spread (default 1). They and the process that hands out the work
     take one CPU each."""
     sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
     """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
@@ -398,3 +432,28 @@ class StrategySection:
             ConfigError: says which setting, what was expected and how to fix it.
         """
         setting.check(self)
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When checkpoints are written, and how many are kept."""
+
+    checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
+    """Save after this many steps."""
+    checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
+    """Save after this many seconds (default 30 if --checkpoint-every-steps is not passed either); the first steps of a
+    run, and those after a restart, are saved sooner."""
+    snapshot_every_steps: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers(
+            "the state lives on the servers, and is copied to storage only; --checkpoint-every-steps says when",
+            unless=(0,),
+        ),
+    ] = None
+    """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
+    never does. By default as often as possible in less than 1 % of the time."""
+    keep: Annotated[int, Ge(1)] = 3
+    """How many of the newest complete checkpoints are kept."""
+    keep_best: str | None = None
+    """Also keep the checkpoint of the epoch with the best value of a metric, such as val_accuracy or max:val_mine."""

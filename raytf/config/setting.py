@@ -1,5 +1,5 @@
-"""What is written beside a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and
-what it is to a search.
+"""The annotations of a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and its
+role in a search.
 
 A field of a section says all of it in `Annotated[...]`; nobody else keeps a list of settings. Bounds are those of
 `annotated_types` (`Ge(1)`), choices are the field's `Literal`, and a whole number is one because its type is `int`.
@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -23,10 +24,17 @@ from raytf.errors import ConfigError, one_line
 
 #: What a program may pass, for messages.
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
+#: Kind of bound -> its attribute, whether a value holds it, and what it expects.
+_BOUNDS: dict[type, tuple[str, Callable[[Any, Any], Any], str]] = {
+    annotated_types.Ge: ("ge", operator.ge, "a number, {} or more"),
+    annotated_types.Gt: ("gt", operator.gt, "a number above {}"),
+    annotated_types.Le: ("le", operator.le, "at most {}"),
+    annotated_types.Lt: ("lt", operator.lt, "a number below {}"),
+}
 
 
 class When(enum.Enum):
-    """Of which runs a setting identifies what they learn."""
+    """The runs whose results depend on a setting."""
 
     ALWAYS = "always"
     CHANGED = "where it is not the default"  # runs from before there was such a setting have none
@@ -55,7 +63,7 @@ class Refused:
 
     Attributes:
         by: the strategies.
-        message: for people; may name {given} (flag and value), {flag} and {strategy}.
+        message: for people; may name {typed} (flag and value), {flag} and {strategy}.
         unless: values that are fine all the same; the default always is.
         sync_replicas: where only parameter servers with, or without, `--sync-replicas` refuse it.
     """
@@ -68,14 +76,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Expected:
-    """What to say of a number outside of its bounds, in place of what the bounds say."""
+    """The text for a number outside its bounds, instead of the text of the bounds."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AlsoTakes:
-    """A program may pass the text as another type: `workers=2`, `storage=Path("runs")`.
+    """A program can pass the text as another type: `workers=2`, `storage=Path("runs")`.
 
     Attributes:
         kind: int or os.PathLike.
@@ -86,7 +94,7 @@ class AlsoTakes:
 
 @dataclass(frozen=True)
 class Rest:
-    """The value may also be the end of the command line, without the flag.
+    """The value can also be the end of the command line, without the flag.
 
     Attributes:
         text: what stands for it in the usage.
@@ -97,17 +105,17 @@ class Rest:
 
 @dataclass(frozen=True)
 class Usual:
-    """The setting is one of those that a person uses first: `--help` has it, and not only `--help-all`."""
+    """A person uses the setting first: `--help` has it, and not only `--help-all`."""
 
 
 class InSearch(enum.Enum):
-    """What a setting is to `raytf tune`. One that is not in the identity and has no such word may differ between the
-    commands that go on with a search."""
+    """The role of a setting in `raytf tune`. A setting that is not in the identity and has no role can differ between
+    the commands that continue a search."""
 
     OWNED = "each trial has one of its own, which `raytf tune` gives it"
     NEEDED = "a job must have it for its trials to be placed beside each other"
     SIZES = "each trial has the workers that it asks for, where this is what is searched"
-    KEPT = "a command that goes on with a search must give it as before"
+    KEPT = "a command that continues a search must pass it as before"
 
 
 @dataclass(frozen=True)
@@ -144,12 +152,12 @@ class Setting:
 
     @property
     def bounds(self) -> list[annotated_types.BaseMetadata]:
-        """Each a `Ge`, `Gt`, `Le` or `Lt`."""
+        """The bounds, each a `Ge`, `Gt`, `Le` or `Lt`."""
         return [bound for note in self.notes for bound in _bounds(note)]
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """What a value may be, None aside."""
+        """The types that a value can have, without None."""
         is_union = isinstance(self.kind, types.UnionType) or typing.get_origin(self.kind) is typing.Union
         return (
             tuple(part for part in typing.get_args(self.kind) if part is not type(None)) if is_union else (self.kind,)
@@ -157,26 +165,26 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be where it is one of some words; empty for any other setting."""
+        """The words that a value can be; empty for a setting that is not a choice."""
         return tuple(
             str(word) for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
         )
 
     @property
     def python_kinds(self) -> tuple[type, ...]:
-        """The types that a program may pass, None aside; a choice is a string."""
+        """The types that a program can pass, without None; a choice is a string."""
         own: type = str if self.choices else self.kinds[0]
         return (own, *(note.kind for note in self.notes if isinstance(note, AlsoTakes)))
 
     @property
     def is_fixed_in_search(self) -> bool:
-        """Whether a command that goes on with a search must give it as before. What counts for parameter servers alone
-        is compared by itself."""
+        """Whether a command that continues a search must pass it as before. What counts only for parameter servers is
+        compared separately."""
         counts = self.identity is not None and self.identity.when is not When.WITH_SERVERS
         return counts or InSearch.KEPT in self.in_search
 
-    def given(self, value: Any) -> str:
-        """Flag and value, as on a command line."""
+    def typed(self, value: Any) -> str:
+        """Return the flag with a value, as on a command line."""
         return (
             self.flag
             if value is True
@@ -234,30 +242,30 @@ class Setting:
 
 
 def flag(name: str) -> str:
-    """A setting's flag."""
+    """Return a setting's flag."""
     return f"--{name.replace('_', '-')}"
 
 
 @functools.cache
 def of(section: type) -> tuple[Setting, ...]:
-    """The settings of a section, in the order of its fields."""
+    """Return the settings of a section, in the order of its fields."""
     hints = typing.get_type_hints(section, include_extras=True)
-    found = []
+    settings = []
     for field in dataclasses.fields(section):
         hint = hints[field.name]
         is_annotated = typing.get_origin(hint) is Annotated
         kind, *notes = typing.get_args(hint) if is_annotated else (hint,)
-        found.append(Setting(field.name, kind, field.default, tuple(notes)))
-    return tuple(found)
+        settings.append(Setting(field.name, kind, field.default, tuple(notes)))
+    return tuple(settings)
 
 
 def plain(hint: Any) -> Any:
-    """A type without what is said beside it."""
+    """Return a type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def values(section: Any) -> Iterator[tuple[Setting, Any]]:
-    """The settings of a section, each with its value."""
+    """Return the settings of a section, each with its value."""
     kind: type = type(section)
     return ((setting, getattr(section, setting.name)) for setting in of(kind))
 
@@ -273,37 +281,23 @@ def check(section: Any) -> None:
 
 
 def words(bound: annotated_types.BaseMetadata) -> str:
-    """What a bound expects, for people."""
-    match bound:
-        case annotated_types.Ge(ge=least):
-            return f"a number, {least} or more"
-        case annotated_types.Gt(gt=least):
-            return f"a number above {least}"
-        case annotated_types.Le(le=most):
-            return f"at most {most}"
-        case annotated_types.Lt(lt=most):
-            return "a finite number" if most == float("inf") else f"a number below {most}"
-    raise TypeError(f"{bound!r} is not a bound that settings have")
+    """Return what a bound expects, for people."""
+    if type(bound) not in _BOUNDS:
+        raise TypeError(f"{bound!r} is not a bound that settings have")
+    name, _, text = _BOUNDS[type(bound)]
+    limit = getattr(bound, name)
+    return "a finite number" if (name, limit) == ("lt", float("inf")) else text.format(limit)
 
 
 def _bounds(note: Any) -> list[annotated_types.BaseMetadata]:
     if isinstance(note, annotated_types.GroupedMetadata):
         return [bound for part in note for bound in _bounds(part)]
-    kinds = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt)
-    return [note] if isinstance(note, kinds) else []
+    return [note] if type(note) in _BOUNDS else []
 
 
 def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
-    match bound:
-        case annotated_types.Ge(ge=least):
-            return bool(value >= least)
-        case annotated_types.Gt(gt=least):
-            return bool(value > least)
-        case annotated_types.Le(le=most):
-            return bool(value <= most)
-        case annotated_types.Lt(lt=most):
-            return bool(value < most)
-    raise TypeError(f"{bound!r} is not a bound that settings have")
+    name, compare, _ = _BOUNDS[type(bound)]
+    return bool(compare(value, getattr(bound, name)))
 
 
 def _as(kind: type, value: Any) -> Any:

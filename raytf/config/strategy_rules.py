@@ -1,4 +1,4 @@
-"""What a strategy asks of the cluster, and what does not go together with it: decisions without Ray or TensorFlow.
+"""The demands of a strategy on the cluster, and settings that it excludes: decisions without Ray or TensorFlow.
 
 Which strategies refuse a single setting is said at its field; here is what takes two settings to say.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from raytf.config import setting
-from raytf.config.sections import ClusterSection, ComputeSection, StrategySection
-from raytf.config.strategies import ONE_WORKER
+from raytf.config.sections import ONE_WORKER, ClusterSection, ComputeSection, StrategySection
 from raytf.errors import ConfigError
 
 
 def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
-    """(fewest, most) workers.
+    """Return the fewest and the most workers.
 
     Raises:
         ConfigError: `--workers` is not a number, or another one than the strategy has.
@@ -41,7 +40,7 @@ def check_taken(section: Any, strategy: StrategySection) -> None:
             is_fine = value == its.default or value in refused.unless
             if strategy.strategy in refused.by and not is_fine and not is_other_servers:
                 raise ConfigError(
-                    refused.message.format(given=its.given(value), flag=its.flag, strategy=strategy.strategy)
+                    refused.message.format(typed=its.typed(value), flag=its.flag, strategy=strategy.strategy)
                 )
 
 
@@ -54,7 +53,7 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
     worker_range(strategy, cluster)
     if strategy.logical_devices is not None and cluster.use_gpu:
         raise ConfigError(
-            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Give "
+            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "
             "one of them."
         )
     if strategy.communication == "nccl" and cluster.use_gpu is False:
@@ -67,7 +66,7 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
         )
     if share != 1 and (cluster.use_gpu is False or strategy.is_without_gpus):
         why = "--no-use-gpu" if cluster.use_gpu is False else f"--strategy {strategy.strategy} on other devices"
-        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Give one of them.")
+        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Pass one of them.")
     if compute.compress_gradients and compute.reduction == "float":
         raise ConfigError(
             "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
@@ -98,6 +97,6 @@ def check_aggregation(strategy: StrategySection, most_workers: int) -> None:
 
 
 NCCL_WITHOUT_GPU = (
-    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or give "
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
     "--communication host."
 )

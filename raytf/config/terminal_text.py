@@ -1,4 +1,4 @@
-"""What comes from outside, on a terminal: names, values and errors of others are seen as they are and do nothing.
+"""Text from outside on a terminal: names, values and errors of others are shown as they are and have no effect.
 
 An escape sequence in a run's name would set the window's title, a line feed forge a row of a table, a mark of direction
 turn a path around, and half a surrogate pair end the command that prints it.
@@ -19,16 +19,16 @@ _CONTROL, _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"), re.compile(
 
 
 def visible(text: object, lines: bool = False) -> str:
-    r"""A text as one line in which each character that a terminal would act upon stands as Python writes it: `\x1b`.
+    r"""Return a text as one line in which characters that a terminal acts on are written as in Python: `\x1b`.
 
     Args:
         text: anything; its `str`.
         lines: keep line feeds and tabs, where several lines are meant.
     """
-    said = str(text)
-    if said.isascii() and said.isprintable():
-        return said
-    return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in said)
+    shown = str(text)
+    if shown.isascii() and shown.isprintable():
+        return shown
+    return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in shown)
 
 
 def log_text(text: str) -> str:
@@ -38,7 +38,7 @@ def log_text(text: str) -> str:
     of direction and the like are shown as by `visible`.
     """
     text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _NOT_PLAIN.sub(lambda found: visible(found[0]), _CONTROL.sub("", text))
+    return _NOT_PLAIN.sub(lambda match: visible(match[0]), _CONTROL.sub("", text))
 
 
 def say(text: object = "", file: TextIO | None = None, lines: bool = False) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Unpack, get_type_hints
 
 import tyro
 
 from raytf.config import setting, strategy_rules
-from raytf.config.checkpoints import CheckpointSection
 from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
+    CheckpointSection,
     ClusterSection,
     ComputeSection,
     LengthSection,
@@ -29,7 +31,7 @@ from raytf.config.sections import (
     WorkerSection,
 )
 from raytf.config.setting import Setting
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, ModelError
 from raytf.storage import uris
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
@@ -60,11 +62,19 @@ class TrainConfig:
     compute: ComputeSection = field(default_factory=ComputeSection)
     checkpoints: CheckpointSection = field(default_factory=CheckpointSection)
 
+    #: Whether the settings come from flags, and not from a program's keyword arguments.
+    is_from_flags = False
+    #: The name under which the run of a program that `raytf run` started is one of several; empty for any other run.
+    program = ""
+
     def __init__(self, **settings: Unpack[Settings]):
         # Whole sections, too, which tyro passes when it has parsed flags. Two of them are called as a setting in them.
         passed: dict[str, Any] = dict(settings)
         for name, kind in section_types().items():
-            section = passed.pop(name) if isinstance(passed.get(name), kind) else kind()
+            is_section = isinstance(passed.get(name), kind)
+            section = passed.pop(name) if is_section else kind()
+            if is_section:
+                object.__setattr__(self, "is_from_flags", True)
             values = {its.name: passed.pop(its.name) for its in setting.of(kind) if its.name in passed}
             object.__setattr__(self, name, dataclasses.replace(section, **_plain(values)))
         _plain(passed)
@@ -81,7 +91,9 @@ class TrainConfig:
     @classmethod
     def among(cls, flags: Mapping[str, Any]) -> TrainConfig:
         """Build a configuration from those of a job's flags that are settings. `check` refuses wrong values."""
-        return cls()._with({name: value for name, value in flags.items() if name in cls().settings})
+        config = cls()._with({name: value for name, value in flags.items() if name in cls().settings})
+        object.__setattr__(config, "is_from_flags", True)
+        return config
 
     @property
     def settings(self) -> dict[str, str]:
@@ -96,9 +108,9 @@ class TrainConfig:
     @property
     def changed(self) -> dict[str, str]:
         """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
-        values, said = self.values, {"True": "on", "False": "off"}
-        given = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
-        return {flag: said.get(text, text) for flag, text in given.items()}
+        values, words = self.values, {"True": "on", "False": "off"}
+        texts = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
+        return {flag: words.get(text, text) for flag, text in texts.items()}
 
     def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
         """Return a copy with some settings changed.
@@ -114,17 +126,38 @@ class TrainConfig:
         for name, value in settings.items():
             sections.setdefault(self.settings[name], {})[name] = value
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
-        return TrainConfig(**{**vars(self), **changed})
+        unchanged = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        config = TrainConfig(**{**unchanged, **changed})
+        for name in ("is_from_flags", "program"):
+            object.__setattr__(config, name, getattr(self, name))
+        return config
+
+    def of_program(self, storage: str, call: int) -> TrainConfig:
+        """Return a copy for one of the runs of a program that `raytf run` started.
+
+        Args:
+            storage: URI of the folder of the program's runs.
+            call: number of the `fit` that the run is, from 1.
+        """
+        config = self.replace(storage=storage, run=str(call))
+        object.__setattr__(config, "program", self.run.name)
+        return config
+
+    @property
+    def run_name(self) -> str:
+        """The run's whole name, for people: `mnist`, or `train/1` for a run of a program."""
+        return f"{self.program}/{self.run.name}" if self.program else self.run.name
 
     def lasting(self, epochs: int) -> TrainConfig:
-        """A copy that runs for that many epochs, unless the user said how long."""
-        said = self.length.epochs is not None or self.length.steps is not None
-        return self if said else self.replace(epochs=epochs)
+        """Return a copy that runs for that many epochs, unless the user said how long."""
+        is_set = self.length.epochs is not None or self.length.steps is not None
+        return self if is_set else self.replace(epochs=epochs)
 
     @property
     def logical_shards(self) -> int:
-        """Equal parts of a global batch: as given, else the power of two from the most workers up, at least 4. `fit`
-        takes that of a run that exists already, so that no world size appears in it, and on GPUs `shards_on_gpus`."""
+        """Equal parts of a global batch: as set, otherwise the next power of two from the most workers up, at least 4.
+        `fit` uses that of an existing run, so that it does not depend on the number of workers, and `shards_on_gpus` on
+        GPUs."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
         if self.strategy.has_servers and not self.strategy.sync_replicas:
@@ -132,20 +165,20 @@ class TrainConfig:
         most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
         return 1 << (most - 1).bit_length()
 
-    def shards_on_gpus(self, each: float) -> int:
-        """Logical shards of a new run on GPUs where none are given: the power of two from the most such GPUs up.
+    def shards_on_gpus(self, gpus: float) -> int:
+        """Return the logical shards of a new run on GPUs if none are set: the power of two from the most such GPUs up.
 
         There is no least: a GPU computes one large part faster than several small ones.
 
         Args:
-            each: GPUs of a worker.
+            gpus: of a worker.
         """
-        most = math.ceil(self.worker_range[1] * max(1.0, each))
+        most = math.ceil(self.worker_range[1] * max(1.0, gpus))
         return 1 << (most - 1).bit_length()
 
     @property
     def worker_range(self) -> tuple[int, int]:
-        """(fewest, most) workers, as the strategy takes them."""
+        """The fewest and the most workers that the strategy allows."""
         return strategy_rules.worker_range(self.strategy, self.cluster)
 
     @property
@@ -159,12 +192,20 @@ class TrainConfig:
         uri = self.run.storage
         return os.path.abspath(os.path.expanduser(uri)) if uris.is_folder(uri) else uri
 
+    def named_as_typed(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which errors name settings as the user typed them: as flags, or as keyword arguments."""
+        return contextlib.nullcontext() if self.is_from_flags else _named_as_keyword_arguments()
+
     def check(self) -> None:
         """Refuse what cannot work.
 
         Raises:
             ConfigError: says which setting, what was expected and how to fix it.
         """
+        with self.named_as_typed():
+            self._check()
+
+    def _check(self) -> None:
         self._check_run()
         sections = [getattr(self, field.name) for field in dataclasses.fields(self)]
         self.strategy.check()
@@ -235,7 +276,7 @@ class TrainConfig:
 
     @property
     def parts(self) -> int:
-        """Most processes among which one batch is divided."""
+        """The most processes among which one batch is divided."""
         if self.strategy.has_servers and not self.strategy.sync_replicas:
             return 1
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
@@ -249,7 +290,7 @@ def section_types() -> dict[str, type]:
 
 @functools.cache
 def every_setting() -> tuple[Setting, ...]:
-    """All settings of a run, in the order of sections and fields."""
+    """Return all settings of a run, in the order of sections and fields."""
     return tuple(its for section in section_types().values() for its in setting.of(section))
 
 
@@ -267,9 +308,61 @@ def by_name(name: str) -> Setting:
     return known[name]
 
 
+#: A flag in a message, and the word after it, which may be its value.
+_FLAG = re.compile(r"--(no-)?([a-z][a-z-]+)(?: ('[^']*'|\S+?(?=[.,;:]?(?:\s|$))))?")
+
+
+def as_keyword_arguments(message: str) -> str:
+    """Return a message with the flags in it written as a program passes them: `--workers 2` as `workers=2`.
+
+    A word after a flag is its value if the setting can have it. Words of a text setting are values if they are quoted,
+    if they begin the message, up to a colon, or if the flag follows the word "with".
+    """
+    known = {its.flag.removeprefix("--"): its for its in every_setting()}
+
+    def written(match: re.Match[str]) -> str:
+        no, flag, word = match.groups()
+        its = known.get(flag)
+        if its is None:
+            return match[0]
+        after = "" if word is None else f" {word}"
+        if its.kinds == (bool,):
+            return f"{its.name}={not no}{after}"
+        before, rest = message[: match.start()], message[match.end() :]
+        value = _value_of(its, word or "", before.endswith("with ") or (not before and rest.startswith(":")))
+        return f"{its.name}{after}" if value is None else f"{its.name}={value}"
+
+    return _FLAG.sub(written, message)
+
+
+@contextlib.contextmanager
+def _named_as_keyword_arguments() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        error.args = (as_keyword_arguments(str(error)),)
+        raise
+
+
+def _value_of(its: Setting, word: str, is_likely: bool) -> str | None:
+    """Return a word of a message as Python has the value; None where it is no value of the setting.
+
+    Args:
+        its: the setting.
+        word: that follows its flag; empty for none.
+        is_likely: the word is a value if the setting takes any text.
+    """
+    if word.startswith("'") or re.fullmatch(r"-?[\d.]+", word):
+        return word
+    is_text = bool(word) and not its.choices and its.kinds == (str,)
+    is_value = word in its.choices or (is_text and (is_likely or re.fullmatch(r"\d+:\d+", word)))
+    return repr(word) if is_value else None
+
+
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that a program passed with the values that flags would have."""
-    return {name: by_name(name).from_python(value) for name, value in settings.items()}
+    with _named_as_keyword_arguments():
+        return {name: by_name(name).from_python(value) for name, value in settings.items()}
 
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.

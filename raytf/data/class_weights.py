@@ -57,7 +57,7 @@ def refuse(spec: tuple[Any, Any, Any], name: str, has_positions: bool, is_weight
         is_weighted: whether the data may have weights, too.
 
     Raises:
-        DataError: the data does not go with class_weight.
+        DataError: the data cannot have class_weight.
     """
     positions = weight_spec(spec, name).shape
     if spec[2] is not None and not is_weighted:

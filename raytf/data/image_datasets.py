@@ -1,4 +1,4 @@
-"""Data sets by name or path: MNIST, the digits that come with raytf, and whatever a source reads."""
+"""Data sets by name or path: MNIST, the digits that come with raytf, and everything that a source reads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from typing import Any
 
 import numpy as np
 
+from raytf import _process
 from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.detect import ReadOptions, files_of, is_idx, kind_of, open_source, splits_of
-from raytf.data.sources.image_folder import ImageFolderSource
+from raytf.data.sources.images import ImageFolderSource
+from raytf.data.sources.npz import read_array_header
 from raytf.errors import DataError, RaytfError
 from raytf.storage import uris
 
-#: Where a copy of MNIST is looked for before anything is downloaded: raytf's own folder, then Keras's cache.
+#: Copies of MNIST that are used before anything is downloaded: raytf's own folder, then Keras's cache.
 MNIST_HOMES = ("~/.raytf/mnist", "~/.keras/datasets/mnist.npz")
 _MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 _DOWNLOAD_SECONDS = 8.0
-#: What is read into memory as a whole; a header may promise any number. In parts, so that what is not there takes none.
+#: The largest file that is read into memory as a whole, in chunks: a header may promise more bytes than there are.
 _MOST_BYTES, _CHUNK_BYTES = 64 << 30, 1 << 20
+#: Labels that are read at a time.
+_LABELS = 4096
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _SPLITS = {"train": ("train",), "test": ("t10k", "test")}
 
@@ -39,7 +43,7 @@ class Images:
     """Labelled images.
 
     Attributes:
-        name: what was loaded, for people.
+        name: of the data set, for people.
         train, test: sources of (image uint8 [height, width, channels], label int64).
         image_shape: (height, width, channels).
         classes: number of classes.
@@ -60,10 +64,10 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
             folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or
             a folder or URI with train/ and test/ of TFRecord or Parquet files with image and label, or of folders of
             JPEG or PNG files, one for each class.
-        size: (height, width) that encoded images are to have; they keep that of the first one by default.
+        size: (height, width) of all encoded images; that of the first one by default.
 
     Raises:
-        DataError: nothing there, or not what it should be.
+        DataError: there is nothing, or nothing of these kinds.
     """
     if data == "digits":
         return _digits()
@@ -79,7 +83,7 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
                 return _digits()
             raise DataError(
                 f"--data mnist: no local copy in {' or '.join(MNIST_HOMES)}, and the download failed ({error}). "
-                "Give --data PATH, or --data digits for the digits that come with raytf."
+                "Pass --data PATH, or --data digits for the digits that come with raytf."
             ) from error
     return _from_path(data, size)
 
@@ -87,10 +91,10 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
 def _download(url: str) -> bytes:
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
+    with _process.working("downloading MNIST"), urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
         data = answer.read()
     home = Path(MNIST_HOMES[1]).expanduser()
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs another download, no more
+    with contextlib.suppress(OSError):  # without the cache the next start downloads it again
         home.parent.mkdir(parents=True, exist_ok=True)
         temporary = home.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(data)
@@ -100,13 +104,13 @@ def _download(url: str) -> bytes:
 
 def _digits() -> Images:
     # The test part of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and C. Kaynak, 1998, UCI
-    # Machine Learning Repository, CC BY 4.0), the very numbers that scikit-learn has. Where that package is installed,
-    # Keras imports it in every process, which takes a fifth of the time that TensorFlow and Keras take.
+    # Machine Learning Repository, CC BY 4.0), with the numbers of scikit-learn. If that package is installed, Keras
+    # imports it in every process, which takes a fifth of the time that TensorFlow and Keras take.
     with np.load(io.BytesIO(resources.files("raytf.data").joinpath("digits.npz").read_bytes())) as file:
         levels, labels = file["levels"], file["labels"]  # [1797, 8, 8] of 0 to 16, and [1797]
     x = (levels * (255 / 16)).round().astype(np.uint8)
     y = labels.astype(np.int64)
-    # Writers come in runs: every fifth record tests, so that both parts know all of them.
+    # Records of a writer are neighbors: every fifth record tests, so that both parts know all writers.
     test = np.arange(len(x)) % 5 == 0
     return _images("handwritten digits of scikit-learn (8x8)", x[~test], y[~test], x[test], y[test])
 
@@ -129,19 +133,19 @@ def _from_path(data: str, size: tuple[int, int] | None) -> Images:
                 f"test/ with TFRecord, Parquet or image files. It has: {', '.join(names[:6]) or 'nothing'}."
             )
     names = files_of(data)
-    kind = kind_of(names, data)
+    kind, folders = kind_of(names, data), (part(data, "train"), part(data, "test"))
     if kind == "tfrecord":
-        return _from_tfrecords(data, size)
+        return _from_sources(f"TFRecord files in {data}", *(_tfrecord_images(folder, size) for folder in folders))
     if kind == "images":
-        return _from_folders(data, size)
-    return _from_parquet(data)
+        return _from_sources(f"image files in {data}", *_folders_of_images(data, size))
+    return _from_sources(f"Parquet files in {data}", *map(_parquet_images, folders))
 
 
 def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Source]:
-    """What lies at a path or URI, by the names of its parts; one without a name where it has no parts.
+    """Return the sources at a path or URI by the names of its parts; without parts, one source with an empty name.
 
     Args:
-        data: as for `load_images`, or whatever a source reads, also in folders train/, validation/ and test/.
+        data: as for `load_images`, or everything that a source reads, also in folders train/, validation/ and test/.
 
     Raises:
         DataError: nothing there that can be read.
@@ -159,22 +163,22 @@ def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Sour
     splits = splits_of(names)
     if not splits:
         return {"": open_source(data, reading)}
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for split in splits:
-        source = found[split] = open_source(part(data, split), reading)
+        source = sources[split] = open_source(part(data, split), reading)
         if reading.classes is None:
             reading = replace(reading, classes=getattr(source, "classes", None))
-        first = next(iter(found.values()))
+        first = sources[splits[0]]
         refuse_other_classes(first, source)
         if isinstance(source, CsvSource) and isinstance(first, CsvSource) and source.classes and not first.classes:
             raise DataError(
-                f"{source.name}: labels are text here and numbers in {first.name}. Give all parts labels of one kind."
+                f"{source.name}: labels are text here and numbers in {first.name}. Use labels of one kind in all parts."
             )
-    return found
+    return sources
 
 
 def part(data: str, name: str) -> str:
-    """The URI of a folder in another one."""
+    """Return the URI of a folder in another one."""
     base, mark, query = (data, "", "") if uris.is_folder(data) else data.partition("?")
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
@@ -186,7 +190,7 @@ def _has_splits(data: str) -> bool:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return "x_train" in archive
-    except Exception:  # zipfile, zlib, struct and numpy each have their own; who reads it in full says what is wrong
+    except Exception:  # zipfile, zlib, struct and numpy each have their own; reading all of it reports the reason
         return False
 
 
@@ -210,11 +214,10 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
     """
     path = Path(path)
     try:
-        with open(path, "rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            file: Any = gzip.GzipFile(fileobj=plain) if packed else plain
-            return _idx(path, file)
+        with open(path, "rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            return _idx(path, gzip.GzipFile(fileobj=file) if is_packed else file)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
     except MemoryError:
@@ -222,7 +225,7 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
 
 
 def _idx(path: Path, file: Any) -> np.ndarray:
-    """What an IDX file holds; never more of it is read, or made of it, than its header promises."""
+    """Return the numbers of an IDX file; no more bytes are read, or unpacked, than its header promises."""
     start = file.read(4)
     rest = file.read(4 * start[3]) if len(start) == 4 else b""
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or len(rest) < 4 * start[3]:
@@ -235,14 +238,14 @@ def _idx(path: Path, file: Any) -> np.ndarray:
             f"{path}: its header promises {expected:,} bytes, more than the {_MOST_BYTES:,} that are read as a whole. "
             "Convert it to TFRecord or Parquet, which are read in parts."
         )
-    parts, there = [], 0
-    while there <= expected and (part := file.read(min(_CHUNK_BYTES, expected + 1 - there))):
-        parts.append(part)
-        there += len(part)
-    if there != expected:
-        found = "more" if there > expected else str(there)
-        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {found} are there. Fetch it again.")
-    return np.frombuffer(b"".join(parts), kind).reshape(shape).astype(kind.newbyteorder("="))
+    chunks, size = [], 0
+    while size <= expected and (chunk := file.read(min(_CHUNK_BYTES, expected + 1 - size))):
+        chunks.append(chunk)
+        size += len(chunk)
+    if size != expected:
+        has = "more" if size > expected else str(size)
+        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {has} are there. Fetch it again.")
+    return np.frombuffer(b"".join(chunks), kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
 def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
@@ -251,8 +254,8 @@ def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
         with np.load(file, allow_pickle=False) as archive:
             missing = [k for k in keys if k not in archive]
             if missing:
-                found = ", ".join(archive.files)
-                raise DataError(f"{name}: {missing[0]} is missing. Expected {', '.join(keys)}; found {found}.")
+                has = ", ".join(archive.files)
+                raise DataError(f"{name}: {missing[0]} is missing. Expected {', '.join(keys)}; found {has}.")
             _refuse_large(archive, keys, name)
             parts = [archive[k] for k in keys]
     except RaytfError:
@@ -263,21 +266,19 @@ def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
 
 
 def _refuse_large(archive: Any, keys: Sequence[str], name: str) -> None:
-    """Refuse members of an .npz that say, or whose headers say, that they are larger than any memory.
+    """Refuse members of an .npz of which the archive or a header promises more bytes than any memory has.
 
     Raises:
         DataError: names the member.
     """
     for key in keys:
-        about = archive.zip.getinfo(key if key in archive.zip.namelist() else f"{key}.npy")
-        with archive.zip.open(about) as member:
-            version = np.lib.format.read_magic(member)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(member)
+        member = archive.zip.getinfo(key if key in archive.zip.namelist() else f"{key}.npy")
+        with archive.zip.open(member) as stream:
+            shape, _, dtype = read_array_header(stream)
         promised = math.prod(shape) * dtype.itemsize
-        if promised > about.file_size or about.file_size > _MOST_BYTES:
+        if promised > member.file_size or member.file_size > _MOST_BYTES:
             raise DataError(
-                f"{name} is damaged: the header of {key} promises {promised:,} bytes, the archive {about.file_size:,} "
+                f"{name} is damaged: the header of {key} promises {promised:,} bytes, the archive {member.file_size:,} "
                 f"of at most {_MOST_BYTES:,}. Fetch it again."
             )
 
@@ -300,36 +301,28 @@ def _images(name: str, *parts: np.ndarray) -> Images:
     return Images(name, train, test, tuple(x_train.shape[1:]), int(y_train.max()) + 1)
 
 
-def _from_parquet(data: str) -> Images:
-    train, test = (_as_image(ParquetSource(part(data, split))) for split in ("train", "test"))
-    return _loaded(f"Parquet files in {data}", train, test)
+def _parquet_images(uri: str) -> Source:
+    source = ParquetSource(uri)
+    if len(source.spec[0].shape) == 3:
+        return source
+    return ParquetSource(uri, shapes={"image": _image_shape(source)})
 
 
-def _as_image(source: ParquetSource) -> ParquetSource:
-    shape = source.spec[0].shape
-    return source if len(shape) == 3 else ParquetSource(source.name, shapes={"image": _image_shape(source)})
-
-
-def _from_tfrecords(data: str, size: tuple[int, int] | None) -> Images:
-    train, test = (_as_pixels(TFRecordSource(part(data, split), size=size)) for split in ("train", "test"))
-    return _loaded(f"TFRecord files in {data}", train, test)
-
-
-def _as_pixels(source: TFRecordSource) -> TFRecordSource:
+def _tfrecord_images(uri: str, size: tuple[int, int] | None) -> Source:
+    source = TFRecordSource(uri, size=size)
     spec = source.spec[0]
     if len(spec.shape) == 3:
         return source
-    return TFRecordSource(source.name, features={"image": Spec(_image_shape(source), spec.dtype)})
+    return TFRecordSource(uri, features={"image": Spec(_image_shape(source), spec.dtype)})
 
 
-def _from_folders(data: str, size: tuple[int, int] | None) -> Images:
+def _folders_of_images(data: str, size: tuple[int, int] | None) -> tuple[Source, Source]:
     train = ImageFolderSource(part(data, "train"), size)
     height, width, channels = train.spec[0].shape
-    test = ImageFolderSource(part(data, "test"), size and (height, width), channels, classes=train.classes)
-    return _loaded(f"image files in {data}", train, test)
+    return train, ImageFolderSource(part(data, "test"), size and (height, width), channels, classes=train.classes)
 
 
-def _loaded(name: str, train: Source, test: Source) -> Images:
+def _from_sources(name: str, train: Source, test: Source) -> Images:
     shape: tuple[int, ...] = train.spec[0].shape
     if test.spec[0].shape != shape:
         raise DataError(f"{name}: train images are {shape}, test images {test.spec[0].shape}.")
@@ -339,12 +332,12 @@ def _loaded(name: str, train: Source, test: Source) -> Images:
     return Images(name, train, test, shape, _highest_label(train) + 1)
 
 
-def _highest_label(source: Source, at_a_time: int = 4096) -> int:
+def _highest_label(source: Source) -> int:
     labels = source.label_range()
     if labels is not None:
         return int(labels[1])
-    starts: Sequence[int] = range(0, source.records, at_a_time)
-    return max(int(source.take(np.arange(n, min(n + at_a_time, source.records)))[1].max()) for n in starts)
+    starts = range(0, source.records, _LABELS)
+    return max(int(source.take(np.arange(n, min(n + _LABELS, source.records)))[1].max()) for n in starts)
 
 
 def _image_shape(source: Source) -> tuple[int, ...]:

@@ -1,14 +1,14 @@
 """Which record is in which logical shard at which step: pure arithmetic, no state, no world size.
 
-An epoch of N records goes like this. The source's blocks are permuted; the records, block after block, form one
+An epoch of N records is ordered in this way. The source's blocks are permuted; the records, block after block, form one
 sequence; the sequence is cut into V ranges whose lengths differ by at most one, a range for each logical shard; each
 range is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range,
 where b = G/V. All steps are full but the last. If V does not divide G, shard v takes b(v) = floor((v+1)*G/V) -
 floor(v*G/V) records of each step, and its range is as long in proportion.
 
-The remainder rule: when N is not a multiple of G the last step of an epoch is smaller. It takes what is left of
-each range, 0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over the
-records that it has. So every record is used exactly once an epoch, and an epoch has ceil(N/G) steps, as in Keras.
+The remainder rule: when N is not a multiple of G the last step of an epoch is smaller. It takes the rest of each range,
+0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over its records. So
+every record is used exactly once an epoch, and an epoch has ceil(N/G) steps, as in Keras.
 
 Random numbers come from splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014),
 written out here so that no library update can change an order.
@@ -17,27 +17,20 @@ written out here so that no library update can change an order.
 from __future__ import annotations
 
 import copy
-from typing import Protocol
 
 import numpy as np
 
 from raytf.data.plan import BatchPlan, StepPlan
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-
-
 _MIX2 = np.uint64(0x94D049BB133111EB)
-
-
-# Domains keep streams apart that share a seed.
+#: Domains keep streams apart that share a seed.
 _BLOCKS, _WINDOW, _STEP = 1, 2, 3
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The splitmix64 finalizer, elementwise over uint64."""
+    """Apply the splitmix64 finalizer to each uint64."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * _MIX1
         x = (x ^ (x >> np.uint64(27))) * _MIX2
@@ -54,15 +47,15 @@ def fold(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(n: int, *key: int) -> np.ndarray:
-    """A permutation of range(n), int64, drawn from the key."""
+    """Return a permutation of range(n), int64, drawn from the key."""
     return argsort(fold(*key, np.arange(n)))
 
 
 def argsort(keys: np.ndarray) -> np.ndarray:
-    """np.argsort(keys, kind="stable") of uint64, in two thirds of the time: numbers sort faster than places of numbers.
+    """Return np.argsort(keys, kind="stable") of uint64, in two thirds of the time: numbers sort faster than places.
 
-    So the low bits of each number make way for its place, and what these few bits would have told apart is put in
-    order afterwards: with random keys a pair in a million, or none.
+    The low bits of each number are replaced by its place. Numbers that differ only in these few bits are put in order
+    afterwards: with random keys a pair in a million, or none.
     """
     low = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
     packed = keys & ~low
@@ -78,13 +71,13 @@ def argsort(keys: np.ndarray) -> np.ndarray:
 
 
 def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> np.ndarray:
-    """Seeds for whatever is random inside a micro-batch.
+    """Return the seeds of everything random inside a micro-batch.
 
     Args:
         seed: the run's seed.
         steps: [K] global steps.
         shards: [L] logical shards.
-        count: seeds wanted for each micro-batch.
+        count: the number of seeds for each micro-batch.
 
     Returns:
         [K, L, count, 2] int32, not negative.
@@ -100,36 +93,15 @@ def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> 
     return (parts & np.uint64(0x7FFFFFFF)).astype(np.int32)
 
 
-class Order(Protocol):
-    """Which records each logical shard has at each step of an epoch."""
-
-    def for_another_thread(self) -> Order:
-        """The same order for another thread, without making it again."""
-        ...
-
-    def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
-        """Record numbers, int64, of a shard at steps [first, stop) of the epoch."""
-        ...
-
-    def coming(self, shard: int, step: int, most: int) -> np.ndarray:
-        """First records of the blocks that a shard should have at hand beside those that it takes now.
-
-        Args:
-            step: of the epoch, the next one that it takes.
-            most: records.
-        """
-        ...
-
-
 class EpochOrder:
-    """The order of one epoch, an `Order`.
+    """The order of one epoch.
 
     Args:
         plan: sizes.
-        block_sizes: [B] records in each block of the source, or None where every record can be read by itself.
+        block_sizes: [B] records in each block of the source, or None if every record can be read by itself.
         seed: the run's seed.
         epoch: counted from 0.
-        window: records within which a range is shuffled after its blocks were; 1 leaves them as they are.
+        window: records within which a range is shuffled after its blocks were; 1 for no such shuffling.
         shuffle: False gives the source's own order.
     """
 
@@ -157,12 +129,13 @@ class EpochOrder:
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
     def for_another_thread(self) -> EpochOrder:
+        """Return the same order for another thread, without making it again."""
         other = copy.copy(self)
         other._windows = {}
         return other
 
     def records(self, shard: int, start: int, stop: int) -> np.ndarray:
-        """Record numbers, int64, at positions [start, stop) of a shard's range."""
+        """Return the record numbers, int64, at positions [start, stop) of a shard's range."""
         low, high = self.plan.bounds[shard], self.plan.bounds[shard + 1]
         positions = np.arange(start, min(stop, high - low), dtype=np.int64)
         if self._window > 1:
@@ -174,14 +147,19 @@ class EpochOrder:
         return self._first_record[block] + positions - self._first_position[block]
 
     def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
+        """Return the record numbers, int64, of a shard at steps [first, stop) of the epoch."""
         size = int(self.plan.sizes[shard])
         return self.records(shard, first * size, stop * size)
 
     def coming(self, shard: int, step: int, most: int) -> np.ndarray:
-        """First records of the blocks that a shard should have at hand beside its present window.
+        """Return the first records of the blocks that a shard will need after its present window.
 
-        They are those of as much of the next window as it has taken of the present one: so that the next one is not
-        read at once when it begins.
+        They cover as much of the next window as the shard has taken of the present one, so that the next window is not
+        read all at once when it begins.
+
+        Args:
+            step: the epoch's step that the shard takes next.
+            most: the largest number of records.
         """
         position = step * int(self.plan.sizes[shard])
         if self._unit_blocks or self._window <= 1:
@@ -205,7 +183,7 @@ class EpochOrder:
 
     def _window_permutation(self, shard: int, w: int, length: int) -> np.ndarray:
         if (shard, w) not in self._windows:
-            # A shard only moves forward: its earlier windows are not asked for again.
+            # A shard only moves forward: its earlier windows are not needed again.
             self._windows = {k: v for k, v in self._windows.items() if k[0] != shard}
             size = min(self._window, length - w * self._window)
             self._windows[shard, w] = permutation(size, _WINDOW, self._seed, self._epoch, shard, w)
@@ -213,7 +191,7 @@ class EpochOrder:
 
 
 class BatchOrder:
-    """The order of an epoch of a data set of batches, an `Order`: step s has the s-th batch, for any number of shards.
+    """The order of an epoch of a data set of batches: step s has the s-th batch, for any number of shards.
 
     Args:
         plan: knows the sizes of all batches.
@@ -226,11 +204,15 @@ class BatchOrder:
         return self
 
     def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
-        found = [np.zeros(0, np.int64)]
+        records = [np.zeros(0, np.int64)]
         for step in range(first, stop):
             cuts = self.plan.starts[step] + self.plan.cuts(self.plan.records_of(step))
-            found.append(np.arange(cuts[shard], cuts[shard + 1], dtype=np.int64))
-        return np.concatenate(found)
+            records.append(np.arange(cuts[shard], cuts[shard + 1], dtype=np.int64))
+        return np.concatenate(records)
 
     def coming(self, shard: int, step: int, most: int) -> np.ndarray:
         return np.zeros(0, np.int64)
+
+
+#: The records of each logical shard at each step of an epoch.
+Order = EpochOrder | BatchOrder

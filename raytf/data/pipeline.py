@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from raytf.errors import DataError
 
 #: (batch, seed) -> batch, where batch is (x, y, sample_weight) of tensors [b, ...] and seed an int32 tensor [2].
 Augment = Callable[[tuple[Any, Any, Any], Any], tuple[Any, Any, Any]]
-#: Of records that are read before their window begins, at most.
+#: The most bytes of records that are read before their window begins.
 _AHEAD_BYTES = 32 << 20
-#: Steps whose records are taken at a time, at most, and bytes of them.
+#: The most steps whose records are taken at a time, and the most bytes of them.
 _ROWS_STEPS, _ROWS_BYTES = 16, 4 << 20
+#: Calls gathered ahead: with one in the thread and one that is ready, no call waits for the thread to wake up.
+DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class CallBatch:
 
     Attributes:
         start, stop: global steps [start, stop), K of them.
-        leaves: each [K, L, b, ...]; arrays, or what the pipeline's `send` makes of them.
-        counts: [L] int32 records in each shard; of a full step, fewer than b only where V does not divide G.
+        leaves: each [K, L, b, ...]; arrays, or the results of the pipeline's `send`.
+        counts: [L] int32 records in each shard; in a full step, fewer than b only if V does not divide G.
         full: whether every shard of every worker is full.
         seeds: [K, L, S, 2] int32.
         records: records of all workers in these steps.
@@ -50,7 +53,7 @@ class CallBatch:
 
     @classmethod
     def of_zeros(cls, specs: Sequence[Spec], plan: StepPlan, seeds: int, steps: int, full: bool) -> CallBatch:
-        """A call of one shard and so many steps, perhaps none, whose records and seeds are zeros."""
+        """Return a call of one shard and some steps, or none, with records and seeds of zeros."""
         b = plan.micro_batch_size
         leaves = [spec.zeros([steps, 1, b, *(max(1, n) for n in spec.shape)]) for spec in specs]
         return cls(0, steps, leaves, np.full(1, b, np.int32), full, np.zeros([steps, 1, seeds, 2], np.int32), b)
@@ -58,7 +61,7 @@ class CallBatch:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Records that were taken for full steps [first, stop) of an epoch: leaves [(stop - first) * L * b, ...]."""
+    """The records of full steps [first, stop) of an epoch: leaves [(stop - first) * L * b, ...]."""
 
     order: Order
     first: int
@@ -70,17 +73,17 @@ class Pipeline:
     """Reads the records of a range of logical shards.
 
     Args:
-        source: where records are.
+        source: of the records.
         plan: sizes.
         shards: this worker's logical shards.
         seed: the run's seed.
         shuffle: False reads in the source's order (evaluation).
         class_weight: weight of each class, multiplied into sample weights, as in Keras.
-        augment: applied to each micro-batch with a seed of its own.
+        augment: applied to each micro-batch with its own seed.
         seeds: `step_seeds`, or another function of its arguments.
 
     Attributes:
-        send: what becomes of the leaves of a call, in the background thread; may be set before the first `submit`.
+        send: applied to the leaves of a call in the background thread; may be set before the first `submit`.
     """
 
     def __init__(
@@ -108,34 +111,34 @@ class Pipeline:
         self.template, self.leaf_specs = self._describe()
 
     def prepare(self, seeds_per_shard: int, classes: int | None) -> None:
-        """Say what the model wants, before the first `submit`.
+        """Set what the model needs, before the first `submit`.
 
         Args:
             seeds_per_shard: random seeds for a micro-batch.
             classes: number of classes that labels must be below, or None.
         """
         self._seeds_per_shard = seeds_per_shard
-        # Where the source knows its labels they were checked before the first step.
+        # If the source knows its labels, they were checked before the first step.
         self._classes = classes if self.source.label_range() is None else None
 
     def sample(self, records: int = 2) -> tuple[Any, Any, Any]:
-        """A batch of the first records, as the model will see it, but for class weights."""
+        """Return a batch of the first records, as the model will receive it."""
         ids = np.arange(min(records, self.source.records))
         return self._finish(self.source.take(ids), np.zeros(2, np.int32))
 
     def submit(self, start: int, stop: int, beside: int | None = None) -> Future[CallBatch]:
-        """Begin to gather global steps [start, stop), all of one epoch.
+        """Start to gather global steps [start, stop), all of one epoch.
 
         Args:
-            beside: another worker's shard of the one step, to come after this pipeline's.
+            beside: another worker's shard of the one step, which follows this pipeline's shards.
         """
         return self._pool.submit(self._gather, start, stop, beside)
 
     def numbers(self, step: int) -> np.ndarray | None:
-        """[n] which records of the source this pipeline's shards have in a step, one shard after another.
+        """Return the records [n] of the source that this pipeline's shards have in a step, one shard after another.
 
         Returns:
-            None where the source makes its records while the run trains.
+            None if the program makes the records while the run trains.
         """
         if isinstance(self.source, LiveBatches):
             return None
@@ -144,11 +147,11 @@ class Pipeline:
         return np.concatenate([order.of_steps(v, inside, inside + 1) for v in self.shards])
 
     def of(self, shards: range) -> Pipeline:
-        """A pipeline of other shards, in place of this one, which is closed."""
+        """Return a pipeline of other shards in place of this one, which is closed."""
         self.close()
         other = copy.copy(self)
         other._begin(shards)
-        if self._order is not None:  # what it looks up is costly, and an epoch has one
+        if self._order is not None:  # making the order of an epoch again is costly
             other._order = self._order[0], self._order[1].for_another_thread()
         return other
 
@@ -158,7 +161,7 @@ class Pipeline:
     def _begin(self, shards: range) -> None:
         whole = self._whole
         self.shards = shards
-        # A reader of one's own: validation may read the same source while training reads ahead.
+        # Its own reader: validation may read the same source while training reads ahead.
         self.source: Source = whole.reader(len(shards)) if hasattr(whole, "reader") else whole
         self._order: tuple[int, Order] | None = None
         self._rows: _Rows | None = None
@@ -167,11 +170,11 @@ class Pipeline:
 
     def _describe(self) -> tuple[Any, list[Spec]]:
         batch = self.sample()
-        found = [Spec.of(np.asarray(leaf)) for _, leaf in tree.flatten(batch)]
+        specs = [Spec.of(np.asarray(leaf)) for _, leaf in tree.flatten(batch)]
         if self._augment is not None:
-            return batch, found
-        given = [spec for _, spec in tree.flatten(self._template)]  # of a source whose batches differ
-        return batch, [one if spec.has_lengths else spec for spec, one in zip(given, found, strict=True)]
+            return batch, specs
+        declared = [spec for _, spec in tree.flatten(self._template)]  # a source's batches may differ
+        return batch, [spec if known.has_lengths else known for known, spec in zip(declared, specs, strict=True)]
 
     def _epoch_order(self, epoch: int) -> Order:
         if self._order is None or self._order[0] != epoch:
@@ -186,12 +189,12 @@ class Pipeline:
         return EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
 
     def _gather(self, start: int, stop: int, beside: int | None = None) -> CallBatch:
-        """A call whose leaves are sent, in the background thread.
+        """Gather a call and send its leaves, in the background thread.
 
-        What this pipeline is must not change here: `of` copies it meanwhile, in another thread.
+        It must not change this pipeline's attributes: `of` copies it meanwhile, in another thread.
         """
-        made = self._gather_own(start, stop) if beside is None else self._gather_beside(start, beside)
-        return dataclasses.replace(made, leaves=self.send(made.leaves))
+        call = self._gather_own(start, stop) if beside is None else self._gather_beside(start, beside)
+        return dataclasses.replace(call, leaves=self.send(call.leaves))
 
     def _gather_own(self, start: int, stop: int) -> CallBatch:
         if isinstance(self.source, LiveBatches):
@@ -202,7 +205,7 @@ class Pipeline:
         local = self.plan.counts(inside, self.shards).astype(np.int32)
         shard_steps = np.arange(start, stop)
         model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
-        records = self.plan.records_of(inside) * steps  # of one that is not full there is one step
+        records = self.plan.records_of(inside) * steps  # a call that is not full has one step
         if full and self.plan.is_even and self._augment is None:
             flat = self._full_rows(order, inside, steps)
             self._check_labels(flat, start)
@@ -218,7 +221,7 @@ class Pipeline:
         return CallBatch(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
 
     def _gather_beside(self, step: int, shard: int) -> CallBatch:
-        """One step with another worker's shard after one's own: two calls that are joined."""
+        """Return one step with another worker's shard after this pipeline's: two calls that are joined."""
         own = self._gather_own(step, step + 1)
         other = self.alone(shard, step)
         leaves = [np.concatenate(pair, 1) for pair in zip(own.leaves, other.leaves, strict=True)]
@@ -226,10 +229,10 @@ class Pipeline:
         return dataclasses.replace(own, leaves=leaves, counts=counts, seeds=seeds)
 
     def alone(self, shard: int, step: int) -> CallBatch:
-        """One step of any shard, as arrays; may be called from any thread."""
+        """Return one step of any shard, as arrays; may be called from any thread."""
         other = copy.copy(self)
         other._begin(range(shard, shard + 1))
-        known = self._order  # which another thread may replace
+        known = self._order  # another thread may replace it
         if known is not None:
             other._order = known[0], known[1].for_another_thread()
         other._expect = None
@@ -239,7 +242,7 @@ class Pipeline:
             other.close()
 
     def _gather_live(self, source: LiveBatches, step: int) -> CallBatch:
-        """A batch that the program has made: one step, of as many records as it has."""
+        """Return a batch that the program has made: one step, with as many records as it has."""
         assert source.fetch is not None
         assert isinstance(self.plan, BatchPlan)
         flat, rows = source.fetch(step, self.shards)
@@ -252,25 +255,25 @@ class Pipeline:
         return CallBatch(step, step + 1, shaped, own, is_full, seeds[:, :, :-1], rows)
 
     def _full_rows(self, order: Order, inside: int, steps: int) -> list[np.ndarray]:
-        """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.
+        """Return the leaves [steps * L * b, ...] of full steps of an epoch, one step after another.
 
-        They are taken some steps at a time, however short calls are: to take few records costs as much as many.
+        They are taken some steps at a time, however short calls are: taking few records costs as much as many.
         """
-        each, end = len(self.shards) * self.plan.micro_batch_size, inside + steps
+        size, end = len(self.shards) * self.plan.micro_batch_size, inside + steps
         pieces: list[list[np.ndarray]] = []
         while inside < end:
             rows = self._rows
             if rows is None or rows.order is not order or not rows.first <= inside < rows.stop:
-                # From where the last ones end: a source expects to be asked for each record once.
+                # From the end of the last ones: a source expects to be asked for each record once.
                 rows = self._rows = self._take_rows(order, inside, end)
             stop = min(end, rows.stop)
-            cut = slice((inside - rows.first) * each, (stop - rows.first) * each)
+            cut = slice((inside - rows.first) * size, (stop - rows.first) * size)
             pieces.append([leaf[cut] for leaf in rows.leaves])
             inside = stop
         return pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
     def _take_rows(self, order: Order, first: int, end: int) -> _Rows:
-        """Take the records of steps from `first` on, to `end` at least, unless that is another epoch."""
+        """Take the records of the epoch's steps from `first` on, at least up to `end`."""
         b, shards = self.plan.micro_batch_size, len(self.shards)
         most = min(_ROWS_STEPS, _ROWS_BYTES // max(1, shards * b * record_bytes(self.source.spec)))
         stop = max(end, min(first + most, self.plan.full_until(first)))
@@ -280,7 +283,7 @@ class Pipeline:
         return _Rows(order, first, stop, self.source.take(ids.reshape(-1)))
 
     def _read_ahead(self, order: Order, step: int) -> None:
-        """Have the source read, in its own threads, what the shards will want after the window of a step."""
+        """Have the source read, in its own threads, the blocks that follow the window of a step."""
         if self._expect is not None:
             most = _AHEAD_BYTES // (max(1, record_bytes(self.source.spec)) * len(self.shards))
             self._expect(np.concatenate([order.coming(v, step, most) for v in self.shards]))
@@ -292,14 +295,14 @@ class Pipeline:
         if isinstance(y, np.ndarray) and y.dtype.kind in "biuf" and (y.min() < 0 or y.max() >= self._classes):
             raise DataError(
                 f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
-                f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
+                f"{self._classes} outputs. Number the classes from 0, or add units to the last layer."
             )
 
     def _by_shard(
         self, flat: list[np.ndarray], lengths: Sequence[int], steps: int, seeds: np.ndarray
     ) -> list[np.ndarray]:
         b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
-        # Lengths that differ are of the source's leaves, which come in the same order.
+        # Only leaves of the source, which are in the same order, have lengths that differ.
         shapes = [s.shape if s.has_lengths else flat[i].shape[1:] for i, s in enumerate(self.leaf_specs)]
         head = steps, len(self.shards), b
         out = [s.zeros([*head, *shape]) for s, shape in zip(self.leaf_specs, shapes, strict=True)]
@@ -336,7 +339,48 @@ def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], t
         with tf.device("CPU:0"):
             out = traced(tree.map_leaves(tf.convert_to_tensor, batch), tf.convert_to_tensor(seed))
         if not isinstance(out, tuple) or len(out) != 3:
-            raise DataError("augment must return a tuple (x, y, sample_weight), as it was given; None may stand in it.")
+            raise DataError("augment must return a tuple (x, y, sample_weight) like its argument; parts may be None.")
         return tree.map_leaves(lambda t: t.numpy(), out)
 
     return apply
+
+
+class Prefetch:
+    """The calls of a pipeline in order, up to `DEPTH` of them ahead of the one that runs.
+
+    Args:
+        pipeline: gathers the calls.
+        start: the first step of the first call.
+        call_end: (start of a call, end of all calls) -> its end.
+        beside: (start of a call) -> another worker's shard that it includes, or None.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: int,
+        call_end: Callable[[int, int], int],
+        beside: Callable[[int], int | None] = lambda start: None,
+    ):
+        self._pipeline, self._asked, self._call_end, self._beside = pipeline, start, call_end, beside
+        self._ahead: deque[Future[CallBatch]] = deque()
+
+    @property
+    def asked(self) -> int:
+        """The step up to which calls were submitted."""
+        return self._asked
+
+    def fill(self, stop: int) -> bool:
+        """Submit as many calls as may be ahead, up to step `stop`. Return whether there is one to take."""
+        while self._asked < stop and len(self._ahead) < DEPTH:
+            end = self._call_end(self._asked, stop)
+            self._ahead.append(self._pipeline.submit(self._asked, end, self._beside(self._asked)))
+            self._asked = end
+        return bool(self._ahead)
+
+    def __bool__(self) -> bool:
+        return bool(self._ahead)
+
+    def take(self) -> CallBatch:
+        """Return the next call, once it is gathered."""
+        return self._ahead.popleft().result()

@@ -1,4 +1,4 @@
-"""Which records a step takes and which rank computes them: arithmetic on step and shard."""
+"""The records of a step and the rank that computes them: arithmetic on step and shard."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 
 def assign(shards: int, world_size: int) -> list[range]:
-    """Contiguous runs of logical shards, one a rank; the largest is as small as it can be: ceil(V/W)."""
+    """Return contiguous ranges of logical shards, one for each rank; the largest has ceil(V/W) shards."""
     bounds = [shards * r // world_size for r in range(world_size + 1)]
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def imbalance(shards: int, world_size: int) -> float:
-    """Shards whose time a worker waits in each step, on average, when V is not a multiple of W: ceil(V/W) - V/W."""
+    """Return the average time, in shards, that a worker waits in each step: ceil(V/W) - V/W."""
     return -(-shards // world_size) - shards / world_size
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Where global steps lie in epochs, for N records, global batches of G and V logical shards.
+    """The places of global steps in epochs, for N records, global batches of G and V logical shards.
 
-    Where V does not divide G, some shards have one record more than others in each step.
+    If V does not divide G, some shards have one record more than others in each step.
 
     Attributes:
         records: N, at least 1.
@@ -48,17 +48,17 @@ class StepPlan:
         return self.global_batch_size % self.shards == 0
 
     def cuts(self, rows: int) -> np.ndarray:
-        """[V+1] where each shard begins among this many records of a step."""
+        """Return where each shard begins [V+1] among this many records of a step."""
         return np.arange(self.shards + 1, dtype=np.int64) * rows // self.shards
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """[V+1] records of a full step that the shards before each one have."""
+        """The number of records [V+1] of a full step in the shards before each one."""
         return self.cuts(self.global_batch_size)
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """[V] records in each shard of a full step; 0 in some if V is larger than G."""
+        """The number of records [V] in each shard of a full step; 0 in some if V is larger than G."""
         return np.diff(self._ends)
 
     @property
@@ -72,11 +72,11 @@ class StepPlan:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """[V+1] where each shard's range of the epoch's sequence begins; ranges are as long as parts of a step."""
+        """The beginnings [V+1] of the shards' ranges of the epoch's sequence, as long in proportion as their sizes."""
         return self._ends * self.records // self.global_batch_size
 
     def locate(self, step: int) -> tuple[int, int]:
-        """(epoch, step within it) of a global step, all counted from 0."""
+        """Return (epoch, step within it) of a global step, all counted from 0."""
         return divmod(step, self.steps_per_epoch)
 
     def epoch_start(self, epoch: int) -> int:
@@ -88,7 +88,7 @@ class StepPlan:
         return self.locate(step)[1] == 0
 
     def pass_of(self, step: int) -> tuple[int, int]:
-        """(pass over the data, batch within it) of a global step, all counted from 0."""
+        """Return (pass over the data, batch within it) of a global step, all counted from 0."""
         return self.locate(step)
 
     def samples(self, steps: int) -> int:
@@ -97,13 +97,13 @@ class StepPlan:
         return passes * self.records + sum(self.records_of(step) for step in range(rest))
 
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
-        """Records that each of some shards has at this step; by default of all."""
+        """Return the number of records that each of some shards, by default all, has at this step."""
         low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
         sizes = self.sizes[low:high]
         return np.clip(np.diff(self.bounds[low : high + 1]) - step_in_epoch * sizes, 0, sizes)
 
     def records_of(self, step_in_epoch: int) -> int:
-        """Records that all shards have at this step."""
+        """Return the number of records that all shards together have at this step."""
         if self.is_full(step_in_epoch):
             return self.global_batch_size
         return int(self.counts(step_in_epoch).sum())
@@ -112,14 +112,14 @@ class StepPlan:
         return step_in_epoch < self.full_steps
 
     def full_until(self, step_in_epoch: int) -> int:
-        """The first step of an epoch after a full one that is not full, or the end of the epoch."""
+        """Return the first step after a full one that is not full, or the end of the epoch."""
         return self.full_steps
 
     def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
-        """The step after the last one of a call that begins at `step`.
+        """Return the step after the last one of a call that begins at `step`.
 
-        A call runs up to `limit` steps, all of one epoch, all full or one that is not, and stops at multiples of
-        `boundary` (the checkpoint cadence) and at `total`.
+        A call runs up to `limit` steps of one epoch. All of them are full, or it is a single step that is not. It stops
+        at multiples of `boundary` (the checkpoint cadence) and at `total`.
         """
         epoch, inside = self.locate(step)
         start = self.epoch_start(epoch)
@@ -134,15 +134,15 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class BatchPlan(StepPlan):
-    """Where the batches of a data set of batches lie: a step of an epoch has its batch, divided among the shards.
+    """The places of batches in epochs: a step has the batch with its number, divided among the shards.
 
     Attributes:
-        records: of a pass over the data; if nobody knows before they are read, as if all batches were full.
+        records: of a pass over the data; if they are not known before they are read, as if all batches were full.
         global_batch_size: records in the largest batch.
         steps: batches in an epoch.
-        rows: records in each batch of an epoch, or None if only the batch itself says it.
-        batches: batches in a pass over the data, where an epoch is not a pass: the epochs of a pass then have `steps`
-            batches each, and the last one has the batches that are left, as in Keras. None where an epoch is a pass, or
+        rows: records in each batch of an epoch, or None if they are not known before the batch is read.
+        batches: batches in a pass over the data, if an epoch is not a pass: the epochs of a pass then have `steps`
+            batches each, and the last one has the batches that are left, as in Keras. None if an epoch is a pass, or
             the data has no end.
     """
 
@@ -152,7 +152,7 @@ class BatchPlan(StepPlan):
 
     @classmethod
     def of(cls, rows: Sequence[int], shards: int) -> BatchPlan:
-        """For batches whose sizes are known."""
+        """Return the plan for batches of known sizes."""
         return cls(sum(rows), max(rows), shards, len(rows), tuple(rows))
 
     @property
@@ -176,7 +176,7 @@ class BatchPlan(StepPlan):
         return super().pass_of(step) if self.batches is None else divmod(step, self.batches)
 
     def parts(self, rows: int) -> np.ndarray:
-        """[V] records of a batch of this many that each shard has."""
+        """Return the number of records [V] that each shard has of a batch of this many."""
         return np.diff(self.cuts(rows))
 
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
@@ -195,12 +195,12 @@ class BatchPlan(StepPlan):
 
     @cached_property
     def _partial_steps(self) -> np.ndarray:
-        """Steps of an epoch whose batches are smaller than the largest one, or not known."""
+        """The steps of an epoch with batches that are smaller than the largest one, or of unknown size."""
         if self.rows is None:
             return np.arange(self.steps)
         return np.flatnonzero(np.asarray(self.rows) < self.global_batch_size)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """[steps + 1] where each batch of known size begins among the epoch's records."""
+        """The beginnings [steps + 1] of batches of known size among the epoch's records."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(self.rows, np.int64))])

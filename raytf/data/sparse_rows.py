@@ -1,4 +1,4 @@
-"""Sparse arrays, whose rows become dense where they are read."""
+"""Sparse arrays, whose rows become dense when they are read."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def dense(value: Any) -> Any:
 
 
 class SparseRows:
-    """Rows of a sparse array of which a part is dense at a time. It looks like a numpy array to what reads rows.
+    """Rows of a sparse array, of which a part is dense at a time. Code that reads rows can use it like a numpy array.
 
     Args:
-        starts: [rows + 1] where each row begins in `columns`.
-        columns: [n] places within a row, whose dimensions are flattened.
-        values: [n] at these places.
-        shape: of the whole.
+        starts: [rows + 1] beginning of each row in `columns`.
+        columns: [n] places within a row with flattened dimensions.
+        values: [n] numbers at these places.
+        shape: of the array.
     """
 
     def __init__(self, starts: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, ...]):
@@ -93,7 +93,7 @@ def rows_of(value: Any, path: str) -> SparseRows:
         path: of the argument, for the message.
 
     Raises:
-        DataError: it is ragged, or it is not an input: losses of Keras take dense targets and weights.
+        DataError: it is ragged, or no input: losses of Keras take dense targets and weights.
     """
     if is_ragged(value):
         raise ragged_error(f"{path} is a RaggedTensor", f"{path}.to_tensor()")

@@ -15,8 +15,8 @@ class Subset:
     """Some records of another source.
 
     Args:
-        source: whose records can be read one by one.
-        records: indices of those that are used, in their order.
+        source: one with records that can be read one by one.
+        records: their indices, in order.
         name: for messages.
     """
 
@@ -35,21 +35,22 @@ class Subset:
         span = self._source.label_range()
         if span is None or labels is None or len(tree.flatten(labels)) != 1:
             return None
-        return span  # of all records: a class that is only in the other part is one of the model's all the same
+        return span  # of all records: the model also has the classes that only the other part has
 
 
 def hold_out(source: Source | tuple[Any, ...], share: float) -> tuple[Source, Source | None]:
-    """Cut a source in two: what to train on, and what to validate on; (source, None) for a share of 0.
+    """Cut a source in two, one part for training and one for validation; (source, None) for a share of 0.
 
-    The records held out are spread evenly and are the same for every seed, so a search compares like with like.
+    The records held out are spread evenly and are the same for every seed, so that all trials of a search validate on
+    the same records.
 
     Args:
         source: such as `raytf.ArraySource`, or a tuple (x, y) or (x, y, sample_weight) of arrays; not one that is read
-            block by block, where every epoch would read all.
+            block by block, of which every epoch would read all.
         share: of the records, from 0 to below 1.
 
     Raises:
-        DataError: a share that cannot be, or leaves no records on one side, or a source that is read in blocks.
+        DataError: the share is invalid, or leaves no records on one side, or the source is read in blocks.
     """
     if not 0 <= share < 1:
         raise DataError(f"a share of {share} cannot be held out. Expected a number from 0 to below 1, such as 0.1.")

@@ -1,10 +1,13 @@
 """Batches that a program makes while it runs.
 
-A stream is read in order, in one process, and gives what Keras would train on: its i-th element is the i-th batch.
+A stream is read in order, in one process, and yields the batches that Keras would train on: its i-th element is the
+i-th batch. `fit` makes it of a data set of TensorFlow, a PyDataset, a generator, a data loader, or arrays whose epochs
+are not passes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import tempfile
@@ -13,36 +16,43 @@ from typing import Any
 
 import numpy as np
 
+from raytf._tensorflow import datasets
 from raytf.data import sparse_rows, tree
+from raytf.data.order import fold, permutation
 from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
 #: (x, y, sample_weight), nested arrays of which each has the records of the batch in its first dimension.
 Batch = tuple[Any, Any, Any]
-#: Bytes of batches that are kept in memory while they are counted; more are kept in a file.
+#: Bytes of batches that stay in memory while they are counted; more are kept in a file.
 _KEPT_BYTES = 64 << 20
+#: Keep a PyDataset's order and a pipeline's draws apart from everything else that is drawn from the run's seed.
+_BATCHES, _PIPELINE = 4, 5
+#: TensorFlow's number of batches of a data set without end, and of one with an unknown end.
+_ENDLESS, _UNKNOWN = -1, -2
+#: Follows the last element.
+_END = object()
 
 
 class Stream:
-    """Batches in order. An epoch is one pass over the data, a part of a pass, or a number of steps of a pass that goes
-    on.
+    """Batches in order. An epoch is one pass over the data, a part of a pass, or some steps of a pass that continues.
 
     Args:
         name: of the data, for people.
         open_pass: (number of the pass, first batch) -> its elements from that batch on.
         steps: batches of an epoch; None for as many as a pass has.
         goes_on: whether an epoch begins where the one before has ended.
-        depends_on_passes: whether a pass is another one if those before it were not read.
+        depends_on_passes: whether a pass differs if the passes before it were not read.
         can_go_back: whether a pass that was opened before can be opened again, and is the same.
 
     Attributes:
-        name, steps: as given.
-        batches: batches of a pass, where an epoch is not a pass; as in `BatchPlan`.
+        name, steps: as in the arguments.
+        batches: batches of a pass, if an epoch is not a pass; as in `BatchPlan`.
         is_dataset: whether it is a `tf.data.Dataset`.
         end: to be called when nothing more is read.
-        changes: why two passes need not be the same, for people; empty if they are, so that the data can be recorded.
+        changes: why two passes may differ, for people; empty if they are the same, so that the data can be recorded.
         free: for each leaf which of a record's lengths differ from batch to batch; None for a leaf of which nothing is
-            known. By default those that differ in the first two batches, as in Keras.
+            known. By default the lengths that differ in the first two batches, as in Keras.
     """
 
     changes = "it is code of the program"
@@ -63,11 +73,11 @@ class Stream:
         self.name, self.steps = name, steps
         self._open, self._goes_on = open_pass, goes_on
         self._depends_on_passes, self._can_go_back = depends_on_passes, can_go_back
-        #: The open pass, and the batch of it that comes next; -1 before the first one.
+        #: The open pass and its next batch; -1 before the first pass.
         self._pass, self._next = -1, 0
         self._elements: Iterator[Any] = iter(())
-        #: The first two batches of the first pass, once they are known. `_ahead` has the batches of these two that were
-        #: peeked at but not read yet, by index.
+        #: The first two batches of the first pass, once they are known. `_ahead` has those of them that were peeked at
+        #: but not read yet, by index.
         self._first: Batch | None = None
         self._second: Batch | None = None
         self._ahead: dict[int, Batch | None] = {}
@@ -75,7 +85,7 @@ class Stream:
         self._kept: _Kept | None = None
 
     def peek(self) -> Batch:
-        """The first batch; if nothing was read before, it is still read as the first one.
+        """Return the first batch. It is still the first one that `read` returns.
 
         Raises:
             DataError: there is none, or it is not a batch.
@@ -88,17 +98,14 @@ class Stream:
         return self._first
 
     def read(self, epoch: int, index: int) -> Batch | None:
-        """The batch of an epoch; those before it are skipped, and are made for it where they must be.
+        """Return a batch of an epoch, or None at the end of the data. Batches before it are skipped.
 
         Args:
-            epoch: number of the epoch or, where an epoch is a part of a pass, of the pass.
+            epoch: number of the epoch or, if an epoch is a part of a pass, of the pass.
             index: of the batch within it.
 
-        Returns:
-            None at the end of the data.
-
         Raises:
-            DataError: the data fails, or would have to be read again and cannot be.
+            DataError: the data fails, or cannot be read again.
         """
         number = 0 if self._goes_on else epoch
         if self._goes_on:
@@ -115,7 +122,7 @@ class Stream:
     def count(self) -> int:
         """Return the number of batches of the first pass, which is read to its end.
 
-        What cannot be read again is kept in a file until the program ends, and is still the first pass.
+        If it cannot be read again, it is kept in a file until the program ends, and is still the first pass.
 
         Raises:
             DataError: the data fails, or there is no room for it.
@@ -135,20 +142,20 @@ class Stream:
         return number
 
     def spec(self) -> tuple[Any, Any, Any]:
-        """What a record looks like, nested as in a batch, with -1 for lengths that differ."""
+        """Return the spec of a record, nested as in a batch, with -1 for lengths that differ."""
         first = self.peek()
         leaves = [leaf for _, leaf in tree.flatten(first)]
-        found = []
-        in_rows = [False] if tree.has_rows(first) else []  # how many rows of a part a record has is the same for all
+        specs = []
+        in_rows = [False] if tree.has_rows(first) else []  # all records have the same number of rows of a part
         for leaf, free in zip(leaves, self.free or self._differing(), strict=True):
             rank = leaf.ndim - 1 - len(in_rows)
             differs = in_rows + ([True] * rank if free is None else free or [False] * rank)
             lengths = tuple(-1 if own else n for n, own in zip(leaf.shape[1:], differs, strict=True))
-            found.append(Spec(lengths, Spec.of(leaf).dtype))
-        return tree.unflatten(first, found)
+            specs.append(Spec(lengths, Spec.of(leaf).dtype))
+        return tree.unflatten(first, specs)
 
     def _differing(self) -> list[list[bool]]:
-        """Return which lengths of a record differ in the first two batches, for each leaf."""
+        """Return for each leaf which lengths of a record differ in the first two batches."""
         first = self.peek()
         if 0 in self._ahead and 1 not in self._ahead and self.steps != 1:
             self._ahead[1] = self.read(0, 1)
@@ -165,7 +172,7 @@ class Stream:
             if not self._can_go_back and not (self._kept is not None and number == self._pass == 0):
                 raise DataError(
                     f"{self.name} data would have to be read again from batch {index + 1} on, and it can be read once "
-                    "only. Start the program again: it goes on from the newest checkpoint."
+                    "only. Start the program again: it continues from the newest checkpoint."
                 )
             self._pass, at = -1, 0
         if number > self._pass:
@@ -194,16 +201,12 @@ class Stream:
         try:
             return call()
         except Exception as error:
-            # The program's own code: its traceback is what somebody needs to find the mistake.
+            # The program's own code: its traceback shows the mistake.
             raise DataError(f"{self.name} data failed: {type(error).__name__}: {str(error)[:400]}") from error
 
 
-#: After the last element.
-_END = object()
-
-
 class _Kept:
-    """Batches in a temporary file, which ends with this object."""
+    """Batches in a temporary file, which is deleted with this object."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - it lives as long as this object
@@ -214,17 +217,17 @@ class _Kept:
         pickle.dump(batch, self._file, pickle.HIGHEST_PROTOCOL)
 
     def read(self, first: int) -> Iterator[Batch]:
-        """Batches from one on, in order."""
+        """Yield batches from one on, in order."""
         for start in self._starts[first:]:
             self._file.seek(start)
             yield pickle.load(self._file)
 
 
 def batch_of(element: Any, name: str) -> Batch:
-    """(x, y, sample_weight) of an element, as Keras takes it apart.
+    """Return (x, y, sample_weight) of an element, as Keras divides it.
 
-    Its parts may have different numbers of rows, as those of zipped data sets have. Then a record has several rows of
-    each of them: of 16 and 8 rows there are 8 records, with 2 rows and 1.
+    Its parts may have different numbers of rows, as in zipped data sets. Then a record has several rows of each part:
+    of 16 and 8 rows there are 8 records, with 2 rows and 1.
 
     Raises:
         DataError: it is not a batch of numbers.
@@ -259,13 +262,13 @@ def batch_of(element: Any, name: str) -> Batch:
 
 
 def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
-    """How a batch differs from what all are to be like, for people; empty if it does not."""
-    found = {path: (leaf.shape[1:], Spec.of(leaf).dtype) for path, leaf in tree.flatten(batch)}
-    wanted = {path: (one.shape, one.dtype) for path, one in tree.flatten(spec)}
-    if found.keys() != wanted.keys():
-        return f"it has {', '.join(found)} where the first one has {', '.join(wanted)}"
-    for path, (shape, dtype) in found.items():
-        like, kind = wanted[path]
+    """Return how a batch differs from a spec, for people; empty if it does not."""
+    leaves = {path: (leaf.shape[1:], Spec.of(leaf).dtype) for path, leaf in tree.flatten(batch)}
+    expected = {path: (leaf.shape, leaf.dtype) for path, leaf in tree.flatten(spec)}
+    if leaves.keys() != expected.keys():
+        return f"it has {', '.join(leaves)} where the first one has {', '.join(expected)}"
+    for path, (shape, dtype) in leaves.items():
+        like, kind = expected[path]
         if dtype != kind or len(shape) != len(like) or any(n not in (-1, m) for n, m in zip(like, shape, strict=True)):
             known = tuple(None if n < 0 else n for n in like)
             return (
@@ -278,13 +281,201 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
 def _array(leaf: Any, name: str) -> np.ndarray:
     if sparse_rows.is_ragged(leaf):
         raise sparse_rows.ragged_error(f"{name} data has a RaggedTensor", ".map(lambda x, y: (x.to_tensor(), y))")
-    found = np.asarray(sparse_rows.dense(leaf))
-    text = as_text(found)
+    array = np.asarray(sparse_rows.dense(leaf))
+    text = as_text(array)
     if text is not None:
         return text
-    if found.dtype.kind not in "biufc" and found.dtype.name != "bfloat16":
+    if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
         raise DataError(
-            f"{name} data has a value of dtype {found.dtype}, which is neither a number nor text. Convert it in the "
+            f"{name} data has a value of dtype {array.dtype}, which is neither a number nor text. Convert it in the "
             "pipeline."
         )
-    return found
+    return array
+
+
+def from_py_dataset(data: Any, name: str, steps: int | None, shuffle: bool, seed: int) -> Stream:
+    """Return the stream of a keras.utils.PyDataset. Shuffled batches have another order in each pass, as with Keras.
+
+    Args:
+        steps: batches of an epoch; None for all.
+        seed: of the run, from which the order is drawn.
+
+    Raises:
+        DataError: it has no end, and `steps` is None.
+    """
+    count = data.num_batches
+    length, batches = _lengths(name, count, steps)
+    epochs_of_pass = 0 if count is None else -(-count // length)
+    begun = 0
+
+    def begin(epoch: int) -> None:
+        """Call the hooks of all epochs up to this one; Keras calls `on_epoch_end` before the first epoch, too."""
+        nonlocal begun
+        while begun <= epoch:
+            begun += 1
+            data.on_epoch_end()
+            data.on_epoch_begin()
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        begin(number * epochs_of_pass + first // length)
+        order = np.arange(count or 0)
+        if shuffle and count is not None:
+            order = permutation(count, _BATCHES, seed, number)
+        for i in itertools.count(first) if count is None else range(first, count):
+            begin(number * epochs_of_pass + i // length)
+            yield data[i if count is None else int(order[i])]
+
+    stream = Stream(name, open_pass, length, goes_on=count is None)
+    stream.batches = batches
+    stream.end = lambda: data.on_epoch_end() if begun else None
+    return stream
+
+
+def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: int) -> Stream:
+    """Return the stream of a generator of Python, which can be read once.
+
+    Args:
+        steps: batches of an epoch; None for all that it has, in a single epoch.
+
+    Raises:
+        DataError: it would be read for a second epoch.
+    """
+    if steps is None and epochs > 1:
+        raise DataError(
+            f"{name} data is a {type(data).__name__}, which can be read once, and there are {epochs} epochs. Pass "
+            "steps_per_epoch, or a tf.data.Dataset.from_generator, which is read again for each epoch."
+        )
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        return itertools.islice(data, first, None)
+
+    return Stream(name, open_pass, steps, goes_on=True, can_go_back=False)
+
+
+def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
+    """Return the stream of a data loader: `iter` makes an iterator over the batches of a pass.
+
+    Args:
+        steps: batches of an epoch; None for a pass.
+    """
+    try:
+        count = len(data)
+    except (TypeError, NotImplementedError):  # PyTorch's loaders of iterable data sets raise these
+        count = None
+    length, batches = (steps, None) if count is None else _lengths(name, count, steps)
+    goes_on = count is None and steps is not None
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        return itertools.islice(iter(data), first, None)
+
+    stream = Stream(name, open_pass, length, goes_on, depends_on_passes=True, can_go_back=False)
+    stream.batches = batches
+    return stream
+
+
+def from_arrays(arrays: tuple[Any, ...], size: int, steps: int, seed: int | None) -> Stream:
+    """Return the stream of arrays for training with `steps_per_epoch`. The last batch of a pass may be smaller.
+
+    Args:
+        arrays: of x, y and sample_weight.
+        size: records of a batch.
+        steps: batches of an epoch.
+        seed: from which each pass draws its own order; None for the order of the records.
+    """
+    records = len(next(leaf for _, leaf in tree.flatten(arrays)))
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        order = np.arange(records) if seed is None else np.random.default_rng((seed, number)).permutation(records)
+        for begin in range(first * size, records, size):
+            yield rows_of(arrays, order[begin : begin + size])
+
+    count = -(-records // size)
+    length, batches = _lengths("train", count, steps)
+    stream = Stream("train", open_pass, length)
+    stream.batches = batches
+    stream.changes = f"steps_per_epoch is {steps}" if batches is None else _of_other_length(length, count)
+    return stream
+
+
+def rows_of(arrays: tuple[Any, ...], rows: Any) -> tuple[Any, ...]:
+    """Return the same rows of all arrays."""
+    return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[rows], part) for part in arrays)
+
+
+def _lengths(name: str, count: int | None, steps: int | None) -> tuple[int, int | None]:
+    """Return the batches of an epoch, and those of a pass if an epoch is not a pass.
+
+    Args:
+        count: batches of a pass; None for data without end.
+        steps: batches of an epoch; None for a pass.
+
+    Raises:
+        DataError: the data has no batches, or no end and `steps` is None.
+    """
+    if steps is not None and steps < 1:
+        raise DataError(f"steps_per_epoch={steps}: expected 1 or more.")
+    if count == 0:
+        raise DataError(f"{name} data has no batches.")
+    if count is None and steps is None:
+        raise DataError(f"{name} data has no end. Pass steps_per_epoch.")
+    if steps is None or steps == count:
+        return count or 0, None
+    return steps, count
+
+
+def _of_other_length(steps: int | None, count: int) -> str:
+    return f"steps_per_epoch is {steps}, and a pass has {count} batches"
+
+
+def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Stream:
+    """Return the stream of a data set of TensorFlow.
+
+    Its random numbers are drawn from (seed, number of the pass, place of the operation), so that the n-th pass is the
+    same in every process, and can be opened without the passes before it. If it keeps a state that no seed determines
+    (a generator, a function of Python, a variable), passes are read one after another.
+
+    Args:
+        steps: batches of an epoch; None for a pass.
+        seed: of the run.
+
+    Raises:
+        DataError: it has no end, and `steps` is None.
+    """
+    count = int(data.cardinality())
+    length: int | None = steps
+    batches = None
+    if count != _UNKNOWN:
+        length, batches = _lengths(name, None if count == _ENDLESS else count, steps)
+    graph = datasets.DatasetGraph(data)
+    keeps, draws = graph.keeps(), graph.draws()
+    # A cache in memory would end with each of the data sets that are drawn. The folder ends with the stream.
+    is_drawn = bool(draws and not keeps)
+    cache = tempfile.TemporaryDirectory(prefix="raytf-cache-", ignore_cleanup_errors=True) if is_drawn else None
+
+    def seeds(place: int, number: int) -> tuple[int, int]:
+        first, second = (int(fold(_PIPELINE, seed, number, place, i)) % (2**31 - 1) + 1 for i in range(2))
+        return first, second
+
+    def open_pass(number: int, first: int) -> Iterator[Any]:
+        made = graph.ordered if cache is None else graph.drawn(seeds, number, cache.name)
+        return itertools.islice(iter(made), first, None)
+
+    goes_on = count == _ENDLESS or (count == _UNKNOWN and steps is not None)
+    stream = Stream(name, open_pass, length, goes_on, depends_on_passes=bool(keeps), can_go_back=not keeps)
+    stream.batches = batches
+    if keeps or draws:
+        stream.changes = f"it has {keeps or draws}"
+    elif batches is not None:
+        stream.changes = _of_other_length(steps, count)
+    else:
+        stream.changes = "it has no end" if goes_on else ""
+    stream.free = _free(data.element_spec)
+    stream.is_dataset = True
+    return stream
+
+
+def _free(spec: Any) -> list[list[bool] | None]:
+    """Return for each leaf which of a record's lengths differ from batch to batch; None if nothing is known of it."""
+    parts = tuple(spec) if isinstance(spec, (list, tuple)) else (spec,)
+    shapes = [getattr(leaf, "shape", None) for _, leaf in tree.flatten(parts)]
+    return [None if s is None or s.rank is None else [n is None for n in s.as_list()[1:]] for s in shapes]

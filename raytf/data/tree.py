@@ -7,16 +7,16 @@ from typing import Any
 
 
 class Rows(tuple):
-    """A leaf alone, [records, rows, ...]: of batches whose parts have different numbers of rows, a record has several.
+    """A single leaf [records, rows, ...]: in batches whose parts differ in their number of rows, a record has several.
 
-    It is a tuple, so that all that walks through a tree keeps it.
+    It is a tuple, so that functions that walk through a tree keep it.
     """
 
     __slots__ = ()
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """(path, leaf) pairs; None is an empty tree."""
+    """Return (path, leaf) pairs; None is an empty tree."""
     return list(_walk(tree, path))
 
 
@@ -34,7 +34,7 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def unflatten(template: Any, leaves: Sequence[Any]) -> Any:
-    """A tree shaped like `template` holding `leaves`."""
+    """Return a tree of the template's structure with these leaves."""
     return _build(template, iter(leaves))
 
 
@@ -55,24 +55,24 @@ def _sequence(template: Any, parts: Iterable[Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of the same structure, with the function applied to each leaf."""
+    """Return a tree of the same structure, with the function applied to each leaf."""
     return unflatten(tree, [function(leaf) for _, leaf in flatten(tree)])
 
 
 def has_rows(tree: Any) -> bool:
-    """Whether a `Rows` is in a tree."""
+    """Return whether a tree contains `Rows`."""
     if isinstance(tree, dict):
         tree = tuple(tree.values())
     return isinstance(tree, Rows) or (isinstance(tree, (list, tuple)) and any(map(has_rows, tree)))
 
 
 def merged(tree: Any, merge: Callable[[Any], Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """A tree in which each `Rows` has become a leaf, as the program has it.
+    """Return a tree in which each `Rows` has become a leaf, as in the program.
 
     Args:
         tree: with `Rows` or without.
-        merge: makes it of the leaf in a `Rows`.
-        other: makes it of any other leaf.
+        merge: applied to the leaf in a `Rows`.
+        other: applied to any other leaf.
     """
     if tree is None:
         return None

@@ -7,5 +7,5 @@ number of replicas), layers, optimizers and callbacks behave the same everywhere
 strategies compute the same bits. That is why a run may be stopped under one of them and resumed under another.
 
 Uses config, data and storage, but not checkpoints, runs or training. The entry point is
-`raytf.distributed.factory.make`.
+`raytf.distributed.group.make`.
 """

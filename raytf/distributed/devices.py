@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from raytf.data.plan import assign
 from raytf.distributed import memory_needs
-from raytf.distributed.gpu import nvml, visibility
+from raytf.distributed.gpu import nvidia_driver, visibility
 from raytf.errors import GpuError
 
 
@@ -134,13 +134,15 @@ def free_bytes() -> int | None:
     """
     if visibility.share() < 1:  # the driver does not know how much of TensorFlow's part is free
         return None
-    with suppress(GpuError), nvml.nvml() as library:
-        own = [] if library is None else nvml.handles(library)
+    with suppress(GpuError), nvidia_driver.nvml() as library:
+        own = [] if library is None else nvidia_driver.handles(library)
         return int(library.nvmlDeviceGetMemoryInfo(own[0]).free) if own else None
     return None
 
 
-def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[nvml.Gpu]] = nvml.mine) -> None:
+def set_memory(
+    share: float, config: Any = tf.config, mine: Callable[[], list[nvidia_driver.Gpu]] = nvidia_driver.mine
+) -> None:
     """Limit this process's GPU memory, before TensorFlow has started: memory grows as needed, and a GPU that is shared
     gives at most this process's share; otherwise TensorFlow would leave nothing to the others.
 
@@ -154,7 +156,9 @@ def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[nv
     try:
         for i, device in enumerate(devices):
             if i < len(found):
-                parts = [config.LogicalDeviceConfiguration(memory_limit=nvml.part_mib(found[i].memory_bytes, share))]
+                parts = [
+                    config.LogicalDeviceConfiguration(memory_limit=nvidia_driver.part_mib(found[i].memory_bytes, share))
+                ]
                 config.set_logical_device_configuration(device, parts)
             else:
                 config.experimental.set_memory_growth(device, True)

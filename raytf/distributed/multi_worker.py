@@ -28,16 +28,14 @@ import tensorflow as tf
 
 from raytf import _tensorflow
 from raytf.config.sections import Communication
-from raytf.distributed import routes
-from raytf.distributed.control_plane import ControlPlane
+from raytf.distributed.allreduce import routes
+from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, SocketPlane
+from raytf.distributed.allreduce.host import HostSum, host_identity
+from raytf.distributed.allreduce.reduction import packed
+from raytf.distributed.allreduce.routes import RankSeat, SumPath, SumRoute
 from raytf.distributed.devices import Devices, OneDevice
-from raytf.distributed.gpu import nvml
-from raytf.distributed.host_allreduce import HostSum, host_identity
-from raytf.distributed.meeting import Meeting
-from raytf.distributed.reduction import packed
-from raytf.distributed.ring_plane import RingPlane
-from raytf.distributed.routes import RankSeat, SumPath, SumRoute
-from raytf.distributed.socket_plane import SocketPlane
+from raytf.distributed.gpu import nvidia_driver
+from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError, WorkerLostError
 
 #: Milliseconds without a heartbeat after which TensorFlow considers a worker dead; workers send two in that time. Its
@@ -58,7 +56,7 @@ def own_gpu() -> tuple[str, str] | None:
     """
     if not tf.config.list_logical_devices("GPU"):
         return None
-    found = nvml.mine()
+    found = nvidia_driver.mine()
     if found:
         return found[0].uuid, found[0].name
     # The UUID is unknown; on one host no two GPUs have the same number.

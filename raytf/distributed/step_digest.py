@@ -21,7 +21,7 @@ GENESIS = bytes(32)
 
 
 class DigestKind(StrEnum):
-    """How digests are made, see `raytf.distributed.digests`; those of different kinds cannot be compared."""
+    """How digests are made, see `raytf.distributed.encoding.digests`; those of different kinds cannot be compared."""
 
     FOLDED = "folded"
     DEVICE = "device"

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from raytf.distributed.arbiter_messages import Dismiss, Join, Leave, Over, Want
-from raytf.distributed.membership import Generation, Membership, StaleError
-from raytf.driver.silence import Silence
+from raytf.distributed.membership.arbiter_messages import Dismiss, Join, Leave, Over, Want
+from raytf.distributed.membership.generations import Generation, Membership, StaleError
+from raytf.driver.supervision.liveness import Silence
 
 #: Why a worker must end that members did not reach.
 CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"

@@ -16,7 +16,7 @@ from raytf import _process
 from raytf._ray import worker_process
 from raytf.cluster.connect import Connection, is_connected, ray_for, reached
 from raytf.config.train_config import TrainConfig
-from raytf.distributed import forked_children
+from raytf.distributed import sockets
 from raytf.driver import preflight
 
 #: What the process keeps, and the CPUs that its Ray was started with.
@@ -46,7 +46,7 @@ def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: N
     stage(_described())
     _set_up_ray_train()
     with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:
-        forked_children.close_connections_with(worker_process.local_sockets())
+        sockets.close_connections_with(worker_process.local_sockets())
         yield local
 
 
@@ -67,7 +67,7 @@ def staying_connected(config: TrainConfig, stage: Callable[[str], None] = lambda
         _set_up_ray_train()
         _connection = _kept.enter_context(reached(lambda: preflight.cpus_here(config), config.run.verbose))
         _cpus = preflight.cpus_here(config)
-        forked_children.close_connections_with(worker_process.local_sockets())
+        sockets.close_connections_with(worker_process.local_sockets())
     with _connection.watched():
         yield _connection.own is not None
 
@@ -77,12 +77,18 @@ def has_trained() -> bool:
     return _connection is not None
 
 
-@atexit.register
 def disconnect() -> None:
     """Give up the connection that stays, if there is one."""
     global _connection
     _connection = None
     _kept.close()
+
+
+@atexit.register
+def _disconnect_at_exit() -> None:
+    if _connection is not None:
+        with _process.working("leaving Ray"):
+            disconnect()
 
 
 def _described() -> str:

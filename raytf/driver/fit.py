@@ -14,29 +14,30 @@ from typing import Any, Unpack
 import ray
 
 from raytf._tensorflow import summaries
-from raytf.checkpoint import memory_keeper, void
+from raytf.audit import step_replay
+from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
-from raytf.config import identity, precision, program
+from raytf.config import continuing, identity, precision, program
 from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, refusals, replaying, run_names, sending
+from raytf.driver import inputs, keras_arguments, preflight, run_names
 from raytf.driver.arbiter import arbitrating
-from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import check_room, has_trained, staying_connected
-from raytf.driver.feed.given import are_batches, rows_of
-from raytf.driver.feed.producer import feeding
+from raytf.driver.feed import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
-from raytf.driver.ray_train.start_ahead import start_ahead
-from raytf.driver.rehearsal import Rehearsal, has_own_environment, rehearsing
+from raytf.driver.inputs import are_batches, rows_of
+from raytf.driver.model_dry_run import Rehearsal, has_own_environment, rehearsing
+from raytf.driver.monitor.reader import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
+from raytf.driver.ray_train.warm_processes import start_ahead
 from raytf.driver.result import Result, result_of, summary
-from raytf.driver.tracking import callback_tracker, follow
-from raytf.driver.tracking.callback_tracker import CallbackTracker
+from raytf.driver.tracking import follow, trackers
+from raytf.driver.tracking.trackers import CallbackTracker
 from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
-from raytf.runs import digest_log, notebook, run_log, start_command, terms, ui_address
+from raytf.runs import digest_log, ledger, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -44,10 +45,11 @@ from raytf.runs.program_output import log_levels
 from raytf.runs.status import StatusFile
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
-from raytf.training import finished_run, program_settings, run_identity
+from raytf.training import finished_run, run_identity
 from raytf.training.job import Sources, TrainingJob, UserCode
-from raytf.training.monitor_client import MonitorClient
-from raytf.training.parcel import Parcel
+from raytf.training.process.monitor_client import MonitorClient
+from raytf.training.user import program_settings
+from raytf.training.user.user_code import Parcel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,7 @@ def fit(
     keras_arguments.refuse_unknown(settings, fit)
     shown = keras_arguments.verbosity(verbose)
     callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
-    callbacks, reporting = callback_tracker.split(callbacks, model)
+    callbacks, reporting = trackers.split(callbacks, model)
     x = inputs.one_of("x", x, "train", train)
     validation = inputs.one_of("validation_data", validation_data, "validation", validation)
     is_whole = (keras_arguments.is_plain(x) or y is not None) and steps_per_epoch is None
@@ -152,11 +154,11 @@ def fit(
         validation = held_out if validation is None else validation
     overruled += program_settings.check()
     own = precision.of_process()
-    refusals.refuse(config, own, model, x, validation, validation_freq)
+    preflight.check_arguments(config, own, model, x, validation, validation_freq)
     is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
     config = run_names.named(config, own_program)
-    replay = replaying.asked(config)
-    config = config if replay is None else replaying.settings(replay, config)
+    replay = step_replay.requested(config)
+    config = config if replay is None else step_replay.replay_settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
     left = keras_arguments.epochs_left(initial_epoch, config)
     lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
@@ -174,7 +176,7 @@ def fit(
     run = storage.child(config.run.name)
     preflight.check_folder(run)
     if replay is None:
-        replaying.check_other(run)
+        step_replay.check_other_run(run)
     sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
     original = run if replay is None else Storage(replay.run)
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
@@ -265,13 +267,13 @@ def _finish(
     Returns:
         The contents of `result.json`.
     """
-    name = job.config.run.name
+    name = job.config.run_name
     with notebook.display(job.verbose, job.config.run.verbose) as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         page = ui_address.page_of(run.uri)
         display.say(f"its page: {page}" if page else f"its page, at any time: {ui_address.command_for(run)}")
-        with Lease(run, display.say, latest_term=partial(terms.latest, run)) as lease:
+        with Lease(run, display.say, latest_term=partial(ledger.latest_term, run)) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
             if finished is not None:
@@ -279,24 +281,28 @@ def _finish(
                 if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
                     with follow.tracked(job.config, run, display.say, tracker):
                         pass
-                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {identity.BESIDE}")
+                how = identity.beside(job.config)
+                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {how}")
                 return finished
             run_log.abort_uploads(run)
-            start_command.write(run, start_command.of_process(program.of_process(notebook.in_notebook()).path))
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources), term=lease.owner["term"])
-            before = stored if stored and run.exists(run_log.RESULT) else None  # of one that had finished
-            is_late = has_trained() or job.stop_step is not None or stream is not None or (stored and before is None)
-            with (
-                follow.tracked(job.config, run, display.say, tracker),
-                booked(run, job.config, lease.owner["term"]) as book,
-                rehearsing(job, None if is_late else sources.train, job.config, before) as rehearsal,
-            ):
-                session = _Session(run, display, status_file, lease, book, rehearsal)
-                with staying_connected(job.config, display.stage) as local:
-                    document = _train(job, sources, stream, local, session)
-                book.note(Driver("ended", outcome="finished"))
-                add_times(document, run, book)
-                run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
+            command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
+            with start_command.recorded(run, command) as is_same:
+                # A model that may be another one is compared: of a run that had finished, or of another command.
+                before = stored if stored and (run.exists(run_log.RESULT) or not is_same) else None
+                is_late = has_trained() or job.stop_step is not None or stream is not None
+                train = None if is_late or (stored and before is None) else sources.train
+                with (
+                    follow.tracked(job.config, run, display.say, tracker),
+                    booked(run, job.config, lease.owner["term"]) as book,
+                    rehearsing(job, train, job.config, before) as rehearsal,
+                ):
+                    session = _Session(run, display, status_file, lease, book, rehearsal)
+                    with staying_connected(job.config, display.stage) as local:
+                        document = _train(job, sources, stream, local, session)
+                    book.note(Driver("ended", outcome="finished"))
+                    add_times(document, run, book)
+                    run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
         display.say(summary(document))
         return document
 
@@ -314,10 +320,10 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    sending.check(job, display.say)
+    preflight.check_job_can_be_sent(job, display.say)
     start_ahead(job.config, resources)
     with (
-        monitoring(run_log.attempt_names(run), void.read(run), book.clock) as monitor,
+        monitoring(run_log.attempt_names(run), invalidated_states.read(run), book.clock) as monitor,
         _fed(job, sources, stream) as sources,
         arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
     ):
@@ -343,7 +349,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             look = partial(session.rehearsal.look, display.say_early, "GPU" in resources or own, local)
             document = _run(job, run, resources, display.say, look)
     if document is None:
-        raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+        raise RaytfError(f"training ended without a result; {continuing.from_last_checkpoint()}.")
     check_owner(run, lease.owner["id"])
     memory_keeper.dismiss(run.uri)
     return document
@@ -370,14 +376,17 @@ def _run(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
-            from raytf.driver.parameter_server import run as servers
+            from raytf.driver.supervision.attempts import Budget, until_done
+            from raytf.parameter_server.group import run_group
 
-            return servers.run(job, "GPU" in resources, say)
+            train = partial(run_group, job, "GPU" in resources, say)
+            budget = Budget(job.config.cluster.max_failures)
+            return until_done(train, (RaytfError, ray.exceptions.RayError), job.monitor, budget, say)
         from raytf.driver.ray_train import run as controllers
 
         return controllers.run(job, run, resources, look)
     except ray.exceptions.RayError as error:
-        text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
+        text = f"Ray failed: {one_line(error, 400)}; {continuing.from_last_checkpoint()}."
         raise ClusterError(text, passes=True) from None
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import ray
 
 from raytf.cluster.ray_watch import Loss
-from raytf.training.beat import Activity
-from raytf.training.monitor_client import MonitorClient
+from raytf.config import continuing
+from raytf.training.process.heartbeat_types import Activity
+from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds that a save may take; the sender of the signal may be less patient: Ray waits 3 s.
 SAVE_SECONDS = 120.0
@@ -176,7 +177,7 @@ class _GracefulEnd:
                 self.leave(f"{said}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
+                self.say(f"{said}: {result}; {continuing.from_last_checkpoint()}")
         finally:
             os._exit(128 + number)
 

@@ -1,18 +1,23 @@
-"""Turns the data that `fit` was given into sources."""
+"""Turn the data that `fit` was given into sources, streams of batches, or data sets that are written once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from raytf._tensorflow.datasets import is_dataset
+from raytf.config.train_config import TrainConfig
+from raytf.data import tree
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
 from raytf.data.sources.base import refuse_other_classes
+from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.ray_dataset import is_ray_dataset
-from raytf.data.streams import Stream
-from raytf.driver.feed import given
-from raytf.errors import DataError
+from raytf.data.sources.recording import NotRecordableError, recorded
+from raytf.data.streams import Stream, from_generator, from_iterable, from_py_dataset, from_tf_dataset
+from raytf.errors import ConfigError, DataError
 from raytf.runs import notebook
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
@@ -20,6 +25,8 @@ from raytf.training.job import Sources
 
 #: Types with `len()` and `[i]` that are a mistake where a data set is expected.
 _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
+#: Data of up to this many bytes are recorded if nothing else is said: about as much as is written in some minutes.
+_RECORDED_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,10 @@ class RunData:
                     if not isinstance(data, Stream):
                         found[name] = RayDataSource(data, folder.uri, say=display.say)
                     elif name == "train":
-                        found[name] = given.training_source(data, pipeline, folder, display.say)
+                        found[name] = training_source(data, pipeline, folder, display.say)
                     else:
                         steps = validation_steps if name == "validation" else None
-                        found[name] = given.evaluation_source(data, steps, folder, display.say)
+                        found[name] = evaluation_source(data, steps, folder, display.say)
         return Sources(found["train"], found["validation"], found["test"])
 
 
@@ -111,3 +118,147 @@ def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
     if value is not None and other_value is not None:
         raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
     return value if other_value is None else other_value
+
+
+# -- given -------------------------------------------------------------------------------------------------------------
+
+
+def is_py_dataset(data: Any) -> bool:
+    """Whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
+    return any(kind.__name__ == "PyDataset" and "keras" in kind.__module__ for kind in type(data).__mro__)
+
+
+def are_batches(data: Any) -> bool:
+    """Whether something gives batches, one after another."""
+    return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
+
+
+def _is_iterator(data: Any) -> bool:
+    return hasattr(data, "__next__") and hasattr(data, "__iter__")
+
+
+def _is_loader(data: Any) -> bool:
+    """Whether `iter` makes an iterator over batches of something, as of a `torch.utils.data.DataLoader`."""
+    has_items = hasattr(data, "__getitem__") or isinstance(data, (set, frozenset)) or is_ray_dataset(data)
+    return hasattr(data, "__iter__") and not has_items and not _is_iterator(data)
+
+
+def stream_of(
+    data: Any, name: str, steps: int | None, config: TrainConfig, epochs: int = 1, shuffle: bool = False
+) -> Stream:
+    """The stream of what `are_batches`.
+
+    Args:
+        data: the batches.
+        name: of the argument, for people.
+        steps: batches of an epoch, as the program says.
+        config: the run's settings.
+        epochs: how often the batches are read.
+        shuffle: whether a PyDataset's batches have another order in each epoch.
+
+    Raises:
+        ConfigError: a flag asks for another size of batches than they have.
+        DataError: they cannot be read, or nobody says how many there are.
+    """
+    seed, asked = config.batch.seed, config.batch.global_batch_size
+    is_asked = asked != TrainConfig().batch.global_batch_size and name == "train"
+    if is_dataset(data):
+        return from_tf_dataset(data.rebatch(asked) if is_asked else data, name, steps, seed)
+    if is_py_dataset(data):
+        found = from_py_dataset(data, name, steps, shuffle and name == "train", seed)
+    elif _is_loader(data):
+        found = from_iterable(data, name, steps)
+    else:
+        found = from_generator(data, name, steps, epochs)
+    rows = rows_of(found)
+    if is_asked and rows != asked:
+        raise ConfigError(
+            f"--global-batch-size {asked}: {name} data makes batches of {rows} itself. Leave the flag out, or have the "
+            "program make such batches."
+        )
+    return found
+
+
+def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -> Stream:
+    """As `stream_of`, for data of an evaluation, of which the program may want the first batches only.
+
+    Keras evaluates `steps` batches, or as many as there are.
+    """
+    if steps is not None and is_dataset(data):
+        return stream_of(data.take(steps), name, None, config)
+    has_end = _is_loader(data) or (is_py_dataset(data) and data.num_batches is not None)
+    return stream_of(data, name, None if has_end else steps, config)
+
+
+def rows_of(stream: Stream) -> int:
+    """Records of the first batch."""
+    return len(next(leaf for _, leaf in tree.flatten(stream.peek())))
+
+
+def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[str], None]) -> Source:
+    """A source for training: records, or batches that are made while the run trains.
+
+    Args:
+        stream: the batches.
+        how: --pipeline: auto, record or live.
+        folder: for records.
+        say: told what was chosen, and why.
+
+    Raises:
+        ConfigError: batches cannot be recorded, and --pipeline asks for it.
+        DataError: the data fails.
+    """
+    if how == "record" and stream.batches is not None:
+        raise ConfigError(
+            f"--pipeline record records the batches of one epoch, and a pass of {stream.name} data has "
+            f"{stream.batches} batches where steps_per_epoch is {stream.steps}. Leave the flag or steps_per_epoch out."
+        )
+    why = _why_live(stream, how)
+    if not why:
+        try:
+            found = recorded(stream, folder, say, most=stream.steps)
+            stream.end()
+            say(f"{stream.name} data: {len(found.rows)} batches, recorded, {_why_recorded(stream)}")
+            return found
+        except NotRecordableError as error:
+            if how == "record":
+                raise ConfigError(f"--pipeline record: {error} Or leave the flag out.") from None
+            why = error.why
+    if stream.steps is None:
+        say(f"{stream.name} data does not know how many batches it has; they are counted")
+        stream.steps = stream.count()
+    say(f"{stream.name} data: {stream.steps} batches an epoch, made by this program while the run trains, since {why}")
+    first = [leaf for _, leaf in tree.flatten(stream.peek())]
+    return LiveBatches(stream.name, first, stream.spec(), stream.steps, stream.batches)
+
+
+def _why_recorded(stream: Stream) -> str:
+    if stream.changes:
+        return f"since --pipeline record asks for it: all epochs have the batches of the first, though {stream.changes}"
+    return "since each pass is the same"
+
+
+def _why_live(stream: Stream, how: str) -> str:
+    """Why batches are made while the run trains; empty if they are recorded."""
+    if how == "live":
+        return "--pipeline live asks for it"
+    size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek())) * (stream.steps or 0)
+    if how == "auto" and stream.changes:
+        return stream.changes
+    if how == "auto" and size > _RECORDED_BYTES:
+        return f"it has about {size / 2**30:.0f} GiB"
+    return ""
+
+
+def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
+    """A source for validation or a test, which reads its batches once.
+
+    Args:
+        steps: how many batches, if the program says so.
+
+    Raises:
+        DataError: the data fails, or its batches have records of different shapes.
+    """
+    found = recorded(stream, folder, say, most=steps)
+    stream.end()
+    return found

@@ -15,9 +15,8 @@ import numpy as np
 from raytf.config.keywords import FitSettings
 from raytf.config.train_config import TrainConfig, by_name
 from raytf.data import class_weights, sparse_rows, tree
-from raytf.data.stream_kinds import from_arrays
-from raytf.data.streams import Stream
-from raytf.driver.feed import given
+from raytf.data.streams import Stream, from_arrays
+from raytf.driver import inputs
 from raytf.errors import ConfigError, DataError
 
 #: Records of a step where neither the call nor a flag says so, as in Keras.
@@ -83,7 +82,7 @@ def settings(
         if flag is None:
             taken[its.name] = plain
         elif (flag, plain) != (its, values[its.name]):
-            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.given(values[flag.name])}")
+            overruled.append(f"{argument}={value!r} of the program is overruled by {flag.typed(values[flag.name])}")
     if taken.keys() >= set(_LENGTHS):
         raise ConfigError("epochs and steps exclude each other: pass one of them.")
     return (config or TrainConfig()).replace(**taken), overruled
@@ -275,21 +274,21 @@ def streams(
         DataError: an argument does not go with the data.
     """
     train, validation, test = parts
-    if given.are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
+    if inputs.are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
         _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
-        train = given.stream_of(train, "train", steps_per_epoch, config, epochs, bool(shuffle))
+        train = inputs.stream_of(train, "train", steps_per_epoch, config, epochs, bool(shuffle))
     elif steps_per_epoch is not None:
         train = _stream_of_arrays(train, config, batch_size, steps_per_epoch, draws_order(shuffle))
     if isinstance(train, Stream):
         _warn_of_short_epochs(train, epochs)
-    if validation_steps is not None and not given.are_batches(validation):
+    if validation_steps is not None and not inputs.are_batches(validation):
         _check_arrays("validation_steps", validation_steps, validation)
         records = _records(validation)
         size = validation_batch_size or batch_size or math.ceil(records / validation_steps)
         validation = _part(validation, 0, min(records, validation_steps * size))
-    if given.are_batches(validation):
-        validation = given.evaluated_of(validation, "validation", validation_steps, config)
-    return train, validation, given.evaluated_of(test, "test", None, config) if given.are_batches(test) else test
+    if inputs.are_batches(validation):
+        validation = inputs.evaluated_of(validation, "validation", validation_steps, config)
+    return train, validation, inputs.evaluated_of(test, "test", None, config) if inputs.are_batches(test) else test
 
 
 def draws_order(shuffle: bool | str) -> bool:

@@ -19,19 +19,20 @@ import numpy as np
 import raytf
 from raytf import _keras, _process
 from raytf._tensorflow import summaries
+from raytf.audit import step_replay
 from raytf.config.program import of_file
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
-from raytf.driver import replaying, run_names
+from raytf.driver import run_names
 from raytf.driver.connection import connected
-from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
+from raytf.driver.inputs import are_batches
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on_stderr
 from raytf.storage.storage import Storage
-from raytf.training import program_settings, user_errors
+from raytf.training.user import program_settings, user_errors
 
 #: The size of batches where no flag gives another one.
 _USUAL = TrainConfig().batch.global_batch_size
@@ -61,7 +62,7 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     config.check()
     # GPUs are the workers', and standard output is the program's.
     with visibility.unseen(), lines_on_stderr(), notebook.display() as display:
-        if not replaying.is_asked():
+        if not step_replay.is_requested():
             Storage(config.storage_uri).preflight()
             config = run_names.settled(config, own_program, is_named, display.say, run_names.FIRST_OF_PROGRAM)
         display.stage("importing TensorFlow")
@@ -118,8 +119,8 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
         with _draws_kept():
             if count == 1:  # one Ray for all calls, which draws when it starts
                 with notebook.display() as display:
-                    stack.enter_context(connected(replaying.with_room(config), display.stage))
-            return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
+                    stack.enter_context(connected(step_replay.with_room(config), display.stage))
+            return _fit(model, config.of_program(folder, count), own, args, kwargs)
 
     replaced = _keras.with_fit(train)
     with contextlib.ExitStack() as stack, lines_on_stderr(), summaries.noted_writers(), replaced as own:

@@ -12,19 +12,32 @@ import ray
 
 from raytf._ray import gcs
 from raytf.checkpoint import manifest
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
-from raytf.config import resources, strategy_rules
-from raytf.config.identity import BESIDE, OF_STRATEGY, batch_identity, differences, strategy_identity
+from raytf.config import precision, resources, strategy_rules
+from raytf.config.identity import OF_STRATEGY, batch_identity, beside, differences, strategy_identity
+from raytf.config.objective import MetricObjective
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
+from raytf.config.sections import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
-from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
-from raytf.runs import folder, run_log
+from raytf.driver.tracking import trackers
+from raytf.errors import (
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DamagedFileError,
+    DataError,
+    ModelError,
+    RunMismatchError,
+    one_line,
+)
+from raytf.runs import run_folder, run_log
 from raytf.storage.storage import Storage
+from raytf.training.job import TrainingJob, is_function
+from raytf.training.user import user_code
 
 #: Seconds that a growing cluster may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
@@ -117,13 +130,13 @@ def check_folder(run: Storage) -> None:
     """
     if not run.is_local or not os.path.isdir(run.root):
         return
-    for name in folder.FOLDERS:
+    for name in run_folder.FOLDERS:
         path = os.path.join(run.root, name)
         if os.path.islink(path):
             raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
-    for name in folder.FILES:
+    for name in run_folder.FILES:
         path = os.path.join(run.root, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
@@ -132,7 +145,7 @@ def check_folder(run: Storage) -> None:
             if entry.is_symlink():
                 raise DamagedFileError(run.locate(f"{below}/{name}"), "it is a link", _REMOVE)
     run.preflight()
-    for name in folder.FOLDERS:
+    for name in run_folder.FOLDERS:
         if os.path.isdir(os.path.join(run.root, name)):
             run.child(name).preflight()
 
@@ -176,8 +189,8 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
     if not before or was == now:
         return
     raise RunMismatchError(
-        f"run {config.run.name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + BESIDE
+        f"run {config.run_name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
+        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + beside(config)
     )
 
 
@@ -206,8 +219,8 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
     difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(
-            f"run {config.run.name!r} in storage was made with other settings: {difference}. "
-            f"Use the same settings as before. {BESIDE}"
+            f"run {config.run_name!r} in storage was made with other settings: {difference}. "
+            f"Use the same settings as before. {beside(config)}"
         )
 
 
@@ -381,3 +394,92 @@ def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -
 def _alive() -> list[dict[str, float]]:
     """The resources of each living node."""
     return [n["Resources"] for n in ray.nodes() if n["Alive"]]
+
+
+def check_arguments(
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
+) -> None:
+    """Refuse wrong settings and arguments before anything is touched.
+
+    Raises:
+        RaytfError: a setting or an argument is wrong.
+    """
+    with config.named_as_typed():
+        _check_arguments(config, own, model, train, validation, validation_freq)
+
+
+def _check_arguments(
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
+) -> None:
+    config.check()
+    trackers.check(config.run.track)
+    chosen = precision.choose(config.compute.mixed_precision, own)
+    if config.strategy.has_servers:
+        precision.check_for_servers(chosen.policy)
+    if train is None:
+        raise DataError("there is no training data: fit(model, x) got None.")
+    is_list = isinstance(validation_freq, list)
+    if not is_list and not (isinstance(validation_freq, int) and validation_freq >= 1):
+        raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more, or a list of epochs.")
+    best = config.checkpoints.keep_best
+    if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
+        raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
+    if is_function(model):
+        return
+    if not hasattr(model, "compile"):
+        raise ModelError(
+            f"fit(model, ...) got a {type(model).__name__}. Expected a compiled keras.Model, or a function without "
+            "arguments that returns one."
+        )
+    if not getattr(model, "compiled", False):
+        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before fit.")
+    if config.strategy.has_servers:
+        raise ModelError(
+            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Give fit "
+            "a function that returns the model, or leave the strategy out."
+        )
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+def check_job_can_be_sent(job: TrainingJob, say: Callable[[str], None]) -> None:
+    """Refuse a job that cannot be sent to workers.
+
+    Args:
+        job: the run.
+        say: called with a line for each object of the program that is not sent.
+
+    Raises:
+        ConfigError: says what cannot be pickled.
+    """
+    try:
+        ray.cloudpickle.dumps(job)
+    except Exception as error:
+        _check_callbacks(job.code.get().callbacks)
+        raise ConfigError(
+            f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
+            "(sockets, data sets of TensorFlow that have no end) inside the model or callbacks function."
+        ) from error
+    for kind in job.code.left_behind:
+        say(f"{kind} stays in this process: a callback or layer that uses it in a worker fails there")
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    """Refuse callbacks that hold something that cannot be sent.
+
+    Raises:
+        ConfigError: says where it is.
+    """
+    if not callbacks or callable(callbacks):
+        return
+    from raytf.training.user import object_graph  # it imports TensorFlow, which the callbacks have done already
+
+    for label, value in object_graph.leaves(callbacks):
+        try:
+            user_code.packed(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{label} is a {type(value).__name__}, which cannot be sent to the workers ({one_line(error, 200)}). "
+                "Create it in the callback's on_train_begin, which runs on a worker."
+            ) from error

@@ -99,14 +99,14 @@ def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any
     """
     figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
     if job.code.variables():
-        from raytf.training import program_variables  # it needs Keras, which is loaded where there are variables
+        from raytf.training.model import program_variables  # it needs Keras, which is loaded where there are variables
 
         program_variables.give_back(run, job.code)
     if is_function(model):
         return Result(*figures, None, model, job.params)
     from raytf.inference import trained_model
-    from raytf.training import later_files
-    from raytf.training.callbacks import give_back
+    from raytf.training.user import later_files
+    from raytf.training.user.callbacks import give_back
 
     trained = trained_model.give_back(run, model)
     if callbacks and not callable(callbacks):

@@ -8,11 +8,12 @@ import re
 import socket
 from collections.abc import Callable, Collection, Iterator
 
+from raytf.audit import step_replay
+from raytf.config import continuing
 from raytf.config.program import Program
 from raytf.config.train_config import TrainConfig
-from raytf.driver import replaying
-from raytf.errors import ConfigError, RunMismatchError, StorageError
-from raytf.runs import folder, search_files, start_command
+from raytf.errors import ConfigError, RunMismatchError
+from raytf.runs import run_folder, start_command
 from raytf.storage.storage import Storage
 
 #: Where the runs of a program that calls `model.fit` lie below its name: the first one, which says who started it.
@@ -27,7 +28,7 @@ def named(config: TrainConfig, program: Program) -> TrainConfig:
     Raises:
         ConfigError: the process computes steps of a run again, and is to start another run.
     """
-    if config.run.new and replaying.is_asked():
+    if config.run.new and step_replay.is_requested():
         raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
     return config.replace(run=program.name) if config.run.run is None else config
 
@@ -57,15 +58,19 @@ def settled(
     storage, name = Storage(config.storage_uri), config.run.name
     if config.run.new:
         free = _new(storage, name, start_command.of_process(program.path), first, started)
-        say(f"--new starts run {free}; to continue it later, replace --new by --run {free}")
+        new, run = ("--new", "--run {}") if config.is_from_flags else ("new=True", "run={!r}")
+        before = f"{run.format(name)} and {new}" if is_named else new
+        continuing.replace_new(before, run.format(free))
+        say(f"{new} starts run {free}; to continue it later, replace {before} by {run.format(free)}")
         return config.replace(run=free, new=False)
     if not is_named:
-        _check_program(storage, name, program.path, first)
-        what = conflict(storage.list(name), bool(first))
-        if what:
-            raise RunMismatchError(
-                f"{storage.locate(name)} holds {what}. Name this run with --run NAME, or start {name}-2 with --new."
-            )
+        with config.named_as_typed():
+            _check_program(storage, name, program.path, first)
+            what = conflict(storage.list(name), bool(first))
+            if what:
+                raise RunMismatchError(
+                    f"{storage.locate(name)} holds {what}. Name this run with --run NAME, or start {name}-2 with --new."
+                )
     return config
 
 
@@ -93,9 +98,9 @@ def conflict(entries: Collection[str], is_program: bool) -> str:
         is_program: whether it is the runs of a program that would be kept there.
     """
     names = {entry.rstrip("/") for entry in entries}
-    if search_files.SEARCH in names:
+    if run_folder.SEARCH in names:
         return "a search of `raytf tune`"
-    has_run = bool(names & {*folder.FILES, *folder.FOLDERS})
+    has_run = bool(names & {*run_folder.FILES, *run_folder.FOLDERS})
     if is_program:
         return "a run that was not started by `raytf run`" if has_run else ""
     is_program_there = FIRST_OF_PROGRAM in names and not has_run
@@ -116,7 +121,7 @@ def _new(storage: Storage, name: str, command: start_command.StartCommand, first
     inside = f"/{first}" if first else ""
     for known in candidates(name, there) if command.submission else ():
         run = storage.child(known + inside)
-        before = _recorded(run)
+        before = start_command.read_or_none(run)
         if before is not None and before.submission == command.submission and run.uri not in started:
             started.add(run.uri)
             return known
@@ -131,17 +136,9 @@ def _new(storage: Storage, name: str, command: start_command.StartCommand, first
 
 
 def _check_program(storage: Storage, name: str, path: str, first: str) -> None:
-    before = _recorded(storage.child(f"{name}/{first}" if first else name))
+    before = start_command.read_or_none(storage.child(f"{name}/{first}" if first else name))
     if before is not None and before.is_another_program(path, socket.gethostname()):
         raise RunMismatchError(
             f"run {name!r} in {storage.locate('')} belongs to {before.program}, and this program is {path}. Name this "
             f"one's run with --run NAME, start {name}-2 with --new, or continue that run with --run {name}."
         )
-
-
-def _recorded(run: Storage) -> start_command.StartCommand | None:
-    """Return how a run was started last; None where nothing readable says so."""
-    try:
-        return start_command.read(run)
-    except StorageError:  # also a damaged file, which is for people to read
-        return None

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 
 from raytf import _keras, _tensorflow
-from raytf.checkpoint import audit, durable, variables
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import durable, variables, verify
 from raytf.checkpoint.variables import weights_sha256
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, JobError, one_line
 from raytf.inference import architecture, model_files, trained_model, versions
@@ -154,7 +154,7 @@ def export_run(
     target = run.child(FOLDER) if to is None else Storage(to)
     if to is None and run.is_local and os.path.islink(target.root):
         raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
-    findings = audit.inspect(run)
+    findings = verify.inspect(run)
     result, damaged = attempt(lambda: run_log.read_result(run))
     if damaged is not None:
         say(f"without the run's end: {damaged}")
@@ -249,7 +249,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
         None where that is gone.
     """
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
-    found = versions.whole(versions.look(own))
+    found = versions.whole(versions.inspect(own))
     # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
     source = next((v for v in found if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
@@ -268,7 +268,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
     """The newest version, where it holds these weights."""
-    newest = next(iter(versions.whole(versions.look(target))), None)
+    newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
 

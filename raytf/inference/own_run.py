@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import draws, inlining, tapes
+from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
@@ -128,7 +128,7 @@ def run(
         except Held as end:  # not an error of the user's code
             return end
 
-    with scope, own_steps.held_back(held), tapes.on_tensors(current), draws.seeded(seed), inlining.inlined():
+    with scope, own_steps.held_back(held), tracing.on_tensors(current), tracing.seeded(seed), tracing.inlined():
         logs = run_user_code(f"{step.__name__}", call)
         if isinstance(logs, Held):
             raise logs
@@ -251,7 +251,7 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
             updates.append((optimizer, list(given)))
 
         noting, stepping = _as_raised(note, model.train_step)
-        with own_steps.held_back(noting), inlining.inlined():
+        with own_steps.held_back(noting), tracing.inlined():
             logs = scalars(run_user_code("train_step", lambda: stepping(data)))
         names.extend(logs)
         return loss_of(logs)
@@ -297,3 +297,20 @@ def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
     if not logs:
         return tf.constant(0.0)
     return logs["loss"] if "loss" in logs else next(iter(logs.values()))
+
+
+def beginning(
+    seeds: Sequence[keras.Variable], drawn: tf.Tensor, metrics: Sequence[keras.Variable], before: Sequence[Any]
+) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """What states of random generators and variables of metrics hold when a shard begins.
+
+    Args:
+        seeds: states of the generators.
+        drawn: [S, 2] int32, their values.
+        metrics: variables of metrics.
+        before: their values.
+    """
+    return [
+        *((v, tf.cast(drawn[i], v.dtype)) for i, v in enumerate(seeds)),
+        *((v, tf.convert_to_tensor(value)) for v, value in zip(metrics, before, strict=True)),
+    ]

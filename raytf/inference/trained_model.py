@@ -11,9 +11,9 @@ from typing import Any
 import keras
 
 from raytf import _keras
-from raytf.checkpoint import audit, codec, durable, variables
-from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.checkpoint import codec, durable, variables, verify
 from raytf.checkpoint.variables import weights_sha256
+from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.errors import CheckpointError, JobError, ModelError, one_line
 from raytf.inference import architecture
 from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
@@ -161,7 +161,7 @@ def _put_checkpoint(model: keras.Model, run: Storage) -> bool:
 
 
 def _newest_checkpoint(run: Storage) -> CheckpointFinding | None:
-    return next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
+    return next((f for f in verify.inspect(run) if f.state is Worth.WHOLE), None)
 
 
 def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.storage import claims, untrusted_json, uris
-from raytf.storage.local_names import is_plain
+from raytf.storage.local_files import is_plain
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
 
@@ -68,11 +68,7 @@ class Version:
 
 
 def number_of(name: str) -> int | None:
-    """The version that a folder's name stands for.
-
-    Returns:
-        None where it is none.
-    """
+    """Return the version that a folder's name stands for, or None where it is none."""
     if not (name.isascii() and name.isdigit()):
         return None
     digits = name.lstrip("0") or "0"
@@ -80,11 +76,11 @@ def number_of(name: str) -> int | None:
     return number if number <= _MOST else None
 
 
-def look(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
-    """All version folders, the newest first.
+def inspect(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
+    """Return all version folders, the newest first.
 
     Args:
-        known: whole ones that were looked at before; where sizes are the same they are not read again.
+        known: whole ones from an earlier call; where sizes are the same they are not read again.
 
     Raises:
         StorageError: storage refuses.
@@ -95,20 +91,20 @@ def look(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
         if inner and number_of(name) is not None:
             folders.setdefault(name, {})[inner] = file.bytes
     before = {version.name: version for version in known if not version.problem}
-    found = [
-        before[name] if name in before and before[name].sizes == sizes else _look(models, name, sizes)
+    versions = [
+        before[name] if name in before and before[name].sizes == sizes else _read(models, name, sizes)
         for name, sizes in folders.items()
     ]
-    return sorted(found, key=lambda version: (version.number, version.name), reverse=True)
+    return sorted(versions, key=lambda version: (version.number, version.name), reverse=True)
 
 
 def whole(versions: Iterable[Version]) -> list[Version]:
-    """Those that can be served, one for each number, in their order."""
+    """Return the versions that can be served, one for each number, in their order."""
     return list({v.number: v for v in versions if not v.problem}.values())
 
 
 def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:
-    """Why a folder is not a whole model; empty where it is one.
+    """Return why a folder is not a whole model; empty where it is one.
 
     Args:
         sizes: bytes of each file in it.
@@ -158,7 +154,7 @@ def download(models: Storage, version: Version, folder: str) -> None:
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:
-    """The folder of versions that a person means, the name of the model, and the one version that was named.
+    """Return the folder of versions that a user means, the name of the model, and the version, if one was named.
 
     Args:
         uri: a run, a folder of versions, or one version's folder.
@@ -167,33 +163,33 @@ def models_of(uri: str) -> tuple[Storage, str, int | None]:
         ConfigError: there is no model; it says how to make one.
         StorageError: storage refuses.
     """
-    given = Storage(uri)
-    names = given.list()
+    place = Storage(uri)
+    names = place.list()
     if any(graph in names for graph in GRAPHS):
         parent, last = _split(uri)
         number = number_of(last)
         if number is None:
             raise ConfigError(
-                f"{given.locate('')} is a SavedModel, but {last!r} is not a version number. Expected MODEL/1, as "
+                f"{place.locate('')} is a SavedModel, but {last!r} is not a version number. Expected MODEL/1, as "
                 "TensorFlow Serving does: move it to such a folder."
             )
         return Storage(parent), name_of(parent), number
     if any(number_of(name.rstrip("/")) is not None for name in names):
-        return given, name_of(uri), None
-    if "export/" in names and any(number_of(name.rstrip("/")) is not None for name in given.list("export")):
-        return given.child("export"), name_of(uri), None
+        return place, name_of(uri), None
+    if "export/" in names and any(number_of(name.rstrip("/")) is not None for name in place.list("export")):
+        return place.child("export"), name_of(uri), None
     if not names:
         raise ConfigError(
-            f"there is nothing in {given.locate('')}. Expected a run, STORAGE/NAME, or a folder of versions."
+            f"there is nothing in {place.locate('')}. Expected a run, STORAGE/NAME, or a folder of versions."
         )
     raise ConfigError(
-        f"{given.locate('')} has no exported model. Expected a run with export/1, or a folder of versions such as "
-        f"MODEL/1. `raytf export {given.locate('')}` exports the newest checkpoint of a run."
+        f"{place.locate('')} has no exported model. Expected a run with export/1, or a folder of versions such as "
+        f"MODEL/1. `raytf export {place.locate('')}` exports the newest checkpoint of a run."
     )
 
 
 def name_of(uri: str) -> str:
-    """What a model is called by its place: the run, or the folder of its versions."""
+    """Return the name of a model by its place: the run, or the folder of its versions."""
     parent, last = _split(uri)
     return (_split(parent)[1] or last) if last == "export" else last
 
@@ -205,7 +201,7 @@ def _split(uri: str) -> tuple[str, str]:
     return f"{parent}{mark}{query}", last
 
 
-def _look(models: Storage, name: str, sizes: dict[str, int]) -> Version:
+def _read(models: Storage, name: str, sizes: dict[str, int]) -> Version:
     number, marked, notes = int(name), None, {}
     if MARK in sizes:
         try:
@@ -219,10 +215,8 @@ def _look(models: Storage, name: str, sizes: dict[str, int]) -> Version:
 
 
 def _files(folder: str) -> list[str]:
-    found = []
-    for base, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(base, name), folder).replace(os.sep, "/") for name in names]
-    return sorted(found)
+    bases = ((base, name) for base, _, names in os.walk(folder) for name in names)
+    return sorted(os.path.relpath(os.path.join(base, name), folder).replace(os.sep, "/") for base, name in bases)
 
 
 def _next(names: Iterable[str]) -> int:

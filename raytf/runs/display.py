@@ -144,6 +144,8 @@ class Display(Screen):
     def __enter__(self) -> Self:
         if self._shows_progress:
             super().__enter__()
+        if self._live is not None:
+            self._put(StageLine(_PREPARING, self._clock))
         if not self._draws and self._most_quiet is not None:
             self._ticker = Ticker(self.break_silence)
         return self

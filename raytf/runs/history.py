@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raytf.errors import ConfigError
-from raytf.runs import inventory, ledger, run_log, standing, start_command, timeline
+from raytf.runs import inventory, ledger, run_log, run_state, start_command, timeline
 from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
-from raytf.runs.standing import Standing
+from raytf.runs.run_state import Standing
 from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
@@ -195,7 +195,7 @@ def with_sign(run: History, sign: Event) -> History:
     if not run.events or run.events[-1].get("state") == "ended" or sign["time"] <= run.events[-1]["time"]:
         return run
     events = [*run.events, sign]
-    stands = standing.of(events, None, True, None, run.epochs)
+    stands = run_state.of(events, None, True, None, run.epochs)
     fields = ("name", "problems", "epochs", "settings", "saves", "command", "changed", "made_with")
     return replace(build(run.place, events, None, True, stands), **{name: getattr(run, name) for name in fields})
 
@@ -224,7 +224,7 @@ def build(
         stands: where the run stands; by default, by what events and result say.
     """
     spans = timeline.timeline(events)
-    stands = stands or standing.of(events, result, is_alive or None)
+    stands = stands or run_state.of(events, result, is_alive or None)
     return History(
         name=_name(place),
         place=place,

@@ -16,17 +16,16 @@ from typing import Any
 
 from raytf._process import process_start
 from raytf.checkpoint import manifest, naming
-from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.config.objective import MetricObjective, flat
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
-from raytf.runs import ledger, run_log, search_files, standing
+from raytf.runs import ledger, run_folder, run_log, run_state
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.runs.lease_decisions import RENEW_SECONDS, parse
 from raytf.runs.ledger import Event
-from raytf.runs.standing import RunState
+from raytf.runs.run_state import RunState
 from raytf.storage import untrusted_json
-from raytf.storage.listing import StoredFile
-from raytf.storage.local_names import is_plain
+from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 
@@ -36,7 +35,7 @@ _READERS = 8
 #: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
 #: What makes a folder one of a search, and what its command writes when it has found the best trial.
-_SEARCH, _BEST = f"{search_files.SEARCH}/{search_files.IDENTITY}", f"{search_files.BEST}/parameters.json"
+_SEARCH, _BEST = f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}", f"{run_folder.BEST_TRIAL}/parameters.json"
 _FOUND = untrusted_json.record(
     {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}
 )
@@ -210,7 +209,7 @@ def _is_search(files: list[StoredFile]) -> bool:
 
 def _lease_of(files: list[StoredFile]) -> str | None:
     """The lease of a run, or of a search, in its folder."""
-    wanted = f"{search_files.SEARCH}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
+    wanted = f"{run_folder.SEARCH}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
     return wanted if any(_is_in(file.name, wanted) for file in files) else None
 
 
@@ -255,8 +254,8 @@ def _read(
     if events is None:
         inside = f"{ledger.FOLDER}/"
         names = [f.name.removeprefix(inside) for f in files if f.name.startswith(inside)]
-        events = ledger.newest(run, names, standing.has_enough)
-    stands = standing.of(events, result, lives, newest, history, bool(problems))
+        events = ledger.newest(run, names, run_state.has_enough)
+    stands = run_state.of(events, result, lives, newest, history, bool(problems))
     goal = main_goal(history)
     values = [] if goal is None else [(int(e.get("epoch", i)), goal.value(e)) for i, e in enumerate(history)]
     best: tuple[int | None, float | None] = (None, None)
@@ -309,7 +308,7 @@ def _read_search(
         bytes=sum(file.bytes for file in files),
         modified=max(file.modified for file in files),
         problems=tuple(problems),
-        trials=len({file.name.partition("/")[0] for file in files if file.name.startswith(search_files.TRIAL)}),
+        trials=len({file.name.partition("/")[0] for file in files if file.name.startswith(run_folder.TRIAL)}),
     )
 
 

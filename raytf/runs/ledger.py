@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.naming import stamp
 from raytf.errors import DamagedFileError, StorageError
+from raytf.runs import run_log
 from raytf.storage import strict_json, untrusted_json
 from raytf.storage.storage import Storage
 
@@ -64,6 +66,7 @@ _EVENT = untrusted_json.record(
         "phases": untrusted_json.values(untrusted_json.finite),
     },
 )
+_WITH_ATTEMPTS = (run_log.STEPS, run_log.ATTEMPTS, manifest.FOLDER)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ _DRIVER = re.compile(r"(\d{6})-", re.ASCII)
 
 
 def name_of(term: int) -> str:
-    """Return a name for the driver with a term: see `terms`."""
+    """Return a name for the driver with a term: see `latest_term`."""
     return f"{term:06d}-{stamp()}"
 
 
@@ -260,3 +263,21 @@ def _events(data: bytes) -> tuple[list[Event], str]:
             if not (is_last and number == len(lines)):
                 wrong = wrong or f"line {number:,}: {error}"
     return events, wrong
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
+#
+# It orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
+# back. A driver takes the term after those of its predecessor's lease and of all names in the run's folder. A
+# predecessor that was suspended or cut off thus writes nothing later that counts as newer.
+
+
+def latest_term(run: Storage) -> int:
+    """Return the highest term in the names of a run's files; 0 if there is none.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    terms = [naming.term_of(name) for folder in _WITH_ATTEMPTS for name in run.list(folder)]
+    drivers = [driver_of(name) for name in run.list(FOLDER)]
+    return max([*terms, *drivers], default=0)

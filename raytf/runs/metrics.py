@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raytf.runs.copy_age import CopyAges
 from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
-from raytf.runs.timeline import CATEGORIES, Timeline, account, goodput
+from raytf.runs.timeline import CATEGORIES, RecoveryPointAges, Timeline, account, goodput
 
 #: Seconds between two times that all are set.
 SECONDS = 5.0
@@ -63,7 +62,7 @@ class RunFigures:
         self._counts: dict[tuple[str, str], float] = {}
         self._cause, self._starts = "", 0
         self._latest: Event | None = None
-        self._ages = CopyAges()
+        self._ages = RecoveryPointAges()
 
     def add(self, events: Iterable[Event]) -> None:
         """Note what happened, in order; it counts from the next `update` on."""

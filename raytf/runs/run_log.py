@@ -22,7 +22,7 @@ from raytf.distributed import step_digest
 from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import DamagedFileError, StorageError, one_line
 from raytf.runs import digest_log
-from raytf.storage import local_files, local_names, untrusted_json
+from raytf.storage import local_files, untrusted_json
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
 
@@ -71,7 +71,7 @@ def new_attempt(now: float | None = None, number: tuple[int, int] | None = None)
 
     Args:
         now: seconds of the epoch; by default the present time.
-        number: the driver's term (see `terms`), and a number that rises within the term. By default term 0, and a
+        number: the driver's term (`latest_term`), and a number that rises within the term. By default term 0, and a
             number that rises within this process.
     """
     term, count = (0, next(_numbers)) if number is None else number
@@ -348,7 +348,7 @@ class MirroredFolder:
             self._uploaded = self._state()
             return
         for relative, data in packed.items():
-            local_names.check_plain(relative, self._run.locate(self._name))
+            local_files.check_plain(relative, self._run.locate(self._name))
             local_files.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:

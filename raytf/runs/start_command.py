@@ -5,22 +5,25 @@ A run's folder is data: whoever can write to it could name any program there. So
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raytf.config.terminal_text import visible
+from raytf.errors import RunMismatchError, StorageError
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 FILE = "command.json"
-_LATER = ("program", "host", "submission")
+_LATER = ("program", "host", "submission", "digest")
 _SHAPE = untrusted_json.record(
     {"words": untrusted_json.each(untrusted_json.text), "folder": untrusted_json.text},
     dict.fromkeys(_LATER, untrusted_json.text),
@@ -42,6 +45,7 @@ class StartCommand:
         host: on which it ran.
         submission: of the job as which it ran, the same for each job that `raytf submit` submits for one command;
             empty where it was no job.
+        digest: SHA-256 of the program's file; empty where it has none.
     """
 
     words: tuple[str, ...]
@@ -49,6 +53,7 @@ class StartCommand:
     program: str = ""
     host: str = ""
     submission: str = ""
+    digest: str = ""
 
     def is_another_program(self, path: str, host: str, exists: Callable[[str], bool] = os.path.exists) -> bool:
         """Return whether this start ran another program than the one at a path.
@@ -71,7 +76,10 @@ def of_process(program: str = "") -> StartCommand:
     """
     has_command = "ipykernel" not in sys.modules and bool(sys.argv[0])
     words = tuple(sys.orig_argv[1:]) if has_command else ()
-    return StartCommand(words, os.getcwd(), program, socket.gethostname(), submission(os.environ))
+    digest = ""
+    with contextlib.suppress(OSError):
+        digest = hashlib.sha256(Path(program).read_bytes()).hexdigest() if program else ""
+    return StartCommand(words, os.getcwd(), program, socket.gethostname(), submission(os.environ), digest)
 
 
 def submission(environment: Mapping[str, str]) -> str:
@@ -91,6 +99,36 @@ def write(run: Storage, command: StartCommand) -> None:
     """
     if command.words or command.program:
         run.put(FILE, encoded(command))
+
+
+@contextlib.contextmanager
+def recorded(run: Storage, command: StartCommand) -> Iterator[bool]:
+    """Keep a command in a run's folder, unless the run turns out to be another one.
+
+    Yields:
+        Whether the folder had the same command, with the same text of its program.
+
+    Raises:
+        StorageError: storage refuses.
+        RunMismatchError: that of the `with` statement.
+    """
+    before = read_or_none(run)
+    is_same = before is not None and (before.words, before.digest) == (command.words, command.digest)
+    write(run, command)
+    try:
+        yield is_same
+    except RunMismatchError:
+        if before is not None:
+            write(run, before)
+        raise
+
+
+def read_or_none(run: Storage) -> StartCommand | None:
+    """Return the command of a run; None where nothing readable says so."""
+    try:
+        return read(run)
+    except StorageError:  # also a damaged file, which is for people to read
+        return None
 
 
 def encoded(command: StartCommand) -> bytes:

@@ -1,7 +1,7 @@
-"""Whether a store keeps its word about conditional writes: of several writers at once, one must win.
+"""Tests whether a store keeps its word about conditional writes: one of several writers at once must win.
 
-A store may refuse a condition, not know it and write all the same, or look first and write then, so that several
-writers that come at once have all seen nothing. Only a race shows that, and only now and then: so there are several.
+A store may refuse a condition, ignore it and write all the same, or check first and write then, so that several writers
+at once all see nothing. Only a race shows that, and only now and then, so there are several races.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-#: Writers of a race, races at most, and at least however long they take.
+#: Writers of a race, the most races, and the least, however long they take.
 WRITERS, MOST_ROUNDS, LEAST_ROUNDS = 4, 6, 3
-#: No further race begins after so long.
+#: No further race starts after this time.
 SECONDS = 2.0
 
 
@@ -29,11 +29,11 @@ class Objects(Protocol):
 
 @dataclass(frozen=True)
 class Conditions:
-    """For which writes one of several writers wins.
+    """The writes for which one of several writers wins.
 
     Attributes:
-        create: of an object that is not there.
-        swap: of one that is still of a version.
+        create: of an object that does not exist.
+        swap: of an object that still has a version.
     """
 
     create: bool
@@ -42,15 +42,20 @@ class Conditions:
 
 @dataclass(frozen=True)
 class _WriteRace:
-    """What came of several writers of one object: the bodies of those that were told that they have written."""
+    """The outcome of several writers of one object.
+
+    Attributes:
+        winners: bodies that the store accepted.
+        content: of the object afterwards.
+    """
 
     winners: list[bytes]
     errors: list[OSError]
-    found: bytes | None
+    content: bytes | None
 
     def is_fair(self) -> bool:
-        """Whether nothing speaks against the store: an answer that was lost makes a race without a winner."""
-        return len(self.winners) <= 1 and (not self.winners or self.found == self.winners[0])
+        """Return whether at most one writer has won, with its content; a lost answer makes a race without a winner."""
+        return len(self.winners) <= 1 and (not self.winners or self.content == self.winners[0])
 
 
 def try_out(
@@ -59,10 +64,10 @@ def try_out(
     """Let writers race for objects `path-N`, N < MOST_ROUNDS, which stay: see `leftovers`.
 
     Args:
-        is_unsupported: of an error: whether the store says that it does not know the condition.
+        is_unsupported: (error) -> whether the store does not know the condition.
 
     Raises:
-        OSError: no writer came through.
+        OSError: no writer succeeded.
     """
     began = clock()
     can_create = can_swap = True
@@ -91,12 +96,12 @@ def try_out(
             has_swapped |= bool(race.winners)
     if failure is not None and not is_unsupported(failure) and not (has_created or has_swapped):
         raise failure
-    # One that refuses everybody is of no use either.
+    # A store that refuses everybody is of no use either.
     return Conditions(can_create and has_created, can_swap and has_swapped)
 
 
 def leftovers(path: str) -> list[str]:
-    """All objects that `try_out` may have written."""
+    """Return the names of all objects that `try_out` may have written."""
     return [f"{path}-{number}" for number in range(MOST_ROUNDS)]
 
 
@@ -113,5 +118,5 @@ def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | 
     bodies = [f"raytf-{version}-{i}".encode() for i in range(WRITERS)]
     outcomes = list(pool.map(write, bodies))
     winners = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
-    found = store.get(target) if winners else None
-    return _WriteRace(winners, [o for o in outcomes if isinstance(o, OSError)], found and found[0])
+    content = store.get(target) if winners else None
+    return _WriteRace(winners, [o for o in outcomes if isinstance(o, OSError)], content and content[0])

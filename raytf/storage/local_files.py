@@ -1,4 +1,8 @@
-"""Files on a local or network file system: written whole or not at all, created once, swapped one at a time."""
+"""Files on a local or network file system: written whole or not at all, created once, swapped one at a time.
+
+An object store takes any text for a name: `../../etc/passwd`, `/etc/passwd`, `a//b`. On a file system such a name leads
+elsewhere, or to the file of another name; `check_plain` refuses it.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +11,112 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from raytf.errors import StorageError
 
 #: Writes what a file descriptor stands for to disk.
 Sync = Callable[[int], None]
 
 #: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
-#: Read at a time of a file that grows.
+#: Bytes that are read at a time of a file that grows.
 _PIECE = 1 << 20
+_DRIVE = re.compile(r"[A-Za-z]:")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_MOST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file on storage.
+
+    Attributes:
+        name: relative to the folder that was listed.
+        bytes: its size.
+        modified: seconds of the epoch, by the clock of the store.
+    """
+
+    name: str
+    bytes: int
+    modified: float
+
+
+def leads_elsewhere(name: str) -> bool:
+    """Return whether a name with '/' has a part that a file system or a library does not take for a plain name."""
+    return "\0" in name or any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a name means one file below a folder, on any file system."""
+    return not (leads_elsewhere(name) or "\\" in name or _DRIVE.match(name) or _CONTROL.search(name))
+
+
+def check_plain(name: str, where: str) -> None:
+    """Check that a name is plain.
+
+    Args:
+        where: the folder that has it, as shown to people.
+
+    Raises:
+        StorageError: it is not.
+    """
+    if not is_plain(name):
+        raise refused_name(name, where)
+
+
+def refused_name(name: str, where: str) -> StorageError:
+    """Return the error about a name that is not plain."""
+    shown = ascii(name)  # a terminal may obey its characters
+    if len(shown) > _MOST_SHOWN:
+        shown = f"{shown[:_MOST_SHOWN]}..."
+    return StorageError(
+        f"{where} has a file with the name {shown}, which is not a plain relative name (such as a/b.txt): it could be "
+        "written outside its folder. Nothing was written. Delete or rename it.",
+        "refused",
+    )
 
 
 def get(path: str, most: int | None = None) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Args:
-        most: bytes that it may have; a larger one is not read.
+        most: the largest size; a larger file is not read.
 
     Raises:
-        OSError: it is none, or too large; a pipe, for which a reader would wait for ever, is none.
+        OSError: it is too large, or no regular file: a reader would wait for ever for a pipe.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ENXIO, "it is not a regular file", path)
         if most is None:
             return file.read()
-        # Room is made for what is there, and not for what there may be at the most.
-        data = b"" if found.st_size > most else file.read(found.st_size + 1)
-        while found.st_size < len(data) <= most and (piece := file.read(_PIECE)):  # it grows
+        # Memory is taken for the present size, and not for the largest one.
+        data = b"" if status.st_size > most else file.read(status.st_size + 1)
+        while status.st_size < len(data) <= most and (piece := file.read(_PIECE)):  # it grows
             data += piece
-        if found.st_size > most or len(data) > most:
-            raise too_large(max(found.st_size, len(data)), most, path)
+        if status.st_size > most or len(data) > most:
+            raise too_large(max(status.st_size, len(data)), most, path)
         return data
 
 
 def too_large(size: int, most: int, path: str) -> OSError:
-    """What is raised for a file that is not read since it is larger than any that raytf writes there."""
+    """Return the error about a file that is larger than any that raytf writes there."""
     return OSError(errno.EOVERFLOW, f"it has {size:,} bytes or more, and at most {most:,} are read", path)
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file; a folder is none.
+    """Return whether there is a file; a folder does not count.
 
     Raises:
         OSError: that cannot be known.
@@ -69,22 +130,23 @@ def exists(path: str) -> bool:
 
 
 def walk(base: str, deep: bool = True, skipped: list[str] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All that is below a folder, as (name relative to it, entry); links to folders are not followed. A missing folder
-    is empty, and so is one that is deleted meanwhile.
+    """Yield everything below a folder as (name relative to it, entry). Links to folders are not followed.
+
+    A missing folder is empty, and so is one that is deleted meanwhile.
 
     Args:
-        deep: folders in it as well.
-        skipped: takes the names of those that cannot be read.
+        deep: whether to enter the folders in it.
+        skipped: receives the names of folders that cannot be read.
 
     Raises:
-        OSError: a folder cannot be read, and `skipped` is not given or it is the first.
+        OSError: a folder cannot be read, and there is no `skipped` or it is the first one.
     """
     folders = [""]
     while folders:  # os.walk calls itself for each level, of which there may be thousands
         prefix = folders.pop()
         try:
-            with os.scandir(f"{base}/{prefix}") as found:
-                entries = list(found)
+            with os.scandir(f"{base}/{prefix}") as scan:
+                entries = list(scan)
         except FileNotFoundError:
             continue
         except OSError:
@@ -99,19 +161,15 @@ def walk(base: str, deep: bool = True, skipped: list[str] | None = None) -> Iter
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one."""
+    """Return whether an entry is a folder, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # links that go round in a circle
         return False
 
 
-def look(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Size and time of an entry, of what a link leads to.
-
-    Returns:
-        None where that is gone.
-    """
+def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the size and time of an entry or of a link's target; None if it was deleted."""
     try:
         return entry.stat()
     except FileNotFoundError:
@@ -122,6 +180,25 @@ def look(entry: os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
+def files(base: str, skipped: list[str] | None) -> list[StoredFile]:
+    """Return all files below a folder.
+
+    Args:
+        skipped: receives the names of folders below it that cannot be read; without it the first one raises.
+    """
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    # names that are not text.
+    entries = [(name, entry) for name, entry in walk(base, True, skipped) if not is_folder(entry)]
+    known = [(name, status) for name, entry in entries if (status := status_of(entry)) is not None]
+    return [StoredFile(name, status.st_size, status.st_mtime) for name, status in known]
+
+
+def names(base: str, recursive: bool) -> list[str]:
+    """Return the names below a folder, relative to it and sorted; folders end with '/'."""
+    entries = ((name, is_folder(entry)) for name, entry in walk(base, recursive) if ".tmp-" not in name)
+    return sorted(name + ("/" if is_folder else "") for name, is_folder in entries)
+
+
 def put(path: str, data: bytes | memoryview | Sequence[memoryview], sync: Sync = os.fsync) -> None:
     """Write a file, or the pieces of one; it appears, or replaces another one, only when it is complete and on disk."""
     with _complete(path, [data] if isinstance(data, (bytes, memoryview)) else data, sync) as temporary:
@@ -129,12 +206,12 @@ def put(path: str, data: bytes | memoryview | Sequence[memoryview], sync: Sync =
 
 
 def put_inside(folder: str, name: str, data: bytes) -> None:
-    """Write a file below a folder, at a plain relative name (see `names`), whatever lies there already.
+    """Write a file below a folder, at a plain relative name, over whatever lies there already.
 
     Links below the folder are not followed: one in the place of the file is replaced, one on the way to it is an error.
 
     Raises:
-        OSError: also where a file or a link is in the place of a folder.
+        OSError: also if a file or a link is in the place of a folder.
     """
     *folders, last = name.split("/")
     os.makedirs(folder, exist_ok=True)
@@ -162,8 +239,10 @@ def put_inside(folder: str, name: str, data: bytes) -> None:
 
 
 def delete(root: str, name: str, sync: Sync = os.fsync) -> None:
-    """Delete what has a name below a folder; nothing happens where it is not there, or is not of that folder since a
-    link leads out of it. Of a link the link goes, and not what it leads to."""
+    """Delete a file or a folder below `root`, if it exists and no link on the way leads out of `root`.
+
+    A link is deleted itself, and its target stays.
+    """
     path = root
     for part in filter(None, name.split("/")):
         if path != root and os.path.islink(path):
@@ -174,12 +253,12 @@ def delete(root: str, name: str, sync: Sync = os.fsync) -> None:
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-        _sync_folder(os.path.dirname(path), sync)  # before what the file speaks of is deleted
+        _sync_folder(os.path.dirname(path), sync)  # before files are deleted that this one refers to
     drop_lock(path)
 
 
 def create(path: str, data: bytes, sync: Sync = os.fsync) -> bool:
-    """Write a file, complete and on disk, unless there is one; whether it was written."""
+    """Write a file, complete and on disk, unless there is one. Return whether it was written."""
     with _complete(path, [data], sync) as temporary:
         try:
             os.link(temporary, path)
@@ -190,9 +269,9 @@ def create(path: str, data: bytes, sync: Sync = os.fsync) -> bool:
 
 @contextlib.contextmanager
 def _complete(path: str, pieces: Sequence[bytes | memoryview], sync: Sync) -> Iterator[str]:
-    """Write a file of another name beside `path`, to be given that name inside the `with` statement.
+    """Write a temporary file beside `path`, which the `with` statement's body renames to `path`.
 
-    The file, the name that it was given and new folders above it are on disk at the end; nothing else is left.
+    At the end the file, its name and new folders above it are on disk; nothing else is left.
     """
     folder = os.path.dirname(os.path.abspath(path))
     temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
@@ -216,12 +295,12 @@ def _make_folder(folder: str, sync: Sync) -> None:
         above = os.path.dirname(above)
         new.append(above)
     os.makedirs(folder, exist_ok=True)
-    for each in new:
-        _sync_folder(each, sync)
+    for parent in new:
+        _sync_folder(parent, sync)
 
 
 def _sync_folder(folder: str, sync: Sync) -> None:
-    """Have the names in a folder last through a power cut: a file that is on disk may lack a name otherwise."""
+    """Make the names in a folder survive a power cut: a file that is on disk may lack a name otherwise."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # gone already, or one in which this user may write and not read
@@ -236,18 +315,18 @@ def _sync_folder(folder: str, sync: Sync) -> None:
 
 
 def version(data: bytes) -> str:
-    """What tells a file's bytes from those before and after."""
+    """Return a text that tells a file's bytes from those before and after."""
     return hashlib.sha256(data).hexdigest()
 
 
 def swap(path: str, data: bytes, expected: str) -> bool:
-    """Write a file that is still of a version; whether it was written."""
+    """Write a file if it still has this version. Return whether it was written."""
     with _locked(path):
         try:
-            found = get(path)
+            before = get(path)
         except FileNotFoundError:
             return False
-        if version(found) != expected:
+        if version(before) != expected:
             return False
         put(path, data)
         return True
@@ -255,7 +334,7 @@ def swap(path: str, data: bytes, expected: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Alone among processes that ask for it, also over NFS; the lock ends with its process.
+    """Hold a file's lock, which processes share also over NFS and which ends with its process.
 
     Raises:
         OSError: another process has held it for seconds.
@@ -283,7 +362,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def drop_lock(path: str) -> None:
-    """Remove what swaps leave beside a file, unless one is under way."""
+    """Remove the lock that swaps leave beside a file, unless one is under way."""
     lock = _lock_of(path)
     with contextlib.suppress(OSError):
         handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What storage said when it refused, in one line: of which kind it is, and how to fix it."""
+"""Errors of storage for people, in one line: the kind of the refusal, and how to fix it."""
 
 from __future__ import annotations
 
@@ -51,33 +51,39 @@ FIX = {
     "full": "Free some space or choose another --storage.",
     "unsupported": "The store does not know this request; another version of it, or another store, may.",
 }
-#: The same for what the operating system says of a folder.
+#: The same for errors of the operating system about a folder.
 _LOCAL_FIX = {
     "missing": "Choose a folder that can be made.",
     "denied": "Choose a folder in which this user may write.",
     "damaged": "Choose a folder.",
     "full": FIX["full"],
 }
-#: What is there is of another kind than what raytf has written there.
+#: Something of another kind lies where raytf has written.
 _REASONS = {
     errno.EISDIR: "there is a folder where a file is expected",
     errno.ENOTDIR: "Not a directory, there is a file where a folder is expected",
     errno.ELOOP: "its symbolic links go round in a circle",
 }
+_NUMBERS = {
+    "missing": (errno.ENOENT,),
+    "denied": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "full": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    "damaged": (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EOVERFLOW),
+    "unreachable": (errno.ETIMEDOUT, errno.ECONNREFUSED),
+}
 
-
-#: How a file begins that is written only to see whether it can be.
+#: The beginning of a file's name that is written only to see whether that is possible.
 PROBE = ".raytf-probe-"
 
 
 def explain(what: str, where: str, error: OSError) -> StorageError:
-    """The error for people.
+    """Return the error for people.
 
     Args:
-        what: could not be done, a verb.
-        where: the place as a person would look for it.
+        what: the verb for the operation that failed.
+        where: the place, as shown to people.
     """
-    kind, where = classify(error), where.partition(f"/{PROBE}")[0]  # whose name is nobody's business
+    kind, where = classify(error), where.partition(f"/{PROBE}")[0]  # a probe's name helps nobody
     if kind == "damaged" and what in ("read", "look up", "list"):
         return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
@@ -92,33 +98,13 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
 
 
 def classify(error: OSError) -> str:
-    """The `kind` of a StorageError for what the operating system or pyarrow raised."""
-    by_number = {
-        errno.ENOENT: "missing",
-        errno.EACCES: "denied",
-        errno.EPERM: "denied",
-        errno.EROFS: "denied",
-        errno.ENOSPC: "full",
-        errno.EDQUOT: "full",
-        errno.EFBIG: "full",
-        errno.EEXIST: "damaged",
-        errno.EISDIR: "damaged",
-        errno.ENOTDIR: "damaged",
-        errno.ELOOP: "damaged",
-        errno.ENXIO: "damaged",
-        errno.EOVERFLOW: "damaged",
-        errno.ETIMEDOUT: "unreachable",
-        errno.ECONNREFUSED: "unreachable",
-    }
-    if error.errno in by_number:
-        return by_number[error.errno]
+    """Return the `kind` of a StorageError for an error of the operating system or of pyarrow."""
     text = str(error)
-    for kind, signs in _SIGNS:
-        if any(sign in text for sign in signs):
-            return kind
-    return "other"
+    by_number = (kind for kind, numbers in _NUMBERS.items() if error.errno in numbers)
+    by_text = (kind for kind, signs in _SIGNS if any(sign in text for sign in signs))
+    return next(by_number, None) or next(by_text, "other")
 
 
 def is_unsupported(error: OSError) -> bool:
-    """Whether a store said that it does not know the request."""
+    """Return whether a store answered that it does not know the request."""
     return classify(error) == "unsupported"

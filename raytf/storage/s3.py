@@ -1,17 +1,16 @@
-"""S3: pyarrow's file system, and boto3 for what that lacks (conditional writes), both made from one URI's options.
+"""S3: pyarrow's file system, and boto3 for conditional writes, which pyarrow lacks; both from one URI's options.
 
-A conditional write is refused by the store itself where the object is not as expected, so that of several writers one
-wins: PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Conditional requests").
+The store itself refuses a conditional write if the object is not as expected, so that one of several writers wins:
+PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Conditional requests").
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +25,16 @@ _CONFLICT = ("ConditionalRequestConflict", "409")
 _MISSING = ("NoSuchKey", "404")
 #: Somebody else has aborted an upload, or the store knows of none.
 _GONE = ("NoSuchUpload", "NotImplemented")
-#: With which stores of several makers answer to a condition that they do not know. A request that is wrong for another
-#: reason fails again without the condition, and then with its reason.
+#: Answers of stores of several makers to a condition that they do not know. A request that is wrong for another reason
+#: fails again without the condition, and then with its reason.
 _UNKNOWN = ("NotImplemented", "InvalidRequest", "InvalidArgument", "MethodNotAllowed", "UnsupportedOperation")
 _UNKNOWN_STATUS = (405, 501)
-#: With which they answer to a list of objects to delete: where there is no such thing, or one wants it in another form.
+#: Their answers to a list of objects to delete, if they know no such request or want it in another form.
 _NO_BATCH = (*_UNKNOWN, "MalformedXML", "MissingContentMD5", "InvalidDigest", "BadDigest", "XAmzContentSHA256Mismatch")
 #: Some stores delete those of a list one after another, which must not take longer than an answer may.
 _BATCH, _BATCHES_AT_ONCE, _SINGLES_AT_ONCE = 50, 4, 8
 _NOT_IN_XML = re.compile(r"[\x00-\x1f\ufffe\uffff]")
-#: Both libraries read it when a client is made; neither has an argument for it in common with the other.
+#: Both libraries read it when a client is made; they have no argument for it in common.
 _CHECKSUMS = "AWS_REQUEST_CHECKSUM_CALCULATION"
 _WITHOUT_CHECKSUMS = "when_required"
 #: Since 2025 uploads come in chunks with a checksum behind them (aws-chunked), which stores of other makers may refuse.
@@ -55,19 +54,19 @@ _SIGNS_OF_CHECKSUMS = (
 
 
 def is_about_checksums(error: Exception) -> bool:
-    """Whether an upload was perhaps refused for the checksum that AWS's libraries add to it."""
+    """Return whether an upload was perhaps refused for the checksum that AWS's libraries add to it."""
     return any(sign in str(error) for sign in _SIGNS_OF_CHECKSUMS)
 
 
 def has_checksums() -> bool:
-    """Whether clients that are made now add checksums to uploads."""
+    """Return whether clients that are made now add checksums to uploads."""
     return os.environ.get(_CHECKSUMS, "").lower() != _WITHOUT_CHECKSUMS
 
 
 def set_checksums(value: str | None) -> str | None:
-    """Set the variable of AWS's libraries for clients made from now on, by default to none; what it was.
+    """Set AWS's variable about checksums for clients that are made from now on. Return its earlier value.
 
-    It is the process's, so that what this process starts (Ray, workers) need not find it out again.
+    It is an environment variable, so that processes which this one starts (Ray, workers) inherit it.
     """
     before = os.environ.get(_CHECKSUMS)
     if value is None:
@@ -78,7 +77,7 @@ def set_checksums(value: str | None) -> str | None:
 
 
 def without_checksums() -> str | None:
-    """As `set_checksums`."""
+    """Make clients from now on without checksums. Return the variable's earlier value."""
     return set_checksums(_WITHOUT_CHECKSUMS)
 
 
@@ -98,18 +97,17 @@ class S3:
 
     @classmethod
     def of(cls, options: dict[str, str]) -> S3:
-        """From a URI's options; an endpoint that is not among them is taken from AWS_ENDPOINT_URL."""
-        scheme, mark, host = (options.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")).rpartition(
-            "://"
-        )
+        """Read a URI's options; an endpoint that is not among them is taken from AWS_ENDPOINT_URL."""
+        endpoint = options.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")
+        scheme, mark, host = endpoint.rpartition("://")
         region = options.get("region")
         if host and region is None:
-            # An endpoint of one's own has no regions; without one pyarrow asks the network for the bucket's.
+            # A private endpoint has no regions; without a region pyarrow asks the network for the bucket's.
             region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
         return cls(host.rstrip("/"), options.get("scheme") or (scheme if mark else "https"), region)
 
     def file_system(self) -> pafs.S3FileSystem:
-        """A file system that has read the credentials just now."""
+        """Make a file system. It reads the credentials now."""
         return pafs.S3FileSystem(
             endpoint_override=self.endpoint or None,
             scheme=self.scheme,
@@ -120,11 +118,11 @@ class S3:
         )
 
     def objects(self) -> Conditional:
-        """Objects by version, by a client that has read the credentials just now."""
+        """Make a client that reads and writes objects by version. It reads the credentials now."""
         return Conditional(self)
 
     def client(self) -> Any:
-        """boto3's client, likewise."""
+        """Make boto3's client. It reads the credentials now."""
         import boto3
         from botocore.config import Config
 
@@ -136,7 +134,7 @@ class S3:
                 connect_timeout=_CONNECT_SECONDS,
                 read_timeout=_REQUEST_SECONDS,
                 retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-                # As pyarrow does, which knows no other variable for it either.
+                # As pyarrow does, which has no setting for it.
                 s3={"addressing_style": "path"} if self.endpoint else None,
                 ignore_configured_endpoint_urls=True,
             ),
@@ -144,30 +142,23 @@ class S3:
 
 
 class Conditional:
-    """Reads and writes of objects by version, and what else pyarrow cannot do.
-
-    Args:
-        store: where.
+    """Reads and writes objects by version, and does what else pyarrow cannot do.
 
     Raises:
-        OSError: from every method, in words as pyarrow's.
+        OSError: from every method, in pyarrow's words.
     """
 
     def __init__(self, store: S3):
         try:
             self._client = store.client()
-        except Exception as error:  # a profile that there is not, a file that cannot be read
+        except Exception as error:  # a missing profile, a file that cannot be read
             raise _explained(error, "the configuration") from error
         # Stores of other makers want the older of two checksums.
         self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
         self._has_batches = True
 
     def get(self, path: str) -> tuple[bytes, str] | None:
-        """The bytes and the version of BUCKET/KEY.
-
-        Returns:
-            None where it is not there.
-        """
+        """Return the bytes and the version of BUCKET/KEY, or None if it does not exist."""
         bucket, _, key = path.partition("/")
         try:
             answer = self._client.get_object(Bucket=bucket, Key=key)
@@ -179,10 +170,10 @@ class Conditional:
             raise _explained(error, "GetObject") from error
 
     def put(self, path: str, data: bytes, version: str | None) -> bool:
-        """Write BUCKET/KEY where it is of a version, or where it is not there for None; whether it was written.
+        """Write BUCKET/KEY if it has this version, or if it does not exist for None. Return whether it was written.
 
-        A write whose answer was lost counts as refused, since it is tried again and meets itself: read what is there.
-        A store that knows no such condition makes an error with the word NotImplemented.
+        A write whose answer was lost counts as refused: it is tried again and meets itself. Read the object to know.
+        If the store knows no such condition, the error contains the word NotImplemented.
         """
         bucket, _, key = path.partition("/")
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -197,14 +188,13 @@ class Conditional:
                 if code in (*_REFUSED, *_CONFLICT, *_MISSING):
                     return False
                 if code in _UNKNOWN or _status(error) in _UNKNOWN_STATUS:
-                    raise OSError(
-                        f"AWS Error NotImplemented during conditional PutObject operation: {error}"
-                    ) from error
+                    text = f"AWS Error NotImplemented during conditional PutObject operation: {error}"
+                    raise OSError(text) from error
                 raise _explained(error, "PutObject") from error
         raise AssertionError
 
     def write(self, path: str, data: bytes) -> None:
-        """Write BUCKET/KEY, whatever is there."""
+        """Write BUCKET/KEY unconditionally."""
         bucket, _, key = path.partition("/")
         try:
             self._client.put_object(Bucket=bucket, Key=key, Body=data)
@@ -212,14 +202,14 @@ class Conditional:
             raise _explained(error, "PutObject") from error
 
     def delete(self, path: str) -> None:
-        """Delete BUCKET/KEY and all below BUCKET/KEY/; nothing happens where nothing is."""
+        """Delete BUCKET/KEY and everything below BUCKET/KEY/, if it exists."""
         bucket, _, key = path.partition("/")
         prefix = f"{key}/" if key else ""
         try:
             if key:
                 self._client.delete_object(Bucket=bucket, Key=key)
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-            keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+            keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
         except Exception as error:
             if _code(error) in (*_MISSING, "NoSuchBucket"):
                 return
@@ -227,7 +217,7 @@ class Conditional:
         self.delete_keys(bucket, keys)
 
     def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects, many at a time where the store can do that."""
+        """Delete objects, many at a time if the store can do that."""
         listable = [key for key in keys if not _NOT_IN_XML.search(key)]
         batches = [listable[i : i + _BATCH] for i in range(0, len(listable), _BATCH)]
         left = [key for key in keys if _NOT_IN_XML.search(key)]
@@ -240,7 +230,7 @@ class Conditional:
                 list(pool.map(lambda key: self._delete_one(bucket, key), left))
 
     def _delete_batch(self, bucket: str, keys: Sequence[str]) -> Sequence[str]:
-        """Those that must be deleted one by one."""
+        """Delete objects with one request. Return the keys that must be deleted one by one."""
         if not self._has_batches or len(keys) == 1:
             return keys
         try:
@@ -251,7 +241,7 @@ class Conditional:
                 self._has_batches = False
                 return keys
             raise _explained(error, "DeleteObjects") from error
-        # Each is asked for by itself once more: its own answer is the one to show.
+        # Each is deleted by itself once more: its own answer is the one to show.
         return [error["Key"] for error in failed if error.get("Code") not in _MISSING]
 
     def _delete_one(self, bucket: str, key: str) -> None:
@@ -262,31 +252,28 @@ class Conditional:
                 raise _explained(error, f"DeleteObject of {key}") from error
 
     def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int:
-        """Abort uploads in parts below BUCKET/PREFIX; see Storage."""
+        """Abort multipart uploads below BUCKET/PREFIX, as in `Storage.abort_uploads`."""
         bucket, _, prefix = path.partition("/")
         aborted = 0
         try:
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
                 for upload in page.get("Uploads", ()):
                     if upload["Key"].startswith(prefix) and is_dead(upload["Key"][len(prefix) :]):
-                        with _gone_is_gone():
-                            self._client.abort_multipart_upload(
-                                Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                            )
-                            aborted += 1
+                        aborted += self._abort_upload(bucket, upload)
         except Exception as error:
             if _code(error) not in _GONE:
                 raise _explained(error, "ListMultipartUploads") from error
         return aborted
 
-
-@contextlib.contextmanager
-def _gone_is_gone() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if _code(error) != "NoSuchUpload":
-            raise
+    def _abort_upload(self, bucket: str, upload: dict[str, Any]) -> bool:
+        """Abort an upload. Return False if it no longer exists."""
+        try:
+            self._client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except Exception as error:
+            if _code(error) != "NoSuchUpload":
+                raise
+            return False
+        return True
 
 
 def _add_md5(params: dict[str, Any], **_: Any) -> None:
@@ -304,12 +291,12 @@ def _code(error: Exception) -> str:
 
 
 def _answer(error: Exception) -> dict[str, Any]:
-    """What the store has answered; empty where it has not, as when a connection was closed."""
+    """Return the store's answer; empty if there was none, as when a connection was closed."""
     return getattr(error, "response", None) or {}
 
 
 def _explained(error: Exception, what: str) -> OSError:
-    """A boto3 error in the words that `storage.classify` knows from pyarrow."""
+    """Return a boto3 error in pyarrow's words, which `refusals.classify` knows."""
     from botocore import exceptions
 
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.CredentialRetrievalError)):

@@ -1,11 +1,10 @@
 """One way to local folders, S3, GCS and Azure: put, get, list, delete, with errors that say what to fix.
 
 A URI is a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Options follow a question
-mark, as in
-`s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
-URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
-and never from the URI (see `places`). Where S3 refuses, they are read again, so that keys renewed in a file serve a run
-under way.
+mark, as in `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not
+in the URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's
+role and never from the URI (see `uris`). When S3 refuses them they are read again, so that a run continues with keys
+that were renewed in a file.
 
 A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
 because an object store commits what was written when a stream is closed, also by an exception.
@@ -24,29 +23,29 @@ from typing import TypeVar
 import pyarrow.fs as pafs
 
 from raytf.errors import StorageError
-from raytf.storage import arrow_objects, conditional_writes, listing, local_files, local_names, object_store, s3, uris
-from raytf.storage.gcs import Gcs
-from raytf.storage.listing import StoredFile
-from raytf.storage.object_store import ObjectStore, VersionedObjects
-from raytf.storage.refusals import PROBE, classify, explain, is_unsupported
+from raytf.storage import conditional_writes, local_files, object_store, s3, uris
+from raytf.storage.local_files import StoredFile
+from raytf.storage.object_store import Gcs, ObjectStore, VersionedObjects
+from raytf.storage.refusals import FIX, PROBE, classify, explain, is_unsupported
 from raytf.storage.s3 import S3
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 T = TypeVar("T")
 
+#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
+PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
-#: Held where the process's setting about checksums is changed.
+#: Held while the process's setting about checksums changes.
 _CHECKSUMS = threading.Lock()
-#: Files that are swapped are small ones.
+#: The largest size of a file that is swapped.
 _VERSIONED_BYTES = 1 << 20
 
 
 class Storage:
-    """A place for files below a root. Names are relative and use '/'.
+    """Files below a root. Names are relative and use '/'.
 
     Args:
-        uri: see the module's text.
+        uri: as in the module's docstring.
         clock: injected by tests.
 
     Raises:
@@ -58,7 +57,7 @@ class Storage:
         self.uri, self._clock = uri, clock
         self._store: ObjectStore | None = None
         self._objects: VersionedObjects | None = None
-        #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
+        #: Whether one of several writers wins, for `create` and for `swap`; missing until it is known.
         self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         place = uris.parse(uri)
@@ -70,27 +69,27 @@ class Storage:
             return
         self.root = place.location
         self._store = object_store.of(place)
-        #: Whether objects are written by version; credentials of the others are the library's own business.
+        #: Whether objects are written by version. The other stores' credentials are left to the library.
         self._has_versions = not isinstance(self._store, Gcs)
         self._build()
 
     def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
-        """The pyarrow file system and the path on it, for libraries that want them."""
+        """Return the pyarrow file system and the path on it, for libraries that take them."""
         return self._fs, self._path(name)
 
     def child(self, name: str) -> Storage:
-        """The same storage with its root at `name`."""
-        self._path(name)  # or it would lie elsewhere
+        """Return the same storage with its root at `name`."""
+        self._path(name)  # refuses a name that leads elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
     def locate(self, name: str) -> str:
-        """A name as a person would look for it."""
+        """Return where a name is, as shown to people."""
         base, _, _ = self.uri.partition("?")
         return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
 
     def put(self, name: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
-        """Write a whole file, or the pieces of one; it appears only when it is complete."""
+        """Write a whole file, or its pieces; it appears only when it is complete."""
         if self.is_local:
             self._do("write", name, lambda: local_files.put(self._path(name), data))
             return
@@ -111,9 +110,9 @@ class Storage:
     def _put_without_checksums(
         self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
     ) -> None:
-        """Once more as before 2025, and from now on where that helps; see `s3.is_about_checksums`."""
+        """Write again as before 2025, and from now on if that helps; see `s3.is_about_checksums`."""
         with _CHECKSUMS:
-            is_first = self._fs is used  # not where another thread was faster
+            is_first = self._fs is used  # no other thread was faster
             if is_first and not self._has_checksums:
                 raise refusal
             before = s3.without_checksums()
@@ -128,34 +127,25 @@ class Storage:
             raise refusal from None
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
+        """Write a file unless it exists. Return whether it was written. Atomic if `is_conditional`.
 
-        On an object store False may also mean that the answer to the write was lost: read what is there.
+        On an object store False may also mean that the answer to the write was lost: read the file to know.
         """
         if self.is_local:
             return self._do("create", name, lambda: local_files.create(self._path(name), data))
         return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
-        """The bytes of a file and what tells them from those before and after.
-
-        Returns:
-            None where there is none.
-        """
+        """Return a file's bytes and the version that tells them from earlier and later ones; None if it is missing."""
         if self._has_versions:
             return self._do("read", name, lambda: self._versioned().get(self._path(name)))
-        try:
-            data = self.get(name, _VERSIONED_BYTES)
-        except StorageError as error:
-            if error.kind == "missing":
-                return None
-            raise
-        return data, local_files.version(data)
+        data = self.get_or_none(name, _VERSIONED_BYTES)
+        return None if data is None else (data, local_files.version(data))
 
     def swap(self, name: str, data: bytes, version: str) -> bool:
-        """Write a file that is still of a version; whether it was written. Atomic where `is_conditional`.
+        """Write a file if it still has this version. Return whether it was written. Atomic if `is_conditional`.
 
-        On an object store False may also mean that the answer to the write was lost: read what is there.
+        On an object store False may also mean that the answer to the write was lost: read the file to know.
         """
         if self.is_local:
             return self._do("write", name, lambda: local_files.swap(self._path(name), data, version))
@@ -163,7 +153,7 @@ class Storage:
 
     def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
         if self._has_versions and self._one_wins.get(what, True):
-            # A store that nobody has tried may overlook the condition.
+            # A store that was not tried yet may overlook the condition.
             if what not in self._one_wins and self._version_of(name) != version:
                 return False
             try:
@@ -175,18 +165,18 @@ class Storage:
             except StorageError as error:
                 if error.kind != "unsupported":
                     raise
-                self._one_wins[what] = False  # this one alone: a store may know one condition and not the other
+                self._one_wins[what] = False  # only this one: a store may know one condition and not the other
         if self._version_of(name) != version:
             return False
         self.put(name, data)
         return True
 
     def _version_of(self, name: str) -> str | None:
-        found = self.get_version(name)
-        return found and found[1]
+        present = self.get_version(name)
+        return present and present[1]
 
     def is_conditional(self, what: str | None = None) -> bool:
-        """Whether of several writers at once one wins; S3-protocol stores are tried, once, by races.
+        """Return whether one of several writers wins. Stores with the S3 protocol are tried once, by races.
 
         Args:
             what: `create` or `swap`; by default both.
@@ -197,16 +187,16 @@ class Storage:
             probe = f"{PROBE}{uuid.uuid4().hex[:8]}"
             try:
                 path = self._path(probe)
-                found = self._do(
+                tried = self._do(
                     "write", probe, lambda: conditional_writes.try_out(self._versioned(), path, is_unsupported)
                 )
             finally:
                 bucket, _, key = self._path(probe).partition("/")
                 keys = conditional_writes.leftovers(key)
                 self._do("delete", probe, lambda: self._versioned().delete_keys(bucket, keys))
-            # What was refused in earnest is not offered again.
-            self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
-        return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
+            # A condition that the store refused earlier is not tried again.
+            self._one_wins = {"create": tried.create, "swap": tried.swap, **self._one_wins}
+        return all(self._one_wins[write] for write in ([what] if what else ["create", "swap"]))
 
     def _versioned(self) -> VersionedObjects:
         if self._objects is None:
@@ -216,24 +206,24 @@ class Storage:
         return self._objects
 
     def get(self, name: str, most: int | None = None) -> bytes:
-        """The bytes of a file; StorageError of kind `missing` when it is not there.
+        """Return the bytes of a file. A missing one is a StorageError of kind `missing`.
 
         Args:
-            most: bytes that it may have; a larger one is damaged, and is not read.
+            most: the largest size; a larger file is damaged, and is not read.
 
         Raises:
-            DamagedFileError: it is too large, or no file at all.
+            DamagedFileError: it is too large, or no file.
         """
 
         def read() -> bytes:
             if self.is_local:
                 return local_files.get(self._path(name), most)
-            return arrow_objects.read(self._fs, self._path(name), most)
+            return object_store.read(self._fs, self._path(name), most)
 
         return self._do("read", name, read)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Bytes [offset, offset + length) of a file; fewer where it ends before."""
+        """Return bytes [offset, offset + length) of a file; fewer if it ends before."""
 
         def read() -> bytes:
             with self._fs.open_input_file(self._path(name)) as file:
@@ -242,9 +232,9 @@ class Storage:
         return self._do("read", name, read)
 
     def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
-        """The bytes of a file, as `get`, or None when it is not there."""
+        """Return the bytes of a file as `get` does, or None if it is missing; a folder is not missing."""
         try:
-            return self.get(name, most)  # what is not a file is not missing
+            return self.get(name, most)
         except StorageError as error:
             if error.kind == "missing":
                 return None
@@ -257,42 +247,46 @@ class Storage:
         return info.type == pafs.FileType.File
 
     def files(self, name: str = "", skipped: list[str] | None = None) -> list[StoredFile]:
-        """All files below a folder, at any depth, by name; a missing folder is empty, and so is a root that is a file.
+        """Return all files below a folder, at any depth, by name.
+
+        A missing folder is empty, and so is a root that is a file.
 
         Args:
-            skipped: takes the names of folders below it that cannot be read; without it the first one raises.
+            skipped: receives the names of folders below it that cannot be read; without it the first one raises.
         """
         base = self._path(name)
         if self.is_local and not name and self.exists(""):
             return []
-        found = self._do(
-            "list", name, lambda: listing.local(base, skipped) if self.is_local else arrow_objects.files(self._fs, base)
-        )
-        return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
+
+        def read() -> Sequence[StoredFile]:
+            return local_files.files(base, skipped) if self.is_local else object_store.files(self._fs, base)
+
+        files = self._do("list", name, read)
+        return sorted((file for file in files if ".tmp-" not in file.name), key=lambda file: file.name)
 
     def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """What is below a folder of a local file system, links as such."""
+        """Yield the entries below a folder of a local file system, links as such."""
         return local_files.walk(self._path(name))
 
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
-        """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
+        """Return the names below a folder, relative to it and sorted; folders end with '/'. A missing folder is empty.
 
         A recursive list may leave out the folders themselves.
         """
         base = self._path(name)
         if self.is_local:
-            return self._do("list", name, lambda: listing.local_names(base, recursive))
-        return self._do("list", name, lambda: arrow_objects.names(self._fs, base, recursive))
+            return self._do("list", name, lambda: local_files.names(base, recursive))
+        return self._do("list", name, lambda: object_store.names(self._fs, base, recursive))
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
-        """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
+        """Abort uploads that were started and never completed: no list shows them, and they cost money.
 
         Args:
             name: a folder; empty for all.
-            is_dead: of a file's name relative to it: whether nobody goes on with it.
+            is_dead: (name of the file, relative to the folder) -> whether nobody continues its upload.
 
         Returns:
-            How many were forgotten.
+            The number of uploads that were aborted.
         """
         if not self._has_versions:
             return 0
@@ -300,7 +294,7 @@ class Storage:
         return self._do("list uploads of", name, lambda: self._versioned().abort_uploads(base, is_dead))
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a folder with all that is in it; nothing happens when it is not there."""
+        """Delete a file, or a folder with everything in it, if it exists."""
         path = self._path(name)
 
         def remove() -> None:
@@ -310,31 +304,22 @@ class Storage:
             if self._has_versions:
                 self._versioned().delete(path)
                 return
-            arrow_objects.delete(self._fs, path)
+            object_store.delete(self._fs, path)
 
         self._do("delete", name, remove)
-
-    def put_tree(self, folder: str, name: str) -> None:
-        """Copy a local folder's files to below `name`."""
-        for base, _, files in os.walk(folder):
-            for file in files:
-                path = os.path.join(base, file)
-                relative = os.path.relpath(path, folder).replace(os.sep, "/")
-                with open(path, "rb") as stream:
-                    self.put(f"{name}/{relative}", stream.read())
 
     def get_tree(self, name: str, folder: str) -> None:
         """Copy the files below `name` into a local folder.
 
         Raises:
-            StorageError: also where a name would lead out of the folder; then nothing is written.
+            StorageError: also if a name would lead out of the folder; then nothing is written.
         """
         self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
 
     def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
-        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        """Copy some of the files below `name` into a local folder, as `get_tree` does."""
         for relative in files:
-            local_names.check_plain(relative, self.locate(name))
+            local_files.check_plain(relative, self.locate(name))
 
         def fetch(relative: str) -> None:
             data = self.get(f"{name}/{relative}")
@@ -347,41 +332,41 @@ class Storage:
             list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
-        """List and write a little, so that what is wrong shows before money is spent.
+        """List and write a little, so that mistakes show before money is spent.
 
         Raises:
-            StorageError: within `seconds` when storage does not answer.
+            StorageError: storage refuses, or does not answer within `seconds`.
         """
         probe = f"{PROBE}{uuid.uuid4().hex[:8]}"
 
         def check() -> None:
             self.put(probe, b"raytf")
-            self.list("")  # after the put, which tells a missing bucket from one that is empty
+            self.list("")  # after the put, which tells a missing bucket from an empty one
             self.delete(probe)
 
         within(seconds, check, self.locate(""))
 
     def _path(self, name: str) -> str:
         name = name.rstrip("/")
-        if name and local_names.leads_elsewhere(name):
-            raise local_names.refusal(name, self.locate(""))
+        if name and local_files.leads_elsewhere(name):
+            raise local_files.refused_name(name, self.locate(""))
         return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
         used = self._fs
         try:
-            return call()
-        except OSError as error:
-            if not self._renew(error, used):
-                raise explain(what, self.locate(name), error) from error
-        try:
+            try:
+                return call()
+            except OSError as error:
+                if not self._renew(error, used):
+                    raise
             return call()
         except OSError as error:
             raise explain(what, self.locate(name), error) from error
 
     def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
-        """Whether to try once more, with credentials read again: a file system keeps those that it found in a file."""
-        # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
+        """Return whether to try once more, with credentials read again: a file system keeps those of its start."""
+        # For any refusal: the answer to a HEAD does not say that a key has expired.
         if not self._has_versions or classify(error) != "denied":
             return False
         if self._fs is used:
@@ -392,7 +377,31 @@ class Storage:
         return True
 
     def _build(self) -> None:
-        """Make what talks to the store again: it reads credentials and the environment when it is made."""
+        """Make the clients again, which read credentials and the environment when they are made."""
         assert self._store is not None
         self._has_checksums = s3.has_checksums()
         self._fs, self._objects = self._store.file_system(), None
+
+
+def within(seconds: float, call: Callable[[], None], where: str) -> None:
+    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted.
+
+    Raises:
+        StorageError: storage did not answer.
+    """
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {FIX['unreachable']}", "unreachable")
+    if outcome[0] is not None:
+        raise outcome[0]

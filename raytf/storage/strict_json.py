@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dumps(document: Any, **options: Any) -> str:
-    """A document as JSON, with null for a number that is NaN or infinite.
+    """Return a document as JSON, with null for a number that is NaN or infinite.
 
     Args:
         options: of `json.dumps`.

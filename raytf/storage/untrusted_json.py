@@ -7,13 +7,13 @@ the shape that it asked for or one `DamagedFileError` with file and reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from raytf.errors import DamagedFileError, StorageError, one_line
 from raytf.storage.storage import Storage
 
-#: What is wrong with a value; None where nothing is.
+#: (value) -> what is wrong with it; None if nothing is.
 Shape = Callable[[Any], str | None]
 
 #: Bytes of files: of small notes, and of those that grow with the run or with the model.
@@ -24,18 +24,16 @@ DEPTH = 100
 _DIGITS, _CHARACTERS = 4000, 400
 #: Numbers up to here are exact as floats, too.
 MOST = 2**53
+_KINDS = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
 
 
 def read(run: Storage, name: str, shape: Shape, most: int = SMALL, depth: int = DEPTH) -> Any:
-    """A JSON file.
+    """Return the document in a JSON file, or None if the file is missing.
 
     Args:
         run: the run's folder.
         shape: that the document must have.
-        most: bytes that it may have.
-
-    Returns:
-        None where it is missing.
+        most: the largest size of the file in bytes.
 
     Raises:
         DamagedFileError: it is too large, no JSON, nested too deeply or of another shape.
@@ -46,10 +44,10 @@ def read(run: Storage, name: str, shape: Shape, most: int = SMALL, depth: int = 
 
 
 def parse(data: bytes, where: str, shape: Shape, depth: int = DEPTH) -> Any:
-    """A JSON document.
+    """Return a JSON document.
 
     Args:
-        where: it comes from, as a person would look for it.
+        where: the place it comes from, as shown to people.
 
     Raises:
         DamagedFileError: it is not JSON, nested too deeply or of another shape.
@@ -65,10 +63,10 @@ def parse(data: bytes, where: str, shape: Shape, depth: int = DEPTH) -> Any:
 
 
 def decode(data: bytes, depth: int = DEPTH) -> Any:
-    """A JSON document of any shape.
+    """Return a JSON document of any shape.
 
     Raises:
-        ValueError: what is wrong with it, for people.
+        ValueError: says for people what is wrong with it.
     """
     if not data:
         raise ValueError("it is empty")
@@ -86,7 +84,7 @@ def decode(data: bytes, depth: int = DEPTH) -> Any:
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, DamagedFileError | None]:
-    """What a reader finds, or why that cannot be read; for those who go on without it.
+    """Return the value that was read, or the reason it could not be, for callers that can continue without it.
 
     Raises:
         StorageError: storage cannot be reached.
@@ -116,132 +114,105 @@ def _float(text: str) -> float:
 def _is_deeper(document: Any, depth: int) -> bool:
     level = [document]
     for _ in range(depth):
-        level = [inner for value in level for inner in _inner(value)]
+        level = [inner for value in level for inner in _children(value)]
         if not level:
             return False
     return any(isinstance(value, (dict, list)) for value in level)
 
 
-def _inner(value: Any) -> Iterator[Any]:
+def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _expect(expected: str, is_valid: Callable[[Any], bool]) -> Shape:
+    return lambda value: None if is_valid(value) else f"is {_shown(value)}, expected {expected}"
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def anything(value: Any) -> str | None:
-    """Any value."""
-    return None
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and -MOST <= value <= MOST  # false for NaN
 
 
-def whole(value: Any) -> str | None:
-    """A whole number that counts something."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
-    return None if is_whole else f"is {_said(value)}, expected a whole number, 0 or more"
-
-
-def number(value: Any) -> str | None:
-    """Any number that a float holds; a loss may be NaN or infinite."""
-    is_float = _is_number(value) and (isinstance(value, float) or abs(value) <= 10**300)
-    return None if is_float else f"is {_said(value)}, expected a number"
-
-
-def finite(value: Any) -> str | None:
-    """A finite number, and not beyond all that is measured here."""
-    is_finite = _is_number(value) and -MOST <= value <= MOST  # false for NaN
-    return None if is_finite else f"is {_said(value)}, expected a finite number"
-
-
-def when(value: Any) -> str | None:
-    """Seconds of the epoch, of years with four digits."""
-    is_time = finite(value) is None and 0 <= value < 253_402_300_800
-    return None if is_time else f"is {_said(value)}, expected seconds since 1970"
-
-
-def text(value: Any) -> str | None:
-    """A string."""
-    return None if isinstance(value, str) else f"is {_said(value)}, expected a text"
-
-
-def flag(value: Any) -> str | None:
-    """True or false."""
-    return None if isinstance(value, bool) else f"is {_said(value)}, expected true or false"
+#: Any value.
+anything: Shape = _expect("anything", lambda value: True)
+#: A string.
+text: Shape = _expect("a text", lambda value: isinstance(value, str))
+#: True or false.
+flag: Shape = _expect("true or false", lambda value: isinstance(value, bool))
+#: A whole number that counts something.
+whole: Shape = _expect(
+    "a whole number, 0 or more", lambda value: _is_number(value) and isinstance(value, int) and 0 <= value <= MOST
+)
+#: Any number that a float holds; a loss may be NaN or infinite.
+number: Shape = _expect(
+    "a number", lambda value: _is_number(value) and (isinstance(value, float) or abs(value) <= 10**300)
+)
+#: A finite number, and not beyond anything that is measured here.
+finite: Shape = _expect("a finite number", _is_finite)
+#: Seconds of the epoch, of years with four digits.
+when: Shape = _expect("seconds since 1970", lambda value: _is_finite(value) and 0 <= value < 253_402_300_800)
 
 
 def optional(shape: Shape) -> Shape:
-    """That, or null."""
+    """Return the shape of a value that may also be null."""
     return lambda value: None if value is None else shape(value)
 
 
-def either(*shapes: Shape) -> Shape:
-    """Any of several."""
-
-    def check(value: Any) -> str | None:
-        wrong = [shape(value) for shape in shapes]
-        return None if None in wrong else wrong[0]
-
-    return check
-
-
 def each(shape: Shape) -> Shape:
-    """A list of such values."""
+    """Return the shape of a list of such values."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, list):
-            return f"is {_said(value)}, expected a list"
+            return f"is {_shown(value)}, expected a list"
         return _first((f"[{i}]", shape(inner)) for i, inner in enumerate(value))
 
     return check
 
 
 def values(shape: Shape) -> Shape:
-    """An object whose values are such."""
+    """Return the shape of an object with such values."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, dict):
-            return f"is {_said(value)}, expected an object"
+            return f"is {_shown(value)}, expected an object"
         return _first((key, shape(inner)) for key, inner in value.items())
 
     return check
 
 
-def record(wanted: Mapping[str, Shape], known: Mapping[str, Shape] | None = None) -> Shape:
-    """An object with these fields; of those that are known, but may be missing, the shape; others may be there."""
+def record(required: Mapping[str, Shape], known: Mapping[str, Shape] | None = None) -> Shape:
+    """Return the shape of an object with the required fields; known fields may be missing, and others may be there."""
+    fields = {**required, **(known or {})}
 
     def check(value: Any) -> str | None:
         if not isinstance(value, dict):
-            return f"is {_said(value)}, expected an object"
-        missing = next((key for key in wanted if key not in value), None)
+            return f"it is {_shown(value)}, expected an object"
+        missing = next((key for key in required if key not in value), None)
         if missing is not None:
-            return f"has no {missing!r}"
-        fields = {**wanted, **(known or {})}
+            return f"it has no {missing!r}"
         return _first((key, shape(value[key])) for key, shape in fields.items() if key in value)
 
-    return lambda value: _as_sentence(check(value))
+    return check
 
 
-def _as_sentence(wrong: str | None) -> str | None:
-    return wrong if wrong is None or not wrong.startswith(("is ", "has ")) else f"it {wrong}"
-
-
-def _first(found: Iterator[tuple[str, str | None]]) -> str | None:
-    for key, wrong in found:
+def _first(checks: Iterable[tuple[str, str | None]]) -> str | None:
+    for key, wrong in checks:
         if wrong is not None:
             return f"{key[:40]!r} {wrong.removeprefix('it ')}"
     return None
 
 
-def _said(value: Any) -> str:
-    """A value as part of a message: its kind, where it is not short."""
-    kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
-    if type(value) in kinds:
-        return kinds[type(value)]
-    said = json.dumps(value)
-    return said if len(said) <= 24 else "a number"
+def _shown(value: Any) -> str:
+    """Return a value as a part of a message: its kind, unless it is short."""
+    if type(value) in _KINDS:
+        return _KINDS[type(value)]
+    shown = json.dumps(value)
+    return shown if len(shown) <= 24 else "a number"

@@ -1,7 +1,7 @@
 """YAML that somebody else wrote: bounded in depth and size, and never anything but a `yaml.YAMLError`.
 
-libyaml composes by recursion in C, which ends the process where brackets are nested deep enough; its events come one by
-one, so all is counted there first. PyYAML makes numbers and dates with whatever Python raises for them.
+libyaml composes by recursion in C, which ends the process if brackets are nested deep enough. Its events come one by
+one, so values are counted there first. PyYAML raises whatever Python raises for a number or a date.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
 LEVELS, VALUES = 100, 200_000
-#: Characters of a number: what is longer is not a number of anything, and Python refuses to print it.
+#: Characters of a number: longer ones count nothing, and Python refuses to print them.
 _DIGITS = 100
 TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_MANY = f"it holds more than {VALUES} values"
@@ -23,7 +23,7 @@ _KINDS = {"int": "whole number", "float": "number", "timestamp": "date or time",
 
 
 class Loader(_Base):
-    """PyYAML's safe loader, whose constructors raise only a YAMLError, which says where."""
+    """PyYAML's safe loader, with constructors that raise only a YAMLError with a place."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
@@ -32,17 +32,16 @@ class Loader(_Base):
                 raise ValueError
             return super().construct_object(node, deep)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
-            said = _short(node.value) if isinstance(node, yaml.ScalarNode) else "what stands here"
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{said} is no {_KINDS.get(kind, kind)}", node.start_mark
-            ) from None
+            value = _short(node.value) if isinstance(node, yaml.ScalarNode) else "what stands here"
+            problem = f"{value} is no {_KINDS.get(kind, kind)}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 def nodes(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
-    """Each document of a text, composed, with the loader that makes values of it.
+    """Yield each document of a text as a node, with the loader that makes values of it.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or larger or deeper than anybody goes through.
+        yaml.YAMLError: it is not YAML, or too large or too deep.
     """
     count(text)
     loader = Loader(text)
@@ -56,22 +55,19 @@ def nodes(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 def load(text: str) -> Any:
-    """The value of the first document.
-
-    Returns:
-        None where there is none.
+    """Return the value of the only document, or None if there is none.
 
     Raises:
-        yaml.YAMLError: see `nodes`; also where there are several.
+        yaml.YAMLError: as in `nodes`, or there are several documents.
     """
-    found = [loader.construct_document(node) for node, loader in nodes(text)]
-    if len(found) > 1:
+    documents = [loader.construct_document(node) for node, loader in nodes(text)]
+    if len(documents) > 1:
         raise yaml.YAMLError("it holds several documents")
-    return found[0] if found else None
+    return documents[0] if documents else None
 
 
 def count(text: str) -> None:
-    """Go through a text event by event, which takes no stack.
+    """Check the size and depth of a text event by event, which takes no stack.
 
     Raises:
         yaml.YAMLError: it is not YAML, or too deep or too large.
@@ -90,10 +86,10 @@ def count(text: str) -> None:
 
 
 def size_of(node: yaml.Node) -> int:
-    """How many values a node stands for, those of its aliases among them.
+    """Return the number of values that a node stands for, with those of its aliases.
 
     Raises:
-        yaml.YAMLError: more than anybody goes through.
+        yaml.YAMLError: there are too many.
     """
     return _size(node, [], {})
 

@@ -1,12 +1,12 @@
-"""URIs of storage: what is one, what is a folder, and that no secret is in it.
+"""URIs of storage: tells them from folders, and refuses secrets in them.
 
     runs   ./a:b   ~/runs   /data/runs                     a folder
     s3://BUCKET/PREFIX?region=eu-central-1                  an object store
     s3:/bucket   S3://bucket   s3%3A//bucket   https://...  neither: refused
 
-What looks like a URI is never taken for a folder by mistake: it may hold a secret, which would become a folder's name.
-A folder whose name looks so is given from where it lies: `./a:b`. Errors show no part of what was given that may be a
-secret. What `parse` lets through holds none, so it may be shown and kept.
+A text that looks like a URI is never taken for a folder: it may hold a secret, which would become a folder's name. A
+folder whose name looks like a URI is written with its path: `./a:b`. Errors show no part of the text that may be a
+secret. A URI that `parse` accepts holds none, so it may be shown and kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPTIONS = {
     "gs": ("endpoint_override", "scheme", "project_id", "anonymous"),
     "az": ("endpoint_override", "scheme", "account_name"),
 }
-#: What the value of an option looks like, and how that is said.
+#: The pattern of each option's value, and its description for people.
 _VALUES = {
     "endpoint_override": (
         re.compile(r"(https?://)?[\w.\-]+(:\d+)?/?|(https?://)?\[[0-9a-fA-F:]+\](:\d+)?/?"),
@@ -50,11 +50,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class StorageUri:
-    """Where a URI leads.
+    """The parts of a URI.
 
     Attributes:
         scheme: s3, gs or az; empty for a folder.
-        location: BUCKET/PREFIX, or the folder as it was given.
+        location: BUCKET/PREFIX, or the folder unchanged.
         options: after the question mark.
     """
 
@@ -64,10 +64,10 @@ class StorageUri:
 
 
 def parse(uri: str) -> StorageUri:
-    """What a URI means.
+    """Return the parts of a URI.
 
     Raises:
-        ConfigError: it is none and no folder, or it holds what may be a secret; without that part of it.
+        ConfigError: it is neither a URI nor a folder, or it holds what may be a secret. The message leaves that out.
     """
     if _CONTROL.search(uri):
         raise ConfigError(f"storage: a control character is in its name. {EXPECTED}.")
@@ -92,16 +92,16 @@ def parse(uri: str) -> StorageUri:
 
 
 def is_folder(uri: str) -> bool:
-    """Whether a URI is a local folder or file.
+    """Return whether a URI is a local folder or file.
 
     Raises:
-        ConfigError: see `parse`.
+        ConfigError: as in `parse`.
     """
     return not parse(uri).scheme
 
 
 def shown(uri: str) -> str:
-    """A URI as it may be shown: without its options, which may hold a secret by mistake, and nothing of a wrong one."""
+    """Return a URI without its options, which may hold a secret by mistake, and nothing of an invalid one."""
     try:
         return uri if is_folder(uri) else uri.partition("?")[0]
     except ConfigError:
@@ -112,12 +112,12 @@ def _check_folder(uri: str) -> None:
     if _EXPLICIT.match(uri):
         return
     plain = uri
-    for _ in range(3):  # what was encoded may have been so again
-        found = re.match(r"\s*([A-Za-z][A-Za-z0-9]{0,4})://", plain)
-        if found and plain is uri:
-            known = found[1].lower() in _SCHEMES
-            what = f"{found[1].lower()}:// is written in small letters" if known else f"{found[1]}:// is not known"
-            raise ConfigError(f"storage {found[1]}://...: {what}. {EXPECTED}.")
+    for _ in range(3):  # it may be percent-encoded more than once
+        scheme = re.match(r"\s*([A-Za-z][A-Za-z0-9]{0,4})://", plain)
+        if scheme and plain is uri:
+            known = scheme[1].lower() in _SCHEMES
+            what = f"{scheme[1].lower()}:// is written in small letters" if known else f"{scheme[1]}:// is not known"
+            raise ConfigError(f"storage {scheme[1]}://...: {what}. {EXPECTED}.")
         if plain.startswith("://"):
             raise ConfigError(f"storage ://...: a scheme that is empty is not known. {EXPECTED}.")
         if _LIKE_URI.match(plain):
@@ -125,18 +125,19 @@ def _check_folder(uri: str) -> None:
             such = f", such as {word[0]}..." if word else ""
             hint = f" with two slashes, as in {word[1]}://BUCKET/PREFIX" if word else ""
             raise ConfigError(
-                f"storage: what was given looks like a URI and is none{such}. "
-                f"{EXPECTED}{hint}. A folder whose name has a colon is given as ./NAME."
+                f"storage: the text looks like a URI and is none{such}. "
+                f"{EXPECTED}{hint}. Write a folder whose name has a colon as ./NAME."
             )
         plain = urllib.parse.unquote(plain)
 
 
 def _has_secret(text: str) -> bool:
-    return any(_SECRET.search(one) for one in (text, urllib.parse.unquote(text), urllib.parse.unquote_plus(text)))
+    variants = (text, urllib.parse.unquote(text), urllib.parse.unquote_plus(text))
+    return any(_SECRET.search(variant) for variant in variants)
 
 
 def _credentials() -> ConfigError:
-    return ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
+    return ConfigError("storage: the URI contains credentials. Set them in the environment instead.")
 
 
 def _options(query: str, plain: str, known: tuple[str, ...]) -> dict[str, str]:

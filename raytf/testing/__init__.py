@@ -11,12 +11,10 @@ Faults come from outside (signals, nodes that end, a forwarder in front of the o
 patched, and the job does not know. See docs/guides/testing-against-faults.md.
 """
 
-from raytf.testing.cluster import ElasticCluster
-from raytf.testing.faults import Fault, Injection, Kind, Report
+from raytf.testing.cluster import ElasticCluster, Node
+from raytf.testing.faults import Fault, FaultPlan, Injection, Kind, Report
 from raytf.testing.job import Job
 from raytf.testing.metadata_server import MetadataServer
-from raytf.testing.node import Node
-from raytf.testing.plan import FaultPlan
 from raytf.testing.processes import environment
 from raytf.testing.storage_proxy import StorageProxy
 

@@ -1,24 +1,24 @@
-"""An elastic Ray cluster on this machine: every node a raylet with processes of its own, added and killed by script."""
+"""An elastic Ray cluster on this machine: every node is a raylet with its own processes, added and killed by script."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from raytf.testing import processes, reaper
-from raytf.testing.node import Node
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 #: Generous: a node starts in 3 s on a quiet machine.
@@ -46,8 +46,114 @@ print(alive)
 """
 
 
+class Node:
+    """A node of an `ElasticCluster`.
+
+    Attributes:
+        id: Ray's id of it, 56 hexadecimal digits.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, ray: Callable[..., str], address: str):
+        self._process, self._log, self._ray, self._address = process, log, ray, address
+        self._session = processes.Session(process.pid)
+        reaper.watch(self._session)
+        self._is_gone = False
+        self.id = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its raylet is alive."""
+        return self.raylet() is not None
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all its processes, the oldest first, including those whose parent has died."""
+        return [] if self._is_gone else self._session.members()
+
+    def workers(self) -> list[psutil.Process]:
+        """Return its Ray Train workers, the oldest first."""
+        return processes.titled(self.processes(), processes.WORKER)
+
+    def warm(self) -> list[psutil.Process]:
+        """Return its warm processes, which are ready for the next group or preparing for it, the oldest first."""
+        return processes.titled(self.processes(), processes.WARM)
+
+    def raylet(self) -> psutil.Process | None:
+        """Return its raylet.
+
+        Returns:
+            None where it has died.
+        """
+        return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the node, as when a machine disappears."""
+        if self._is_gone:
+            return
+        self._session.end()
+        self._process.wait()
+        self._is_gone = True
+        reaper.forget(self._session)
+
+    def kill_raylet(self) -> None:
+        """Send SIGKILL to the raylet only. Ray ends the node's other processes when they miss it."""
+        raylet = self.raylet()
+        processes.end([raylet] if raylet else [])
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """End the node as its administrator would (SIGTERM): Ray hears of it, and takes nothing new to it.
+
+        A node that has been given notice ends only at its deadline while it has workers.
+
+        Args:
+            seconds: after which what has not ended is killed, as a pod is after its grace period.
+        """
+        if not self._is_gone:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            self.kill()
+
+    def drain(self, notice_seconds: float) -> None:
+        """Give notice of preemption, as a cloud does: Ray learns of it, nothing is killed. Takes 1 s, not the notice.
+
+        A node on which nothing runs ends at once; Ray has no use for it.
+
+        Args:
+            notice_seconds: that are passed to Ray; rounded, at least 1.
+
+        Raises:
+            RuntimeError: Ray refused; with its output.
+        """
+        self._ray(
+            "drain-node",
+            f"--address={self._address}",
+            f"--node-id={self.id}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=notice of preemption",
+            f"--deadline-remaining-seconds={max(1, round(notice_seconds))}",
+        )
+
+    @property
+    def output(self) -> str:
+        """The output so far of its `ray start`, and of the command that it runs under."""
+        return self._log.read_text(errors="replace")
+
+    def is_up(self) -> bool:
+        """Return whether Ray knows the node, once it was started; `id` is set from then on.
+
+        Raises:
+            RuntimeError: it has ended; with its output.
+        """
+        if self._process.poll() is not None:
+            raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
+        raylet = self.raylet()
+        match = raylet and re.search(r"--node[-_]id[= ]([0-9a-f]{56})", " ".join(raylet.cmdline()))
+        self.id = match.group(1) if match else ""
+        return bool(self.id) and "Ray runtime started" in self._log.read_text()
+
+
 class ElasticCluster:
-    """A head and nodes that come and go; a context manager, which leaves nothing behind.
+    """A head and nodes that join and leave; a context manager, which leaves nothing behind.
 
         with ElasticCluster() as cluster:
             node = cluster.add_node(cpus=1)
@@ -69,7 +175,7 @@ class ElasticCluster:
         folder: in which Ray keeps its logs until the cluster is closed.
 
     Raises:
-        RuntimeError, TimeoutError: on entry, when Ray does not start; with what it said.
+        RuntimeError, TimeoutError: on entry, when Ray does not start; with its output.
     """
 
     def __init__(
@@ -121,7 +227,7 @@ class ElasticCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """Nodes that live, the oldest first, without the head."""
+        """Living nodes, the oldest first, without the head."""
         return [node for node in self._nodes if node.is_alive]
 
     @property
@@ -139,7 +245,7 @@ class ElasticCluster:
             under: a command that runs `ray start` as its own last arguments, such as `raytf node --`.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with what it said.
+            RuntimeError, TimeoutError: it does not start; with its output.
         """
         # One at a time: two raylets that start at once take each other's sockets.
         node = self._start(
@@ -156,7 +262,7 @@ class ElasticCluster:
         """Kill the head where it lives, and start another one at the same address.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with what it said.
+            RuntimeError, TimeoutError: it does not start; with its output.
         """
         self.head.kill()
         for _ in range(_TRIES - 1):
@@ -175,7 +281,7 @@ class ElasticCluster:
             seconds: to wait at most.
 
         Raises:
-            TimeoutError: it does not come to that; with the number that Ray knows of.
+            TimeoutError: there are not as many; with the number that Ray knows of.
             RuntimeError: Ray does not answer.
         """
         wanted = len(self.nodes) if nodes is None else nodes
@@ -185,16 +291,16 @@ class ElasticCluster:
             raise TimeoutError(f"waited {seconds:.0f} s for {wanted} nodes besides the head; Ray knows of {known}")
 
     def controllers(self) -> list[psutil.Process]:
-        """Ray Train's controllers."""
+        """Return Ray Train's controllers."""
         members = [process for node in [self.head, *self._nodes] for process in node.processes()]
         return processes.titled(members, processes.CONTROLLER)
 
     def workers(self) -> list[psutil.Process]:
-        """Ray Train's workers on all nodes, those of the oldest node first."""
+        """Return Ray Train's workers on all nodes, those of the oldest node first."""
         return [worker for node in [self.head, *self._nodes] for worker in node.workers()]
 
     def ray(self, *arguments: str) -> str:
-        """Output of a command of Ray's, such as `ray("status", f"--address={cluster.address}")`.
+        """Run a Ray command, such as `ray("status", f"--address={cluster.address}")`, and return its output.
 
         Raises:
             RuntimeError: it failed; with what it printed.
@@ -234,7 +340,7 @@ class ElasticCluster:
             "--max-worker-port=0",
         ]
         env = self._environment()
-        del env["RAY_ADDRESS"]  # a head refuses to start where it is told of another one
+        del env["RAY_ADDRESS"]  # a head refuses to start if this names another one
         if self._keeps_state:
             env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "state")}
         with log.open("w") as out:

@@ -1,4 +1,4 @@
-"""What a GPU would do with a traced graph, found out without one: what it keeps in host memory, and what it cannot run.
+"""Find out without a GPU what one would do with a traced graph: what it keeps in host memory, and what it cannot run.
 
 TensorFlow's wheel for Linux holds the kernels of GPUs, and its registry tells on any machine, for an operation with its
 types, whether a GPU has a kernel and which of its tensors that kernel keeps in the host's memory. Most kernels of int32
@@ -35,9 +35,9 @@ _CALLS = {
     "PartitionedCall": ("_Arg", "_Retval"),
     "StatefulPartitionedCall": ("_Arg", "_Retval"),
 }
-#: A function's arguments: whoever calls it was looked at, and those of the outermost come from the host in any case.
+#: A function's arguments: its callers are inspected too, and those of the outermost come from the host in any case.
 _ARGUMENTS = {"Placeholder", "_Arg", "_Retval"}
-#: Arguments that tell dimensions, or a number for each: never large, though a graph may not know of how many.
+#: Arguments that hold dimensions, or a number for each: never large, though a graph may not know how many.
 _OF_SHAPES = {"BroadcastGradientArgs": {"s0", "s1", "r0", "r1"}, "Sum": {"reduction_indices"}}
 #: Types that TensorFlow refuses to add over GPUs (BaseCollectiveExecutor, tensorflow#56184).
 _REFUSED = {tf.int32, tf.bfloat16}
@@ -61,7 +61,7 @@ class PlacementFinding(NamedTuple):
 
 
 def findings(function: Any, at_least: int, unknown: int | None = None) -> list[PlacementFinding]:
-    """What a GPU would keep in host memory of tensors so large, and all that it has no kernel for, however small.
+    """Return which tensors of this size a GPU would keep in host memory, and all operations that it has no kernel for.
 
     Args:
         function: a concrete function.
@@ -69,17 +69,18 @@ def findings(function: Any, at_least: int, unknown: int | None = None) -> list[P
         unknown: for how long a dimension is taken that the graph does not know; by default a tensor counts that has
             one, and one of unknown rank always does.
     """
-    found = []
+    result = []
     for op, within in operations(function.graph):
         for problem, tensors in _problems(op, lambda tensor: _size(tensor, unknown) >= at_least):
             largest = max(tensors, key=lambda t: _size(t, unknown), default=None)
-            told = "" if largest is None else f"{largest.dtype.name} {largest.shape}"
-            found.append(PlacementFinding(problem, op.type, op.name, within, told))
-    return found
+            described = "" if largest is None else f"{largest.dtype.name} {largest.shape}"
+            result.append(PlacementFinding(problem, op.type, op.name, within, described))
+    return result
 
 
 def operations(graph: Any) -> Iterator[tuple[tf.Operation, str]]:
-    """All operations of a graph, each with the functions that lead to it; of one that is called twice, once."""
+    """Yield all operations of a graph, each with the functions that lead to it. A function that is called twice counts
+    once."""
     seen: set[str] = set()
 
     def walk(graph: Any, within: str) -> Iterator[tuple[tf.Operation, str]]:
@@ -99,8 +100,8 @@ def _called(op: tf.Operation) -> Iterator[tuple[str, str]]:
     for attribute, value in op.node_def.attr.items():
         if value.HasField("func"):
             yield attribute, value.func.name
-        for each in value.list.func:
-            yield attribute, each.name
+        for function in value.list.func:
+            yield attribute, function.name
 
 
 def _graph_of(graph: Any, name: str) -> Any:
@@ -128,7 +129,7 @@ def _problems(op: tf.Operation, is_large: Callable[[tf.Tensor], bool]) -> Iterat
 
 
 class _Kernel(NamedTuple):
-    """A kernel that a GPU may use: its own, or one of any device; for which types, and what it keeps on the host."""
+    """A kernel that a GPU can use: its own, or one of any device; for which types, and what it keeps on the host."""
 
     is_own: bool
     priority: int
@@ -147,9 +148,9 @@ def _types(value: Any) -> frozenset[tf.DType]:
 
 @functools.cache
 def _fitting(kind: str, types: tuple[tuple[str, frozenset[tf.DType]], ...]) -> _Kernel | None:
-    """As TensorFlow chooses: that of GPUs, else that of any device."""
-    found = [k for k in _registered(kind) if all(own <= k.allowed.get(name, own) for name, own in types)]
-    return max(found, key=lambda k: (k.is_own, k.priority), default=None)
+    """Choose a kernel as TensorFlow does: one of GPUs, otherwise one of any device."""
+    kernels = [k for k in _registered(kind) if all(own <= k.allowed.get(name, own) for name, own in types)]
+    return max(kernels, key=lambda k: (k.is_own, k.priority), default=None)
 
 
 @functools.cache
@@ -168,7 +169,7 @@ def _registered(kind: str) -> list[_Kernel]:
 
 @functools.cache
 def _carries(kind: str, dtype: tf.DType) -> bool:
-    """Whether what stands for a loop, a branch or a call leaves a tensor of a dtype on the device."""
+    """Return whether the operations of a loop, a branch or a call leave a tensor of a dtype on the device."""
     kernel, definition = _fitting(kind, (("T", frozenset([dtype.base_dtype])),)), _tensorflow.operation(kind)
     arguments = [*definition.input_arg, *definition.output_arg]
     return kernel is not None and not {a.name for a in arguments if a.type_attr == "T"} & kernel.on_host

@@ -1,4 +1,4 @@
-"""A job as a user starts it: a command, its output, its exit code, the step that it has reached."""
+"""A job as a user starts it: a command, its output, its exit code, and the step that it has reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 240.0
 
 
 class Job:
-    """A command that was started; a context manager, which ends all that the command started.
+    """A started command; a context manager, which ends everything that the command started.
 
     Args:
         command: a program and its arguments.
@@ -40,7 +40,7 @@ class Job:
     ):
         self.log, self._status_file = log, status_file
         if status_file is not None:
-            status_file.unlink(missing_ok=True)  # it would tell of an earlier command
+            status_file.unlink(missing_ok=True)  # it would describe an earlier command
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 list(command),
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self.log.read_text(errors="replace")
 
     @property
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What the status file says: the fields of `raytf.runs.status.Status`; None before the first one."""
+        """The content of the status file: the fields of `raytf.runs.status.Status`; None before the first one."""
         if self._status_file is None:
             return None
         try:
@@ -106,9 +106,9 @@ class Job:
         """Wait until something holds while the job runs.
 
         Raises:
-            AssertionError: it does not come to hold, or the job ends before; with what it printed.
+            AssertionError: it does not hold in time, or the job ends before; with its output.
         """
-        for _ in processes.looks(seconds):
+        for _ in processes.polls(seconds):
             if condition():
                 return
             if not self.is_running:
@@ -116,14 +116,15 @@ class Job:
         raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
-        """The processes that the job started, or those whose command line holds a text such as `RayTrainWorker`.
+        """Return the processes that the job started, or those whose command line contains a text such as
+        `RayTrainWorker`.
 
         With a Ray of its own these are all of the run; on a cluster, controller and workers are the cluster's.
         """
         return [process for process in processes.titled(self._members(), title) if process.pid != self.process.pid]
 
     def kill(self) -> None:
-        """SIGKILL to the driver and to everything that it started."""
+        """Send SIGKILL to the driver and to everything that it started."""
         if self._is_gone:
             return
         processes.end(self._members())
@@ -146,7 +147,7 @@ class Job:
         if self._is_gone:
             return []
         # Its children too: some programs start theirs in sessions of their own.
-        found = {process.pid: process for process in self._session.members()}
+        members = {process.pid: process for process in self._session.members()}
         if self.is_running:
-            found |= {process.pid: process for process in processes.family(self.process.pid)}
-        return list(found.values())
+            members |= {process.pid: process for process in processes.family(self.process.pid)}
+        return list(members.values())

@@ -46,7 +46,7 @@ class Instance:
         self.garbage: str | None = None
 
     def notice(self, seconds: float) -> None:
-        """The cloud is going to take the machine after this many seconds; nothing is killed."""
+        """Announce that the cloud takes the machine after this many seconds; nothing is killed."""
         raise NotImplementedError
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -63,15 +63,15 @@ class AwsInstance(Instance):
         self._rebalance: dict[str, str] | None = None
 
     def notice(self, seconds: float, action: str = "terminate") -> None:
-        """A spot interruption: terminate, stop or hibernate."""
+        """Announce a spot interruption: terminate, stop or hibernate."""
         self._action = {"action": action, "time": _iso(time.time() + seconds)}
 
     def recommend_rebalance(self) -> None:
-        """EC2 sees a higher risk of interruption."""
+        """Announce that EC2 sees a higher risk of interruption."""
         self._rebalance = {"noticeTime": _iso(time.time())}
 
     def expire_tokens(self) -> None:
-        """No token that was given out is valid any more."""
+        """Make all tokens that were handed out invalid."""
         self._tokens.clear()
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -90,13 +90,13 @@ class AwsInstance(Instance):
             return _Answer(405, "", {"Allow": "OPTIONS, GET"})
         if self._tokens.get(headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             return _Answer(401, "", {})
-        found = {
+        document = {
             "/latest/meta-data/spot/instance-action": self._action,
             "/latest/meta-data/events/recommendations/rebalance": self._rebalance,
         }.get(path)
-        if found is None:
+        if document is None:
             return _Answer(404, "<html><head><title>404 - Not Found</title></head></html>", {})
-        return _Answer(200, json.dumps(found), {})
+        return _Answer(200, json.dumps(document), {})
 
 
 class GcpInstance(Instance):
@@ -107,11 +107,11 @@ class GcpInstance(Instance):
         self._preempted, self._event = False, "NONE"
 
     def notice(self, seconds: float = 30.0) -> None:
-        """A preemption; the time is not told."""
+        """Announce a preemption, without its time."""
         self._preempted = True
 
     def maintain(self, event: str) -> None:
-        """Maintenance of the host: MIGRATE_ON_HOST_MAINTENANCE, TERMINATE_ON_HOST_MAINTENANCE, or NONE."""
+        """Announce maintenance of the host: MIGRATE_ON_HOST_MAINTENANCE, TERMINATE_ON_HOST_MAINTENANCE, or NONE."""
         self._event = event
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -120,16 +120,16 @@ class GcpInstance(Instance):
             return _Answer(405, "", own)
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
             return _Answer(403, "Missing Metadata-Flavor:Google header.", own)
-        found = {
+        value = {
             "/computeMetadata/v1/instance/name": self.name,
             "/computeMetadata/v1/instance/preempted": "TRUE" if self._preempted else "FALSE",
             "/computeMetadata/v1/instance/maintenance-event": self._event,
         }.get(path)
-        return _Answer(404, "", own) if found is None else _Answer(200, found, own)
+        return _Answer(404, "", own) if value is None else _Answer(200, value, own)
 
 
 class AzureInstance(Instance):
-    """A machine of Azure, which is told of the events of its whole group."""
+    """A machine of Azure, which sees the events of its whole group."""
 
     def __init__(self, name: str, url: str):
         super().__init__(name, url)
@@ -139,7 +139,7 @@ class AzureInstance(Instance):
     def notice(
         self, seconds: float, kind: str = "Preempt", resources: tuple[str, ...] = (), status: str = "Scheduled"
     ) -> None:
-        """An event.
+        """Announce an event.
 
         Args:
             seconds: until it may start.
@@ -259,7 +259,7 @@ class MetadataServer:
         self._thread.join()
 
     def add(self, cloud: str, name: str) -> Any:
-        """A machine, whose service answers from now on.
+        """Add a machine, whose service answers from now on.
 
         Args:
             cloud: aws, gcp or azure.

@@ -1,4 +1,4 @@
-"""Processes of Ray: found by their session and title, ended without a trace."""
+"""Processes of Ray: find them by session and title, and end them without a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKER, CONTROLLER, RAYLET, WARM = "RayTrainWorker", "TrainController", "raylet/
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that descend from it, the oldest first."""
+    """Return a process and all its descendants, the oldest first."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -25,10 +25,10 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 class Session:
-    """All that a process started, which leads a session of its own.
+    """All processes that one process started, which leads a session of its own.
 
     The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
-    else tells to which node an orphan belongs.
+    else shows to which node an orphan belongs.
 
     Args:
         leader: process number of the one that leads it.
@@ -40,38 +40,38 @@ class Session:
         self.started = _started(leader) if started is None else started
 
     def members(self) -> list[psutil.Process]:
-        """Those that live, the oldest first."""
+        """Return its living processes, the oldest first."""
         now = _started(self.leader)
         if now is not None and now != self.started:
             return []  # the number is another process's by now, which happens only when the session is empty
-        found = []
+        members = []
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(pid) == self.leader:
                     process = psutil.Process(pid)
                     if _lives(process):
-                        found.append((process.create_time(), pid, process))
-        return [process for _, _, process in sorted(found, key=lambda entry: entry[:2])]
+                        members.append((process.create_time(), pid, process))
+        return [process for _, _, process in sorted(members, key=lambda entry: entry[:2])]
 
     def end(self, seconds: float = 30.0) -> None:
-        """SIGKILL to all, also to what they start meanwhile, at most this many seconds."""
+        """Send SIGKILL to all its processes and to those that they start meanwhile, for at most this many seconds."""
         deadline = time.monotonic() + seconds
         while (living := self.members()) and time.monotonic() < deadline:
             end(living, deadline - time.monotonic())
 
 
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
-    """Those that live and whose command line holds a text."""
-    found = []
+    """Return the living processes whose command line contains a text."""
+    matches = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if title in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """SIGKILL, also to stopped ones, and wait until they are gone, at most this many seconds."""
+    """Send SIGKILL, to stopped processes too, and wait until they are gone, for at most this many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -82,8 +82,8 @@ def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def looks(seconds: float) -> Iterator[None]:
-    """Moments at which to look at something, until this many seconds are over.
+def polls(seconds: float) -> Iterator[None]:
+    """Yield whenever something should be polled, until this many seconds are over.
 
     Looks take a fifth of a core at most, and leave the rest to what is waited for. After one of more than a second,
     which rather has waited itself, the next one comes 5 s later: nobody notices much later what has happened.
@@ -104,29 +104,29 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     Raises:
         TimeoutError: it does not after this many seconds.
     """
-    for _ in looks(seconds):
+    for _ in polls(seconds):
         if condition():
             return
     raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
 
 
 #: Ports that were given away; whoever got one may not listen there yet.
-_given: set[int] = set()
+_reserved_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of the loopback that nothing listens on now, and that this process was not given before."""
+    """Return a port of the loopback that nothing listens on now, and that this process was not given before."""
     while True:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = int(s.getsockname()[1])
-        if port not in _given:
-            _given.add(port)
+        if port not in _reserved_ports:
+            _reserved_ports.add(port)
             return port
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a plain user: no trace of another cluster, storage or TensorFlow setting, and `extra`."""
+    """Return the environment of a plain user, with `extra`: no trace of other clusters or TensorFlow settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "AWS_", "TF_"))}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **extra}
 
@@ -139,7 +139,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from the boot to the start of a process.
+    """Return the clock ticks from the boot to the start of a process.
 
     Returns:
         None where there is none.

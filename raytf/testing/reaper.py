@@ -1,4 +1,4 @@
-"""Ends what a test has started when the test itself is killed and can clean up nothing.
+"""Ends what a test has started if the test itself is killed and cannot clean up.
 
 A process of its own reads from a pipe which sessions and folders there are. When the pipe closes, whoever wrote to it
 has ended, and it removes what was not taken back.
@@ -20,17 +20,17 @@ _lock = threading.Lock()
 _guard: subprocess.Popen[str] | None = None
 
 
-def watch(thing: Session | Path) -> None:
+def watch(target: Session | Path) -> None:
     """End this session, or remove this folder, when the present process ends without having done so."""
-    _tell("+", thing)
+    _tell("+", target)
 
 
-def forget(thing: Session | Path) -> None:
-    """It is gone."""
-    _tell("-", thing)
+def forget(target: Session | Path) -> None:
+    """Take back what `watch` was told, as it is gone."""
+    _tell("-", target)
 
 
-def _tell(sign: str, thing: Session | Path) -> None:
+def _tell(sign: str, target: Session | Path) -> None:
     global _guard
     with _lock:
         if _guard is None:
@@ -46,24 +46,24 @@ def _tell(sign: str, thing: Session | Path) -> None:
         assert _guard.stdin is not None
         # A second net: its loss is no reason to fail a test.
         with contextlib.suppress(OSError):
-            text = f"{thing.leader} {thing.started}" if isinstance(thing, Session) else str(thing)
+            text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
             _guard.stdin.write(f"{sign}{text}\n")
             _guard.stdin.flush()
 
 
 def main() -> None:
     """Keep a list of what there is until standard input ends; then end and remove it."""
-    things: list[str] = []
+    targets: list[str] = []
     for line in sys.stdin:
-        sign, thing = line[0], line[1:].rstrip("\n")
+        sign, target = line[0], line[1:].rstrip("\n")
         if sign == "+":
-            things.append(thing)
-        elif thing in things:
-            things.remove(thing)
+            targets.append(target)
+        elif target in targets:
+            targets.remove(target)
     # The newest first: a node before the head that it would miss, a folder after those who write in it.
-    for thing in reversed(things):
-        if thing.startswith("/"):
-            shutil.rmtree(thing, ignore_errors=True)
+    for target in reversed(targets):
+        if target.startswith("/"):
+            shutil.rmtree(target, ignore_errors=True)
         else:
-            leader, started = thing.split()
+            leader, started = target.split()
             Session(int(leader), int(started)).end()

@@ -1,4 +1,4 @@
-"""A forwarder in front of an S3-protocol server, which fails, delays or cuts off requests when it is told to."""
+"""A forwarder in front of an S3-protocol server, which can fail, delay or cut off requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StorageProxy:
     Attributes:
         endpoint: HOST:PORT of the forwarder, from entry on.
         writes: of objects so far; those that failed count once, however often they were tried again.
-        requests: that came while a share of them was to fail, and how many of them `failed`.
+        requests: received while a share of them was to fail, and how many of them `failed`.
     """
 
     def __init__(self, target: str, hold_seconds: float = 20.0):
@@ -110,12 +110,12 @@ class StorageProxy:
         self._is_read_only = True
 
     def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
-        """Be a store that knows less than Amazon's, from now on.
+        """Behave like a store that supports less than Amazon's, from now on.
 
         Args:
             create: what a write with If-None-Match comes to: `atomic`, as the server behind does it; `refused` with 501
                 (OpenStack Swift 2.30, and `swap` in 2.38, too); `overlooked`, as if there were no condition; or `racy`:
-                it looks first and writes then (`create` in OpenStack Swift 2.38).
+                it checks first and then writes (`create` in OpenStack Swift 2.38).
             swap: likewise, with If-Match.
             chunks: know uploads in chunks with a checksum behind them (aws-chunked); else 501.
             batches: know lists of objects to delete; else 501.
@@ -157,7 +157,7 @@ class StorageProxy:
                 connection.close()
 
     def _unknown(self, request: BaseHTTPRequestHandler) -> str:
-        """Why a store that lacks something refuses a request."""
+        """Return why a store that lacks something refuses a request."""
         conditions = ((self._create, "If-None-Match"), (self._swap, "If-Match"))
         if request.command == "PUT" and any(
             how == "refused" and header in request.headers for how, header in conditions
@@ -170,7 +170,7 @@ class StorageProxy:
         return ""
 
     def _holds(self, request: BaseHTTPRequestHandler) -> bool:
-        """Whether the conditions hold that the server behind is not asked for; they are removed."""
+        """Return whether the conditions hold that the server behind does not check; they are removed."""
         holds = True
         for how, header in ((self._create, "If-None-Match"), (self._swap, "If-Match")):
             wanted = request.headers.get(header)
@@ -178,14 +178,14 @@ class StorageProxy:
                 continue
             del request.headers[header]
             if how == "racy":
-                found = self._version(request.path, request.headers.get("Authorization", ""))
-                holds = found is None if header == "If-None-Match" else found == wanted
+                version = self._version(request.path, request.headers.get("Authorization", ""))
+                holds = version is None if header == "If-None-Match" else version == wanted
         return holds
 
     def _version(self, path: str, authorization: str) -> str | None:
         connection = http.client.HTTPConnection(self._target, timeout=120)
         try:
-            # As the request was signed, which is for another one: a server that looks closely refuses it.
+            # As the other request was signed: a server that checks signatures refuses it.
             connection.request("HEAD", path, headers={"Authorization": authorization})
             return connection.getresponse().getheader("ETag")
         finally:
@@ -269,7 +269,7 @@ def _send(request: BaseHTTPRequestHandler, connection: http.client.HTTPConnectio
     # Not `request`, which would add headers that were not signed.
     connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
     for name, value in request.headers.items():
-        # The client was told already to go on.
+        # The client has been answered already.
         if name.lower() not in _HOP_BY_HOP | {"expect"}:
             connection.putheader(name, value)
     if _is_chunked(request):

@@ -12,18 +12,19 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from raytf.checkpoint import manifest, naming, void
+from raytf.audit import shard_audit
+from raytf.audit.shard_audit import AuditChoice, AuditVerdict, Standing
+from raytf.checkpoint import invalidated_states, manifest, naming
 from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
-from raytf.distributed import audit, replica_agreement, worker_table
-from raytf.distributed.audit import AuditChoice, AuditVerdict, Standing
+from raytf.distributed import step_agreement, worker_table
 from raytf.errors import ReplicaError, StorageError, WorkerLostError
 from raytf.runs.lease import check_owner
 from raytf.training import exact
-from raytf.training.context import Context
-from raytf.training.step import TrainStep
+from raytf.training.session import Context
+from raytf.training.step.step import TrainStep
 
 #: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
 EVERY = 256
@@ -92,7 +93,7 @@ class Audits:
             return
         own = f"{exact.machine()}, {tf.config.threading.get_intra_op_parallelism_threads()} threads"
         machines = [each.decode() for each in worker_table.gather(group, own.encode())]
-        why = audit.why_none(machines, self._step.is_on_gpu)
+        why = shard_audit.why_none(machines, self._step.is_on_gpu)
         if why and context.is_first_rank:
             context.reporter.say(f"--audit-every: no step is audited, since {why}")
         self._every = 0 if why else self._every
@@ -107,9 +108,9 @@ class Audits:
     def choice(self, start: int) -> AuditChoice | None:
         """What is audited in a call that begins at a step; None for nothing."""
         plan = self._context.plan
-        if not audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
+        if not shard_audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
             return None
-        return audit.choose(self._context.config.batch.seed, start + 1, self._spans)
+        return shard_audit.choose(self._context.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
         """The shard of another rank that this one computes, too, in a call that begins at a step; None for none."""
@@ -166,7 +167,7 @@ class Audits:
         context = self._context
         attempt, is_exact = context.attempt, context.config.compute.exact
         standings, copied = [witness.standing for witness in witnesses], [witness.copied for witness in witnesses]
-        vouched = audit.back_to(choice, verdict, standings, copied, is_exact)
+        vouched = shard_audit.back_to(choice, verdict, standings, copied, is_exact)
         try:
             check_owner(attempt.storage, attempt.job.lease)
             kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
@@ -174,14 +175,14 @@ class Audits:
             kept = [vouched]
         if verdict.has_other_weights:
             kept.append(vouched)  # the copy in memory
-        back = audit.reachable(vouched, kept, is_exact)
+        back = shard_audit.reachable(vouched, kept, is_exact)
         attempts = [*attempt.earlier, attempt.name]
         # A copy in memory that is as late as anybody vouches for counts, too.
         states = attempt.void.and_after(max(vouched, back), attempts)
         context.reporter.go_back(max(vouched, back), attempts)
         with contextlib.suppress(StorageError):
-            void.write(attempt.storage, states)
-            void.sweep(attempt.storage, states)
+            invalidated_states.write(attempt.storage, states)
+            invalidated_states.sweep(attempt.storage, states)
         if back > vouched:
             return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
         return f"the run goes back to step {vouched} or before" if back else "the run begins again"
@@ -209,15 +210,15 @@ class Audits:
 
 
 def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
-    weights = replica_agreement.judge([witness.weights for witness in witnesses])
+    weights = step_agreement.judge([witness.weights for witness in witnesses])
     if weights is not None:
-        return audit.of_weights(weights)
+        return shard_audit.of_weights(weights)
     trained = witnesses[choice.owner].trained, witnesses[choice.auditor].trained
-    records = audit.of_records(choice, trained, [witness.records for witness in witnesses])
+    records = shard_audit.of_records(choice, trained, [witness.records for witness in witnesses])
     if records is not None:
         return records
     nodes = [witness.node for witness in witnesses]
-    return audit.judge(choice, told, [witness.again for witness in witnesses], nodes)
+    return shard_audit.judge(choice, told, [witness.again for witness in witnesses], nodes)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:

@@ -9,18 +9,17 @@ import keras
 import numpy as np
 
 from raytf.checkpoint import variables
-from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.prefetch import Prefetch
 from raytf.data.sources import Source
 from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, Ranks
-from raytf.training import batch_metrics
-from raytf.training import model as models
-from raytf.training.callbacks import Callbacks
-from raytf.training.evaluation_step import EvalStep
-from raytf.training.own_test import OwnTest
+from raytf.training.model import batch_metrics
+from raytf.training.model import model as models
+from raytf.training.step.custom_test_step import OwnTest
+from raytf.training.step.evaluation_step import EvalStep
+from raytf.training.user.callbacks import Callbacks
 
 #: Steps per call into TensorFlow; fixed, so that the order of sums does not depend on the machine's speed.
 _CALL_STEPS = 16

@@ -5,7 +5,7 @@ The traced graph of a micro-batch: an operation with its own state (TensorFlow's
 variables that Keras does not know) would make a shard's result depend on what its worker computed before. And the
 machine: every rank computes one micro-batch twice, on a GPU with its update, and the bits must be the same both times,
 on all ranks, and on the machines on which the run was started. Operations without a deterministic kernel are refused by
-TensorFlow itself when they run; see `raytf.training.process.load_tensorflow`.
+TensorFlow itself when they run; see `raytf.training.process.process.load_tensorflow`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from raytf import _tensorflow
 from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
+from raytf.distributed.allreduce.reduction import FixedPointReduction
 from raytf.distributed.gpu import determinism
 from raytf.distributed.group import Ranks
-from raytf.distributed.reduction import FixedPointReduction
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
-from raytf.training.step import TrainStep
-from raytf.training.traced_ops import WRITES, TracedOp, ops_of
+from raytf.training.model.traced_ops import WRITES, TracedOp, ops_of
+from raytf.training.step.step import TrainStep
 
 #: Names of TensorFlow's many stateful operations that draw random numbers.
 _RANDOM = re.compile(

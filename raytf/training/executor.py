@@ -9,14 +9,13 @@ import keras
 
 from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership.generations import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_digest import DigestLayout
-from raytf.training.step_journal import StepOutcome
+from raytf.training.step.step_journal import StepOutcome
 
 if TYPE_CHECKING:
-    from raytf.training.attempt import Attempt
-    from raytf.training.context import Context
+    from raytf.training.session import Attempt, Context
 
 
 class CompiledStep(Protocol):

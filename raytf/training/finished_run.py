@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raytf.config import canonical_text
-from raytf.config.identity import BESIDE
+from raytf.config.identity import beside
 from raytf.data.sources import Source
 from raytf.errors import JobError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
-from raytf.training import elsewhere, run_identity
+from raytf.training import model_probe, run_identity
 from raytf.training.job import Sources, TrainingJob
 
 #: Timeout for importing TensorFlow and building the model, on a busy machine.
@@ -54,10 +54,10 @@ def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: 
     if missing:
         say(f"this run was made by an older raytf, which did not store {', '.join(missing)}: these were not compared")
     described = describe(job, sources.train)
-    if elsewhere.CANNOT in described:
-        say(f"the model was not compared: {described[elsewhere.CANNOT]}")
+    if model_probe.CANNOT in described:
+        say(f"the model was not compared: {described[model_probe.CANNOT]}")
         return
-    config = described.pop(elsewhere.CONFIG, "")
+    config = described.pop(model_probe.CONFIG, "")
     where = ""
     if described[run_identity.STRUCTURE] != before.get(run_identity.STRUCTURE, described[run_identity.STRUCTURE]):
         where = _first_difference(Storage(job.run_uri), config)
@@ -75,12 +75,13 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
     Raises:
         RunMismatchError: says where the models differ.
     """
-    key = run_identity.STRUCTURE
-    if described.get(key, before.get(key)) != before.get(key, described.get(key)):
-        where = _first_difference(Storage(job.run_uri), described.get(elsewhere.CONFIG, ""))
+    keys = [key for key in before if key.startswith("model ") and key in described]
+    difference = run_identity.not_going_on({key: before[key] for key in keys}, {key: described[key] for key in keys})
+    if difference:
+        where = _first_difference(Storage(job.run_uri), described.get(model_probe.CONFIG, ""))
         raise RunMismatchError(
-            f"run {job.config.run.name!r} in storage was made with another model: {where}"
-            f"{run_identity.not_going_on({key: before[key]}, {key: described[key]})}. {BESIDE}"
+            f"run {job.config.run_name!r} in storage was made with another model: {where}{difference}. "
+            f"{beside(job.config)}"
         )
 
 
@@ -92,8 +93,8 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
-            f"run {job.config.run.name!r} has finished with other settings, so its result does not apply: "
-            f"{where}{difference}. Use the same settings as before. {BESIDE}"
+            f"run {job.config.run_name!r} has finished with other settings, so its result does not apply: "
+            f"{where}{difference}. Use the same settings as before. {beside(job.config)}"
         )
 
 
@@ -128,11 +129,11 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
         RaytfError: the function raised, or returned a model that cannot be trained.
     """
     try:
-        with elsewhere.asked(job, train, _SAMPLE) as asked:
+        with model_probe.asked(job, train, _SAMPLE) as asked:
             said = asked.answer(_SECONDS)
     except JobError as error:
         raise JobError(
             f"this run has finished, and the current model, with which it is compared, cannot be built: {error}",
             error.traceback,
         ) from None
-    return said or {elsewhere.CANNOT: f"the process that builds it took more than {_SECONDS} s"}
+    return said or {model_probe.CANNOT: f"the process that builds it took more than {_SECONDS} s"}

@@ -12,12 +12,12 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
-from raytf.distributed.arbiter_link import ArbiterAddress
-from raytf.training.parcel import Parcel
-from raytf.training.program_settings import ProgramSettings
+from raytf.distributed.membership.arbiter_link import ArbiterAddress
+from raytf.training.user.program_settings import ProgramSettings
+from raytf.training.user.user_code import Parcel
 
 if TYPE_CHECKING:  # it imports Ray
-    from raytf.training.monitor_client import MonitorClient
+    from raytf.training.process.monitor_client import MonitorClient
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainingJob:
         stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
         dump: folder on the machine of the one worker that gets what there is to see of that step; empty for none.
         lease: id of the process that owns the run.
-        term: of that process, the run's driver: see `raytf.runs.terms`.
+        term: of that process, the run's driver: see `raytf.runs.ledger`.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
         settings: what the program has set for its process; None where the driver has not loaded Keras.

@@ -13,11 +13,10 @@ import tensorflow as tf
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Ranks
-from raytf.distributed.member import transfer
-from raytf.training.batch_hooks import BatchHooks
-from raytf.training.context import BatchEnd
-from raytf.training.epoch_end import EpochEnd
-from raytf.training.moving_callbacks import CallbackState
+from raytf.distributed.membership.member import transfer
+from raytf.training.session import BatchEnd, EpochEnd
+from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.failover_callbacks import CallbackState
 
 
 class RegroupError(Exception):
@@ -32,7 +31,7 @@ class HeldState:
         progress: of the run.
         rows: of the log of steps that are not on storage.
         identity: of the run.
-        ended, ending: as in `raytf.training.context.Context`.
+        ended, ending: as in `raytf.training.session.Context`.
         batches: what the ranks know of the callbacks' hooks of batches.
         callbacks: what all ranks know of the callbacks.
         is_saving: whether a save is under way.

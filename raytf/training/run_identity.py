@@ -62,8 +62,8 @@ def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:
     """The part of the identity that depends on the model.
 
     Args:
-        described: result of `raytf.training.model.describe`.
-        code: result of `raytf.training.model.code`.
+        described: result of `raytf.training.model.model.describe`.
+        code: result of `raytf.training.model.model.code`.
     """
     return {f"model {key}": value for key, value in described.items()} | {CODE: code}
 

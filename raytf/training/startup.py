@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,32 +21,28 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
-from raytf.distributed.member import step_after_broken_transfer
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.membership.member import step_after_broken_transfer
 from raytf.errors import RunMismatchError, StorageError, WorkerLostError
-from raytf.inference import export
+from raytf.inference import architecture, export
 from raytf.runs.events import HELD
 from raytf.runs.restart_phases import Phases
-from raytf.runs.run_log import StepLog
-from raytf.training import attempt as attempts
-from raytf.training import exact, later_files, regroup, run_identity
-from raytf.training import model as models
-from raytf.training import program as programs
-from raytf.training import tiers as tiers_of_run
-from raytf.training.accounts import end_batch
-from raytf.training.attempt import Attempt
-from raytf.training.attempt_note import AttemptNote
-from raytf.training.callbacks import Callbacks
-from raytf.training.checkpointer import Checkpointer, Listener
-from raytf.training.context import Context
+from raytf.runs.run_log import StepLog, write_attempt
+from raytf.training import exact, regroup, run_identity, session
 from raytf.training.evaluation import Evaluators
 from raytf.training.executor import Executor
-from raytf.training.heartbeat import Activity, Heartbeat
 from raytf.training.job import TrainingJob
-from raytf.training.live_state import LiveState
-from raytf.training.moving_callbacks import MovingCallbacks
-from raytf.training.program import Program
-from raytf.training.tiers import Tiers
+from raytf.training.model import model as models
+from raytf.training.process.heartbeat import Activity, Heartbeat
+from raytf.training.saving import tiers as tiers_of_run
+from raytf.training.saving.checkpointer import Checkpointer, Listener
+from raytf.training.saving.live_state import LiveState
+from raytf.training.saving.tiers import Tiers
+from raytf.training.session import Attempt, Context, Program
+from raytf.training.synchronous import end_batch
+from raytf.training.user import later_files
+from raytf.training.user.callbacks import Callbacks
+from raytf.training.user.failover_callbacks import MovingCallbacks
 
 
 def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Context:
@@ -58,23 +55,23 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
         executor: will train the steps.
 
     Raises:
-        RaytfError: any error of `attempt.join`, `program.build` and `tiers.newest`.
+        RaytfError: any error of `session.join`, `session.build_program` and `tiers.newest`.
     """
     if executor.meets_again:
-        attempt = attempts.prepare(job, pulse, phases, executor)
+        attempt = session.prepare(job, pulse, phases, executor)
         attempt.reporter.stage("building the model")
-        program = programs.build(attempt, executor)
+        program = session.build_program(attempt, executor)
         phases.mark("build")
         attempt.reporter.stage("tracing a step")
         program.step.trace(executor.is_late)
         phases.mark("trace")
         program.named.update(program.step.reduction_state())
         return _meet(attempt, program, executor, None)
-    attempt = attempts.join(job, pulse, phases, executor)
+    attempt = session.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
     tiers.restorer.begin(attempt.known_step, attempt.is_saving)
     attempt.reporter.stage("building the model")
-    program = programs.build(attempt, executor)
+    program = session.build_program(attempt, executor)
     phases.mark("build")
     attempt.reporter.stage("tracing a step")
     program.step.trace()
@@ -118,17 +115,17 @@ def _enter(
     room: Mapping[str, np.ndarray],
 ) -> Context:
     """Begin the attempt of a generation."""
-    attempt = dataclasses.replace(attempts.begin(attempt, executor, generation.number), lost=generation.lost)
+    attempt = dataclasses.replace(session.begin(attempt, executor, generation.number), lost=generation.lost)
     is_late = max(generation.steps) >= 0
     if before is not None and not is_late:
         raise WorkerLostError("no rank is left that has the whole state")
     if before is None:
-        attempts.introduce(attempt, is_late)
-        programs.check_needs(attempt, program.named)
+        session.introduce(attempt, is_late)
+        session.check_needs(attempt, program.named)
     bits = program.identity.get(run_identity.FIRST_GRADIENTS) or program.identity.get(run_identity.FIRST_STEP)
     if bits:
         exact.compare(attempt.group, bits)
-    program = programs.with_own_shards(attempt, program, executor)
+    program = session.with_own_shards(attempt, program, executor)
     attempt.phases.mark("rendezvous")
     tiers = tiers_of_run.open_tiers(attempt)
     if is_late:
@@ -268,7 +265,7 @@ def _ready(
 
 
 def _evaluators(attempt: Attempt, program: Program, callbacks: Callbacks | None) -> Evaluators:
-    opened = functools.partial(programs.open_pipeline, attempt)
+    opened = functools.partial(session.open_pipeline, attempt)
     return Evaluators(program.model, attempt.group, callbacks, opened, attempt.job.plan, program.evaluations)
 
 
@@ -398,3 +395,34 @@ def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
         reporter.event,
         worker_table.whereabouts,
     )
+
+
+class AttemptNote:
+    """Stores that an attempt has begun, and the description of the model that an export needs; rank 0 calls it.
+
+    Args:
+        attempt: that has begun.
+        program: that is trained.
+        origin: the step at which it began, and the tier of its state.
+        is_described: whether this process has stored the description before.
+
+    Attributes:
+        is_described: whether the description, which may be large, is stored.
+    """
+
+    def __init__(self, attempt: Attempt, program: Program, origin: tuple[int, str], is_described: bool):
+        self._attempt, self._origin, self._began = attempt, origin, time.time()
+        self._lock, self.is_described = threading.Lock(), is_described
+        self._described = b""
+        if attempt.group.rank == 0 and not is_described:
+            x, *others = program.pipeline.sample()
+            records = attempt.job.plan.micro_batch_size
+            self._described = architecture.describe(program.model, x, tuple(others), records)
+
+    def __call__(self) -> None:
+        with self._lock:
+            attempt = self._attempt
+            write_attempt(attempt.storage, attempt.name, attempt.workers, self._origin, self._began)
+            if not self.is_described:
+                attempt.storage.put(architecture.FILE, self._described)
+                self.is_described = True

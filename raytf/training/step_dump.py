@@ -24,8 +24,8 @@ import tensorflow as tf
 from raytf.data import tree
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.distributed import step_digest
-from raytf.training.context import Context
-from raytf.training.step_journal import StepOutcome
+from raytf.training.session import Context
+from raytf.training.step.step_journal import StepOutcome
 
 #: Pictures, at most.
 _IMAGES = 64

@@ -10,8 +10,8 @@ import json
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -19,39 +19,43 @@ import ray
 import ray.train
 import tensorflow as tf
 
+from raytf import _keras
+from raytf.audit.shard_audit import Standing
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import imbalance
-from raytf.data.prefetch import Prefetch
-from raytf.distributed import buckets, factory, meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
-from raytf.distributed.audit import Standing
+from raytf.distributed import group, step_digest
+from raytf.distributed.allreduce import buckets
 from raytf.distributed.group import Group
-from raytf.distributed.member import LeftBehindError, RunOverError
-from raytf.distributed.membership import Generation
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.membership.member import LeftBehindError, RunOverError
 from raytf.distributed.ranks import RankInfo
-from raytf.distributed.step_flags import LENGTH, StepFlag, vector
-from raytf.errors import WorkerLostError
-from raytf.training import beside, exact, learning_rate, process
-from raytf.training.accounts import after_call, check_finite, write_histograms
-from raytf.training.attempt import Attempt
+from raytf.distributed.step_agreement import LENGTH, StepFlag, vector
+from raytf.errors import NonFiniteLossError, WorkerLostError
+from raytf.runs.status import PARKED
+from raytf.training import exact
 from raytf.training.auditing import Audits, steps_between
-from raytf.training.compression import SpikeWatch
-from raytf.training.context import Context
-from raytf.training.device_placement import Placement
-from raytf.training.heartbeat import Activity
-from raytf.training.parking import park
+from raytf.training.process import process, warm_pool
+from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
-from raytf.training.step import TrainStep
+from raytf.training.session import Attempt, BatchEnd, Context
+from raytf.training.step import learning_rate
+from raytf.training.step.compression import SpikeWatch
+from raytf.training.step.device_placement import Placement
+from raytf.training.step.step import StepOptions, TrainStep
+from raytf.training.step.step_journal import StepOutcome
 from raytf.training.step_dump import StepDump
-from raytf.training.step_journal import StepOutcome
-from raytf.training.step_options import StepOptions
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
 #: Seconds of a measurement of a single shard.
 _PROBE_SECONDS = 0.05
+#: Seconds between two polls of waiting ranks whether they may train on.
+_PARKED_POLL_SECONDS = 0.1
+Traced = TypeVar("Traced")
 
 
 class SynchronousExecutor:
@@ -121,19 +125,19 @@ class SynchronousExecutor:
     def join(self) -> Group:
         given = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
         if self._arbiter is None:
-            self._group = factory.make(self._config.strategy, given)
+            self._group = group.make(self._config.strategy, given)
         else:
             name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
             self._link = ArbiterLink.connect(self._arbiter, name, self._waits, process.end_unheard)
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
-            self._group = factory.make_again(self._config.strategy, given)
+            self._group = group.make_again(self._config.strategy, given)
         return self._group
 
     def meet(self, step: int) -> Generation:
         assert self._link is not None
         while True:
-            address, is_member = meeting.listen(ray.util.get_node_ip_address()), self._link.is_member
+            address, is_member = rendezvous.listen(ray.util.get_node_ip_address()), self._link.is_member
             self._group.leave()
             if is_member:
                 generation, place = self._link.leave(address, step)
@@ -298,7 +302,7 @@ class SynchronousExecutor:
         self._flags = outcome.flags
         if is_first and self.meets_again and False not in self._traced:
             # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
-            self._rehearsal = beside.start(lambda: self._step.rehearse(full=False))
+            self._rehearsal = trace_beside(lambda: self._step.rehearse(full=False))
         if context.callbacks.has_batch_hooks or context.job.dump:
             self._end_rehearsal()
         if not self._config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
@@ -362,3 +366,142 @@ class SynchronousExecutor:
 def call_steps(seconds: float, seconds_per_step: float) -> int:
     """The number of steps per call for calls of about `seconds`: a power of two, so that few sizes of calls occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
+
+
+# -- what follows each call --------------------------------------------------------------------------------------------
+
+
+def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:
+    """Stop the run if a loss or a gradient of the call is NaN or infinite, and no callback handles that.
+
+    Raises:
+        NonFiniteLossError: names the first such step of the call.
+    """
+    bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
+    if not len(bad) or context.callbacks.batches.take_nan:
+        return
+    step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
+    what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
+    epoch, inside = context.job.epoch_of(step), context.plan.locate(step)[1]
+    durable = context.state.durable_step
+    kept = "no checkpoint was written yet" if durable is None else f"the checkpoint of step {durable} is kept"
+    raise NonFiniteLossError(
+        f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
+        "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
+        step + 1,
+    )
+
+
+def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
+    """Record a call that has been trained; from now on the run is at the call's last step.
+
+    Args:
+        seconds: duration of the call, more than 0.
+    """
+    state, callbacks = context.state, context.callbacks
+    epoch = context.job.epoch_of(call.start)
+    state.step = call.stop
+    state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
+    told = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
+    context.live.log.add(call.start + 1, epoch, *told)
+    digests = [each.tobytes() for each in outcome.digests]
+    values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
+    if state.chain:  # a run that began with a raytf that had none has none
+        state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
+    context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
+    end_batch(context)
+    state.stopped_early = callbacks.stopped
+    is_first = not context.has_trained
+    context.seconds_per_step = seconds / (call.stop - call.start)
+    if is_first:
+        _after_first_call(context)
+    if context.reporter.is_status_due():
+        loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
+        context.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
+        context.show("training")
+
+
+def end_batch(context: Context) -> None:
+    """Run the callbacks' `on_train_batch_end`, if they have not been told of it; every rank must call it."""
+    callbacks, told = context.callbacks, context.batch_end
+    if told is None:
+        return
+    callbacks.begin("call", told.start)
+    # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
+    callbacks.run_batch("on_train_batch_end", told.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
+    context.batch_end = None
+
+
+def _after_first_call(context: Context) -> None:
+    """Report that the attempt has started to train."""
+    attempt = context.attempt
+    if context.is_first_rank and context.config.run.histograms_every:
+        context.reporter.graph(context.program.step.probe_function.graph)
+    warm_pool.trains()
+    attempt.phases.mark("first step")
+    if context.is_first_rank:
+        step, tier = context.origin
+        context.reporter.event(
+            "attempt",
+            attempt=attempt.name,
+            world_size=attempt.workers,
+            from_step=step,
+            tier=tier,
+            lost=attempt.lost,
+            machine=exact.machine(),
+            node=ray.get_runtime_context().get_node_id(),
+            phases=attempt.phases.seconds,
+        )
+    context.show("training")
+
+
+def are_histograms_due(context: Context) -> bool:
+    """Whether histograms of weights and gradients are due after the step that was trained last."""
+    every = context.config.run.histograms_every
+    return context.is_first_rank and bool(every) and context.state.step % every == 0
+
+
+def write_histograms(context: Context, outcome: StepOutcome) -> None:
+    """If they are due, let rank 0 write histograms of the weights and of the gradients that the last call returned."""
+    if not are_histograms_due(context):
+        return
+    with context.pulse.doing(Activity.CALLBACK):
+        model, step = context.program.model, context.program.step
+        values: dict[str, Any] = {f"weights/{w.path}": w.value for w in model.trainable_variables}
+        values |= {f"gradients/{path}": gradient for path, gradient in step.named_gradients(outcome).items()}
+        context.reporter.histograms(values, context.state.step)
+
+
+def park(context: Context) -> None:
+    """Save the current step because the run stops or the number of workers is about to change, and wait to be ended,
+    replaced or released."""
+    reporter = context.reporter
+    context.show(PARKED)
+    saved = context.saving.save_now()
+    # Before the answer: the next group resumes from no checkpoint older than the newest that the driver knows.
+    context.show(PARKED)
+    reporter.answer(saved)
+    with context.pulse.doing(Activity.PARK):
+        while not context.sum([float(reporter.is_released())])[0]:
+            time.sleep(_PARKED_POLL_SECONDS)
+    context.show("training")
+
+
+def trace_beside(trace: Callable[[], Traced]) -> Future[Traced]:
+    """Call a function in a thread, with the global dtype policy of this one: Keras keeps one for each thread.
+
+    A model can only be traced in one thread at a time: tracing changes what its layers keep. So wait for the result
+    before anything else traces the model.
+    """
+    policy = _keras.own_dtype_policy()
+
+    def call() -> Traced:
+        if policy is not None:
+            keras.config.set_dtype_policy(policy)
+        return trace()
+
+    pool = ThreadPoolExecutor(1, "raytf-trace")
+    try:
+        return pool.submit(call)
+    finally:
+        pool.shutdown(wait=False)

@@ -13,14 +13,15 @@ import ray.train
 
 from raytf._ray import train_context
 from raytf.cluster import scratch
-from raytf.distributed import meeting
-from raytf.distributed.member import DismissedError, RunOverError
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.membership.member import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
-from raytf.training import gpu_errors, process, user_errors, warm_pool
-from raytf.training.heartbeat import Heartbeat
 from raytf.training.job import TrainingJob
-from raytf.training.process_settings import ProcessSettings
+from raytf.training.process import gpu_probe, process, warm_pool
+from raytf.training.process.heartbeat import Heartbeat
+from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.user import user_errors
 
 if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.training.executor import Executor
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # it loads TensorFlow
 
 def listen() -> str:
     """HOST:PORT at which this worker's process listens to the other ranks from now on."""
-    return meeting.listen(ray.util.get_node_ip_address())
+    return rendezvous.listen(ray.util.get_node_ip_address())
 
 
 def take_rank(context: Any) -> None:
@@ -44,7 +45,7 @@ def take_rank(context: Any) -> None:
         _want(context.world_size)
 
 
-def set_up(place: meeting.Meeting, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
+def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
     """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
     Args:
@@ -67,7 +68,7 @@ def set_up(place: meeting.Meeting, settings: ProcessSettings, gpus: Sequence[str
         os.environ.pop("TF_CONFIG", None)  # one from the node's environment has nothing to do with this run
     else:
         process.take_place({"worker": place.addresses}, "worker", rank)
-        meeting.take(place)
+        rendezvous.take(place)
     if place.world_size == 1:
         place.close()
     process.load_tensorflow(settings, gpus)
@@ -176,8 +177,8 @@ def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
         return None
     config = job.config
     is_mixed = config.compute.mixed_precision not in (None, "off")
-    load = partial(gpu_errors.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
-    return gpu_errors.explain(error, traceback.format_exc(), load)
+    load = partial(gpu_probe.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
+    return gpu_probe.explain(error, traceback.format_exc(), load)
 
 
 def _of_others(job: TrainingJob, error: Exception) -> RaytfError:

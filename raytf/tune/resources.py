@@ -1,4 +1,4 @@
-"""What the trials of a search take of a cluster: decisions without Ray."""
+"""The resources of a search's trials on a cluster: decisions without Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setti
 
 @dataclass(frozen=True)
 class TrialResources:
-    """What each trial takes of a cluster.
+    """How the trials share a cluster.
 
     Attributes:
         parallel: trials at a time.
@@ -30,7 +30,7 @@ class TrialResources:
 
 
 def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> TrainConfig:
-    """The configuration of the trial that takes the most CPUs.
+    """Return the configuration of the trial that takes the most CPUs.
 
     Args:
         values: of all flags of the job.
@@ -39,31 +39,31 @@ def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> T
     Raises:
         ConfigError: no trial can have workers as it asks for them.
     """
-    found: list[tuple[float, TrainConfig]] = []
+    configs: list[tuple[float, TrainConfig]] = []
     refused = ConfigError("there is no trial.")
     for point in points:
         try:
             config = TrainConfig.among({**values, **point})
             config.cluster.check()
-            found.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
+            configs.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
         except ConfigError as error:
             refused = error  # of one trial among others; that trial will say it
         except TypeError:
             continue  # a word where the flag takes a number, likewise
-    if not found:
+    if not configs:
         raise refused
-    return max(found, key=lambda pair: pair[0])[1]
+    return max(configs, key=lambda pair: pair[0])[1]
 
 
 def share(
     config: TrainConfig,
     nodes: Sequence[Mapping[str, float]],
-    each: Mapping[str, float],
+    worker: Mapping[str, float],
     trials: int,
     parallel: int | None,
     searched: Sequence[str],
 ) -> TrialResources:
-    """How trials share a cluster: by default each has the most workers that it asks for, and as many run as fit.
+    """Decide how trials share a cluster. By default each has the most workers that it asks for, and as many run as fit.
 
     With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
     logical shards stay those of the most workers, so it learns the same.
@@ -71,7 +71,7 @@ def share(
     Args:
         config: of the trial that takes the most.
         nodes: all of each living node.
-        each: of one worker.
+        worker: amounts of one worker.
         trials: of the search.
         parallel: as asked for.
         searched: names of flags.
@@ -79,7 +79,7 @@ def share(
     low, high = config.worker_range
 
     def fit(workers: int, most: int) -> int:
-        needs, left = [each] * workers + [resources.HELPER] * config.strategy.helpers, list(nodes)
+        needs, left = [worker] * workers + [resources.HELPER] * config.strategy.helpers, list(nodes)
         for count in range(most):
             after = placed(left, needs)
             if after is None:

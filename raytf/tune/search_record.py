@@ -1,4 +1,4 @@
-"""What a search keeps on storage, beside the runs of its trials.
+"""The files that a search keeps on storage, beside the runs of its trials.
 
     NAME/search/search.json       what is searched; a command that asks something else is refused
     NAME/search/lease.json        who owns the search now
@@ -6,7 +6,7 @@
     NAME/trial-007/               its run, as any other; job.log is what its command printed
     NAME/best/                    the best trial's result and model, and its parameters
 
-That is all a search needs to go on. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
+A search needs no more to continue. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
 loads pickles from storage, and where a kill has cut its newest state short it begins a new search without a word.
 """
 
@@ -22,7 +22,7 @@ from raytf.config.identity import differences
 from raytf.config.objective import MetricObjective
 from raytf.errors import DamagedFileError, RunMismatchError
 from raytf.runs import run_log
-from raytf.runs.search_files import BEST, IDENTITY, RECORD, SEARCH, TRIAL, TRIALS
+from raytf.runs.run_folder import BEST_TRIAL, SEARCH, SEARCH_IDENTITY, TRIAL, TRIAL_RECORD, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -40,7 +40,7 @@ class TrialOutcome(enum.Enum):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial that is over.
+    """A finished trial.
 
     Attributes:
         number: of the trial, from 0.
@@ -48,7 +48,7 @@ class TrialRecord:
         value: of the metric, at the end; None where the trial has none.
         epochs: that have ended.
         why: it failed or was stopped.
-        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that goes on.
+        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that continues.
         metrics: all metrics at the end.
     """
 
@@ -63,7 +63,7 @@ class TrialRecord:
 
 
 def run_name(number: int) -> str:
-    """Of a trial's run."""
+    """Return the name of a trial's run."""
     return f"{TRIAL}{number:03d}"
 
 
@@ -78,14 +78,14 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     Raises:
         RunMismatchError: shows the difference.
     """
-    before = untrusted_json.read(search, f"{SEARCH}/{IDENTITY}", untrusted_json.values(untrusted_json.text))
+    before = untrusted_json.read(search, f"{SEARCH}/{SEARCH_IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
-        search.put(f"{SEARCH}/{IDENTITY}", json.dumps(identity, indent=1).encode())
+        search.put(f"{SEARCH}/{SEARCH_IDENTITY}", json.dumps(identity, indent=1).encode())
         return
     difference = differences(before, identity)
     if difference:
         raise RunMismatchError(
-            f"search {name!r} in storage asks something else: {difference}. Give the command as it was, or choose "
+            f"search {name!r} in storage has other settings: {difference}. Repeat the command as it was, or choose "
             "another --name."
         )
 
@@ -97,25 +97,25 @@ def write(search: Storage, record: TrialRecord) -> None:
 
 
 def read(search: Storage) -> dict[int, TrialRecord]:
-    """Trials that are over, by number; one whose file is damaged counts as one that is not."""
-    found = {}
+    """Return the finished trials by number. A trial whose file is damaged counts as unfinished."""
+    records = {}
     for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
-            document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", RECORD, untrusted_json.LARGE)
+            document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", TRIAL_RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
         except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
-        found[record.number] = record
-    return found
+        records[record.number] = record
+    return records
 
 
 def forget(search: Storage, number: int) -> None:
-    """Have a trial that is over go on."""
+    """Forget that a trial has finished, so that it continues."""
     search.delete(f"{SEARCH}/{TRIALS}/{number:03d}.json")
 
 
 def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord | None:
-    """The finished trial with the best value; of equal ones the first."""
+    """Return the finished trial with the best value; of equal values, the first."""
     values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is TrialOutcome.FINISHED}
     name = goal.best(values)
     return None if name is None else records[int(name)]
@@ -126,7 +126,7 @@ def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> St
 
     The result comes last: a copy that was cut short is not a finished run, and the next command makes it again.
     """
-    run, copy = search.child(run_name(record.number)), search.child(BEST)
+    run, copy = search.child(run_name(record.number)), search.child(BEST_TRIAL)
     result = run.get(run_log.RESULT)
     parameters = {
         "trial": run_name(record.number),

@@ -1,7 +1,7 @@
-"""What a search asks: expressions such as `learning_rate=loguniform(1e-4,1e-1)`, and the values of each trial.
+"""The space of a search: expressions such as `learning_rate=loguniform(1e-4,1e-1)`, and the values of each trial.
 
-The values are a function of the seed, the trial's number and the flag's name alone: a search that goes on asks what it
-would have asked, one with more trials begins with the same ones, and the order of `--search` does not count. The
+The values are a function of the seed, the trial's number and the flag's name alone. A search that continues tries the
+same values, one with more trials starts with the same ones, and the order of `--search` does not count. The
 distributions are Ray Tune's own.
 """
 
@@ -45,7 +45,7 @@ class Dimension:
     values: tuple[Any, ...]
 
     def sample(self, seed: int, index: int) -> Any:
-        """The value of one trial, as a number or a text of Python's own."""
+        """Draw the value of one trial, as a plain Python number or text."""
         import numpy as np
         from ray import tune
 
@@ -82,10 +82,11 @@ class SearchSpace:
         names = [dimension.name for dimension in parsed]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"--search: {name} is given twice. Expected each flag once.")
+                raise ConfigError(f"--search: {name} appears twice; pass each flag once.")
         self.dimensions = sorted(parsed, key=lambda d: d.name)
         grids = [d for d in self.dimensions if d.kind == "grid"]
-        self._points = [dict(zip((d.name for d in grids), p, strict=True)) for p in itertools.product(*_values(grids))]
+        points = itertools.product(*(d.values for d in grids))
+        self._points = [dict(zip((d.name for d in grids), point, strict=True)) for point in points]
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +94,7 @@ class SearchSpace:
 
     @property
     def grid_points(self) -> int | None:
-        """How many there are where nothing is drawn.
+        """The number of points if nothing is drawn.
 
         Returns:
             None where something is.
@@ -101,22 +102,18 @@ class SearchSpace:
         return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
 
     def point(self, seed: int, index: int) -> dict[str, Any]:
-        """Values of the trial with an index, counted from 0: grids go round, the others are drawn."""
+        """Return the values of the trial with an index, counted from 0. Grids repeat; other values are drawn."""
         drawn = {d.name: d.sample(seed, index) for d in self.dimensions if d.kind != "grid"}
-        found = drawn | self._points[index % len(self._points)]
-        return {name: found[name] for name in self.names}
+        values = drawn | self._points[index % len(self._points)]
+        return {name: values[name] for name in self.names}
 
     def describe(self) -> dict[str, str]:
-        """Name -> what is searched, as text."""
+        """Return what is searched as text, by name."""
         return {d.name: str(d) for d in self.dimensions}
 
 
-def _values(dimensions: list[Dimension]) -> list[tuple[Any, ...]]:
-    return [d.values for d in dimensions]
-
-
 def parse(text: str) -> Dimension:
-    """`NAME=KIND(VALUES)`.
+    """Parse `NAME=KIND(VALUES)`.
 
     Raises:
         ConfigError: says what is wrong with it.
@@ -157,11 +154,11 @@ def _check(text: str, kind: str, values: tuple[Any, ...]) -> None:
         if not values:
             raise ConfigError(f"--search {text!r}: {kind} has no values. Expected {kind}({KINDS[kind]}).")
         if len(set(map(repr, values))) < len(values):
-            raise ConfigError(f"--search {text!r}: a value is given twice. Expected each once.")
+            raise ConfigError(f"--search {text!r}: a value appears twice; pass each value once.")
         return
     takes = KINDS[kind]
     if len(values) != takes.count(",") + 1:
-        raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and {len(values)} values are given.")
+        raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and there are {len(values)} values.")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"--search {text!r}: {value!r} is not a number. Expected {kind}({takes}).")
@@ -191,17 +188,17 @@ def _check_steps(text: str, low: float, high: float, step: float) -> None:
 
 
 def flags(values: dict[str, Any]) -> list[str]:
-    """Values as flags of a command."""
-    found = []
+    """Return values as flags of a command."""
+    args = []
     for name, value in values.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            args.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            found.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
-    return found
+            args.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
+    return args
 
 
 def short(value: Any) -> str:
-    """A value for a table."""
+    """Return a value for a table."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What a person sees of a search: a table that lives on a terminal, a line for each change elsewhere. No Ray here."""
+"""The table of a search: live on a terminal, a line for each change elsewhere. No Ray here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrialTable:
     rows: list[TrialRow] = field(default_factory=list)
 
     def settle(self, record: TrialRecord) -> None:
-        """A trial is over."""
+        """Show a trial as ended."""
         row = self.rows[record.number]
         row.state, row.value, row.epoch = record.outcome.value, record.value, record.epochs
         row.why = record.why
@@ -62,7 +62,7 @@ class TrialTable:
         return ["", "trial", "state", *self.names, "epoch", self.goal.metric, "why"]
 
     def cells(self) -> list[list[str]]:
-        """A line for each trial; the best one has a star."""
+        """Return a line for each trial; the best one has a star."""
         finished = {f"{i:06d}": r.value for i, r in enumerate(self.rows) if r.state == TrialOutcome.FINISHED.value}
         best = self.goal.best(finished)
         return [
@@ -80,7 +80,7 @@ class TrialTable:
 
 
 class LiveTable(Screen):
-    """Shows a board while it changes."""
+    """Shows the table while it changes."""
 
     def __init__(self, board: TrialTable, console: Console | None = None):
         super().__init__(console)
@@ -88,12 +88,12 @@ class LiveTable(Screen):
         self._shown: list[list[str]] = []
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         with contextlib.suppress(OSError):
             super().say(message)
 
     def show(self) -> None:
-        """The board has perhaps changed."""
+        """Update the table if it has changed."""
         cells = self._board.cells()
         if cells == self._shown:
             return
@@ -103,7 +103,7 @@ class LiveTable(Screen):
 
 
 def table(board: TrialTable) -> Table:
-    """The board for a terminal."""
+    """Return the table for a terminal."""
     drawn = Table(*(Column(Text(visible(c))) for c in board.columns()))
     for cells, row in zip(board.cells(), board.rows, strict=True):
         style = "bold" if cells[0] else ""
@@ -114,12 +114,12 @@ def table(board: TrialTable) -> Table:
 
 
 def epochs_text(count: int) -> str:
-    """A number of epochs, for people."""
+    """Return a number of epochs, for people."""
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 
-def told(number: int, row: TrialRow, goal: MetricObjective) -> str:
-    """A change of a trial as a line."""
+def change_text(number: int, row: TrialRow, goal: MetricObjective) -> str:
+    """Return a trial's change of state as a line."""
     name = run_name(number)
     match row.state:
         case "running":

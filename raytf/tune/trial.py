@@ -1,4 +1,4 @@
-"""A trial: the job's own command as a process of its own, and what Ray Tune hears of it.
+"""A trial: the job's own command in its own process, what Ray Tune learns of it, and what happens to it there.
 
 The actor takes no CPU: workers are placed by the run, all of a group or none, so trials that do not fit beside the
 others wait whole. It is pinned to the machine of the command that searches, where the job's file is.
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,17 +24,20 @@ from ray import tune
 
 from raytf.config.command_line import EXIT_AGAIN
 from raytf.config.objective import MetricObjective, flat
-from raytf.errors import StorageError
+from raytf.errors import StorageError, one_line
 from raytf.runs import run_log
+from raytf.runs.status import number_text
 from raytf.storage.storage import Storage
+from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
+from raytf.tune.table import LiveTable, TrialTable, change_text, epochs_text
 
-#: Seconds after which Ray Tune hears of a trial, whether there is news or not: it can stop a trial between two words.
+#: Seconds after which a trial reports to Ray Tune, with or without news: it can be stopped between two reports.
 _WORD_SECONDS = 1.0
-_LOOK_SECONDS = 0.1
-#: Seconds in which a command that is told to stop may save.
+_POLL_SECONDS = 0.1
+#: Seconds in which a command can save after it was asked to stop.
 _SAVE_SECONDS = 130.0
-#: Seconds between two starts of a command that says "later", or was killed; and how many in a row without a new epoch.
+#: Seconds between two starts of a command that can succeed later or was killed, and most starts without a new epoch.
 _AGAIN_SECONDS, _AGAIN_TIMES = 3.0, 20
 _KILLED_TIMES = 3
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What all trials have in common.
+    """The settings that all trials share.
 
     Attributes:
         command: the job's, with the flags that are not searched.
@@ -96,22 +100,22 @@ class TrialRun(tune.Trainable):
         self._start()
 
     def step(self) -> dict[str, Any]:
-        """The next word: an epoch, the end, or that it goes on."""
+        """Return the next result: an epoch, the end, or that the trial continues."""
         deadline = time.monotonic() + _WORD_SECONDS
         while True:
             if self._process is not None:
                 self._read_status()
-                self._look_at_process()
+                self._check_process()
             if self._epochs:
                 return self._word(self._epochs.popleft())
             if self._end is not None:
                 return self._word({**self._end, "done": True})
             if time.monotonic() >= deadline:
                 return self._word({})
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def cleanup(self) -> None:
-        """The scheduler, or who searches, stops the trial: it saves first."""
+        """Stop the trial for the scheduler or the user; it saves first."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -124,10 +128,10 @@ class TrialRun(tune.Trainable):
             self._settle()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The run has checkpoints of its own."""
+        """Do nothing: the run has its own checkpoints."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """The run has checkpoints of its own."""
+        """Do nothing: the run has its own checkpoints."""
 
     def _word(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"trial": self._number, "step": self._step, **fields}
@@ -145,11 +149,11 @@ class TrialRun(tune.Trainable):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the command that searches, which tells its trials
+                start_new_session=True,  # Ctrl-C is for the command that searches, which stops its trials
                 preexec_fn=_end_with_parent,
             )
 
-    def _look_at_process(self) -> None:
+    def _check_process(self) -> None:
         assert self._process is not None
         code = self._process.poll()
         if code is None or time.monotonic() < self._ready_at:
@@ -206,7 +210,7 @@ class TrialRun(tune.Trainable):
         self._end = {"outcome": TrialOutcome.FAILED.value, "why": why, "epoch": self._seen}
 
     def _settle(self) -> None:
-        """The command is over: keep what it printed, and free what it had reserved."""
+        """Keep what the command printed, and free what it had reserved."""
         self._process = None if self._process is None or self._process.poll() is not None else self._process
         with contextlib.suppress(StorageError, OSError):
             self._run.put("job.log", self._log.read_bytes())
@@ -214,24 +218,24 @@ class TrialRun(tune.Trainable):
 
 
 def reason(output: str, code: int) -> str:
-    """Why a command failed, out of what it printed."""
+    """Return why a command failed, according to its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if said:
-        return said[-1]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
     what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{what}: {lines[-1][:300]}" if lines else what
 
 
 def forget_reservation(run_uri: str) -> None:
-    """Free what a run had asked of the cluster: where its command is killed, Ray keeps it for three minutes."""
+    """Free what a run has requested from the cluster. Ray keeps the request of a killed command for three minutes."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
         ray.get(coordinator.cancel_request.remote(requester_id=f"train-raytf {run_uri}"), timeout=10)
 
 
 def _is_rays(name: str) -> bool:
-    """Whether a variable tells a process of Ray which of its processes it is; the command is none of them."""
+    """Return whether a variable identifies a Ray process; the command must not take itself for one."""
     own = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_WORKER", "RAY_CLIENT", "TUNE_", "RAY_TRAIN_")
     return name.startswith(own) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -239,3 +243,102 @@ def _is_rays(name: str) -> bool:
 def _end_with_parent() -> None:
     # The actor dies with the command that searches; then the trial's command must save and go, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class StopWhenTold(tune.Stopper):
+    """Ends a search when an event is set: Ray Tune then stops all trials, which save."""
+
+    def __init__(self, stop: threading.Event):
+        self._stop = stop
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._stop.is_set()
+
+    def __reduce__(self) -> Any:
+        return (threading.Event, ())  # Ray Tune pickles it to be restored, which nobody does
+
+
+class Watcher(tune.Callback):
+    """Keeps the table and the storage up to date with Ray Tune's trials.
+
+    Args:
+        folder: of the search.
+        points: values of the searched flags, by trial.
+        over: trials that were over before.
+        stop: set once the search is to stop; trials that end then are not finished.
+    """
+
+    def __init__(
+        self,
+        folder: Storage,
+        points: list[dict[str, Any]],
+        over: dict[int, TrialRecord],
+        board: TrialTable,
+        view: LiveTable,
+        stop: threading.Event,
+    ):
+        self._folder, self._points, self._over = folder, points, over
+        self._board, self._view, self._stop = board, view, stop
+        self._histories: dict[int, list[dict[str, float]]] = {}
+        self._has_warned = False
+
+    def __reduce__(self) -> Any:
+        return (tune.Callback, ())  # as above
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        number = trial.config["trial"]
+        row = self._board.rows[number]
+        if number not in self._over and row.state == "waiting":
+            row.state = "running"
+            self._view.say(change_text(number, row, self._board.goal))
+        self._view.show()
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        number = trial.config["trial"]
+        if number in self._over:
+            return
+        row = self._board.rows[number]
+        row.step = result["step"]
+        if "epoch" in result and "outcome" not in result and result["epoch"] > row.epoch:
+            self._tell_what_lacks(number, result)
+            row.epoch, row.value = result["epoch"], result.get("score")
+            known = {k: result[k] for k in ("epoch", "score") if k in result}
+            self._histories.setdefault(number, []).append(known)
+        self._view.show()
+
+    def _tell_what_lacks(self, number: int, result: dict[str, Any]) -> None:
+        """Warn once, early in the search, that a trial lacks the metric: such a trial fails."""
+        metric = self._board.goal.metric
+        if "known" in result and not self._has_warned and not metric.startswith("test_"):
+            self._has_warned = True
+            name, known = search_record.run_name(number), result["known"]
+            self._view.say(f"note: epoch {result['epoch']} of {name} has no {metric}, but {known}; see --metric")
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        number, last = trial.config["trial"], trial.last_result
+        if number in self._over or (self._stop.is_set() and "outcome" not in last):
+            return
+        row, metric = self._board.rows[number], self._board.goal.metric
+        if "outcome" in last:
+            outcome, value, why = TrialOutcome(last["outcome"]), last.get("score"), last.get("why", "")
+        else:
+            outcome, value = TrialOutcome.STOPPED, row.value
+            why = f"others were better after {epochs_text(row.epoch)} than {metric} {number_text(value)}"
+        self._settle(number, outcome, value, why, last.get("metrics", {}))
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        why = f"its process at Ray died again and again: {one_line(trial.get_error(), 200)}"
+        self._settle(trial.config["trial"], TrialOutcome.FAILED, None, why, {})
+
+    def _settle(
+        self, number: int, outcome: TrialOutcome, value: float | None, why: str, metrics: dict[str, float]
+    ) -> None:
+        epochs, history = self._board.rows[number].epoch, self._histories.get(number, [])
+        record = TrialRecord(number, self._points[number], outcome, value, epochs, why, history, metrics)
+        self._board.settle(record)
+        search_record.write(self._folder, record)
+        self._view.say(change_text(number, self._board.rows[number], self._board.goal))
+        self._view.show()

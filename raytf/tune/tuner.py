@@ -1,8 +1,8 @@
 """A search over a job's flags: Ray Tune runs the trials, and each of them is a run of raytf.
 
 Ray Tune decides which trial starts and, with a scheduler, which one ends early. What must outlive this process is on
-the search's storage (`raytf.tune.search_record`): a command that is repeated tells Ray Tune of the trials that were
-over, epoch by epoch, and starts the others, whose runs go on from their checkpoints.
+the search's storage (`raytf.tune.search_record`): a repeated command reports the finished trials to Ray
+Tune, epoch by epoch, and starts the others, whose runs continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytf._process import told_to_stop
+from raytf._process import signal_handler
 from raytf.config import resources
 from raytf.config.command_line import DESCRIBE
 from raytf.config.identity import strategy_identity
@@ -39,19 +39,19 @@ from raytf.tune.table import LiveTable, TrialRow, TrialTable
 _OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
 #: Flags without which no trial can be a run, nor be placed beside others.
 _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in setting.in_search), *_OURS]
-#: Flags that change nothing of what a trial learns: a command that goes on may have others. What of the strategy must
-#: stay is added.
+#: Flags that do not change what a trial learns: a command that continues a search can have others. Those of the
+#: strategy that must not change are added.
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
 _MOST_EPOCHS = 10**6
-#: Processes of a trial that die with their node: Ray Tune starts them again, and the run goes on.
+#: Processes of a trial that die with their node: Ray Tune starts them again, and the run continues.
 _ACTOR_FAILURES = 3
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how.
+    """The job, the searched values, and how the search runs.
 
     Attributes:
         job: the job's file.
@@ -80,8 +80,8 @@ class Search:
     retry_failed: bool = False
 
 
-def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
-    """The values of all flags of a job, as it reads them itself.
+def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
+    """Return the values of all flags of a job, as it reads them itself.
 
     Raises:
         ConfigError: there is no such job, or it refuses them.
@@ -90,11 +90,11 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
     with tempfile.TemporaryDirectory(prefix="raytf-tune-") as folder:
-        told_file = Path(folder) / "flags.json"
+        values_file = Path(folder) / "flags.json"
         try:
             done = subprocess.run(
-                [sys.executable, job, *given],
-                env={**os.environ, DESCRIBE: str(told_file), "COLUMNS": "500"},
+                [sys.executable, job, *args],
+                env={**os.environ, DESCRIBE: str(values_file), "COLUMNS": "500"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -102,15 +102,15 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{job} did not tell its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
+                f"{job} did not report its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
                 "`raytf.cli(main)`, and does its work in `main`."
             ) from None
-        if told_file.exists():
-            return json.loads(told_file.read_text())
-    said = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
+        if values_file.exists():
+            return json.loads(values_file.read_text())
+    output = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
     if done.returncode == 0:
-        raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
-    raise ConfigError(f"{job} refuses {' '.join(given) or 'to start'}: {said}")
+        raise ConfigError(f"{job} did not report its flags. Expected a job that ends with `raytf.cli(main)`.")
+    raise ConfigError(f"{job} refuses {' '.join(args) or 'to start'}: {output}")
 
 
 _NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
@@ -121,7 +121,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
 
     Raises:
         RaytfError: one line that says what is wrong and how to fix it.
-        KeyboardInterrupt: told to stop; all trials have saved.
+        KeyboardInterrupt: a signal asked for it; all trials have saved.
     """
     from raytf.runs.lease import Lease
 
@@ -131,7 +131,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
     for name in _OURS:
         if name in space.names or any(f.split("=")[0].replace("_", "-") == flag(name) for f in search.fixed):
             raise ConfigError(
-                f"{flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
+                f"{flag(name)} belongs to the search: every trial has its own. Pass --name and --storage of `raytf "
                 "tune`."
             )
     first = points[-1]  # has values of all flags, also where the first trial has none
@@ -162,12 +162,12 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
         if over:
             say_first(f"{len(over)} of {trials} trials are over already")
         if len(over) < trials:
-            with _cluster(config, search.parallel) as (address, nodes, each):
-                part = share(config, nodes, each, trials, search.parallel, space.names)
+            with _cluster(config, search.parallel) as (address, nodes, worker):
+                part = share(config, nodes, worker, trials, search.parallel, space.names)
                 _search(search, folder, points, over, board, part, address)
         records = {n: r for n, r in search_record.read(folder).items() if n < trials}
         chosen = search_record.best(records, search.goal)
-        copy = folder.child(search_record.BEST)
+        copy = folder.child(search_record.BEST_TRIAL)
         if chosen is not None:
             copy = search_record.keep_best(folder, chosen, search.goal)
     return board, chosen, copy
@@ -179,7 +179,7 @@ def _count(search: Search, space: SearchSpace) -> int:
         return 8 if most is None else most
     if most is not None and search.trials > most:
         raise ConfigError(
-            f"--trials {search.trials}: the grid has {most} points. Give --trials {most}, or leave it out."
+            f"--trials {search.trials}: the grid has {most} points. Pass --trials {most}, or leave it out."
         )
     return search.trials
 
@@ -195,7 +195,7 @@ def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
-    """What must stay for a command to go on with a search.
+    """Return what must not change when a command continues a search.
 
     Args:
         values: of all flags of the job.
@@ -268,8 +268,7 @@ def _search(
     import ray
     from ray import tune
 
-    from raytf.tune.callbacks import StopWhenTold, Watcher
-    from raytf.tune.trial import SearchPlan, TrialRun
+    from raytf.tune.trial import SearchPlan, StopWhenTold, TrialRun, Watcher
 
     plan = SearchPlan(
         command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],
@@ -309,7 +308,7 @@ def _search(
 
 
 def _is_handed_on(name: str) -> bool:
-    """Whether a trial's command gets a variable of this one, in the place of what Ray gives its own processes."""
+    """Return whether a trial's command gets a variable from this process instead of from Ray."""
     # The last one is how a job that was submitted has its workers get its files and variables.
     own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
     return name in own or name.startswith("RAY_TRAIN_")
@@ -332,13 +331,13 @@ def _scheduler(search: Search) -> Any:
 
 @contextmanager
 def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` statement lasts, Ctrl-C and SIGTERM have the trials save; a second one ends at once."""
+    """Have the trials save on Ctrl-C and SIGTERM while the `with` statement lasts; the second signal exits at once."""
 
     def tell(number: int, frame: Any) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
-        say("told to stop: the trials save first")
+        say("stopping: the trials save first")
 
-    with told_to_stop(tell):
+    with signal_handler(tell):
         yield

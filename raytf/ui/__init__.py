@@ -1,1 +1,1 @@
-"""The pages of `raytf ui`: the runs of a storage, live, and nothing that changes them."""
+"""The pages of `raytf ui`: the runs of a storage, live and read-only."""

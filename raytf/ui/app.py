@@ -1,14 +1,18 @@
-"""The server of `raytf ui`: pages, JSON and server-sent events; it answers GET alone and writes nothing."""
+"""The server of `raytf ui`: pages, JSON and server-sent events. It answers only GET, and writes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
+import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -19,11 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raytf.errors import ConfigError, RaytfError
+from raytf.inference.serving import connections
+from raytf.inference.serving.limits import ServingLimits
 from raytf.runs.report.page import document
-from raytf.ui.gallery import Gallery, settings
+from raytf.storage.storage import Storage
+from raytf.ui.gallery import Gallery, keep_fresh, settings
 
-#: Seconds between two looks for what has changed, and between two signs of life of a stream.
-_LOOK_SECONDS, _LIFE_SECONDS = 0.5, 15.0
+#: Seconds between two checks for changes, and between two signs of life of a stream.
+_POLL_SECONDS, _LIFE_SECONDS = 0.5, 15.0
 _COOKIE = "raytf-ui"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -36,7 +43,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def make(gallery: Gallery, token: str | None = None) -> Starlette:
-    """The application.
+    """Return the application.
 
     Args:
         gallery: what it shows.
@@ -51,22 +58,22 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         return _html(document(f"runs in {gallery.place}", script("index.html").read_text(), data, js))
 
     async def run(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.first_page, request.path_params["name"])
-        main = f'<nav><a href="/">← all runs</a></nav>\n{found.main}'
+        page = await run_in_threadpool(gallery.first_page, request.path_params["name"])
+        main = f'<nav><a href="/">← all runs</a></nav>\n{page.main}'
         js = [script("run.js").read_text()]
-        return _html(document(found.title, main, {**found.data, "mark": found.mark}, js))
+        return _html(document(page.title, main, {**page.data, "mark": page.mark}, js))
 
     async def parts(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({"title": found.title, "main": found.main, "data": {**found.data, "mark": found.mark}})
+        page = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json({"title": page.title, "main": page.main, "data": {**page.data, "mark": page.mark}})
 
     async def head(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.head, request.path_params["name"])
-        return _json({"title": found.title, "head": found.main, "mark": found.mark})
+        page = await run_in_threadpool(gallery.head, request.path_params["name"])
+        return _json({"title": page.title, "head": page.main, "mark": page.mark})
 
     async def curves(request: Request) -> Response:
-        found = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({**found.data["curves"], "settings": {} if found.run is None else settings(found.run)})
+        page = await run_in_threadpool(gallery.page, request.path_params["name"])
+        return _json({**page.data["curves"], "settings": {} if page.run is None else settings(page.run)})
 
     async def search(request: Request) -> Response:
         return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
@@ -105,7 +112,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
 
 class _Guard:
-    """Lets in who brings the token, or who is on this machine, and says to browsers what pages may do."""
+    """Admits requests that have the token, or that come from this machine, and tells browsers what pages can do."""
 
     def __init__(self, app: ASGIApp, token: str | None):
         self._app, self._token = app, token
@@ -115,8 +122,8 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        given = request.query_params.get("token")
-        refusal = self._refusal(request, given)
+        query_token = request.query_params.get("token")
+        refusal = self._refusal(request, query_token)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -126,7 +133,7 @@ class _Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                if self._token is not None and _is_equal(given, self._token):
+                if self._token is not None and _is_equal(query_token, self._token):
                     cookie = Response()
                     cookie.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
                     headers.append("set-cookie", cookie.headers["set-cookie"])
@@ -134,14 +141,14 @@ class _Guard:
 
         await self._app(scope, receive, answer)
 
-    def _refusal(self, request: Request, given: str | None) -> Response | None:
+    def _refusal(self, request: Request, query_token: str | None) -> Response | None:
         if self._token is None:
             host = request.headers.get("host", "")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name in _LOOPBACK:
                 return None
-            return PlainTextResponse("raytf ui answers at localhost alone; see --token", 403)
-        if any(_is_equal(text, self._token) for text in (given, request.cookies.get(_COOKIE), _bearer(request))):
+            return PlainTextResponse("raytf ui answers only at localhost; see --token", 403)
+        if any(_is_equal(text, self._token) for text in (query_token, request.cookies.get(_COOKIE), _bearer(request))):
             return None
         return PlainTextResponse("raytf ui wants its token: open the address that it printed", 401)
 
@@ -151,8 +158,8 @@ def _bearer(request: Request) -> str | None:
     return text if kind.lower() == "bearer" else None
 
 
-def _is_equal(given: str | None, token: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode(), token.encode())
+def _is_equal(candidate: str | None, token: str) -> bool:
+    return candidate is not None and hmac.compare_digest(candidate.encode(), token.encode())
 
 
 async def _missing(request: Request, error: Exception) -> Response:
@@ -172,14 +179,14 @@ def _json(value: Any) -> Response:
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 
-def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
-    """Events that say that something has changed, each with what it has changed to."""
+def _stream(read_version: Callable[[], Awaitable[str]]) -> StreamingResponse:
+    """Return events that report changes, each with the new version."""
 
     async def events() -> AsyncIterator[str]:
         last, quiet = "", 0.0
         while True:
             try:
-                now = await look()
+                now = await read_version()
             except RaytfError:  # storage does not answer, or the run is gone
                 now = last
             if now != last:
@@ -188,7 +195,48 @@ def _stream(look: Callable[[], Awaitable[str]]) -> StreamingResponse:
             elif quiet >= _LIFE_SECONDS:
                 quiet = 0.0
                 yield ": here\n\n"
-            await asyncio.sleep(_LOOK_SECONDS)
-            quiet += _LOOK_SECONDS
+            await asyncio.sleep(_POLL_SECONDS)
+            quiet += _POLL_SECONDS
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+#: Seconds that streams may take to end with the server.
+_END_SECONDS = 1
+
+
+def serve(
+    storage: Storage, listener: socket.socket, token: str | None, list_seconds: float, over: threading.Event
+) -> None:
+    """Serve the runs of a storage.
+
+    Args:
+        storage: in which they are.
+        listener: a socket that listens.
+        token: see `make`.
+        list_seconds: between two reads of the list.
+        over: set when it should end.
+
+    Raises:
+        StorageError: storage refuses.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    gallery = Gallery(storage)
+    gallery.refresh()
+    threading.Thread(target=keep_fresh, args=(gallery, list_seconds, over), daemon=True, name="raytf-list").start()
+    config = uvicorn.Config(
+        make(gallery, token),
+        http=connections.bounded(ServingLimits()),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_END_SECONDS,
+    )
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which does not report the streams of open pages as failed requests when it shuts down."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)

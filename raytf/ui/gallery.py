@@ -1,4 +1,4 @@
-"""What the pages show of a storage; read again only where something has changed."""
+"""The content of the pages for a storage; read again only if something has changed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.history import History
 from raytf.runs.inventory import ListedRun, Run
 from raytf.runs.lease import LEASE_FILE
-from raytf.runs.report import learning, page
-from raytf.runs.search_files import RECORD, SEARCH, TRIAL, TRIALS
+from raytf.runs.report import page, series
+from raytf.runs.run_folder import SEARCH, TRIAL, TRIAL_RECORD, TRIALS
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 #: Points of a run's small curve in the list.
 _SPARK_POINTS = 60
-#: Folders of a run that tell that something has happened, and its files that do.
+#: Folders of a run in which a new file means that something has happened.
 _FOLDERS = (ledger.FOLDER, run_log.STEPS)
 #: Bytes of the log of steps from which a page is shown before they are read.
 _MANY_BYTES = 2 << 20
@@ -57,7 +57,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class _Sighting:
-    """How a run was when its storage was asked last.
+    """The state of a run when its storage was asked last.
 
     Attributes:
         files: names, sizes and times of its newest files, as text.
@@ -117,12 +117,12 @@ class Gallery:
                 self.version += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """The list, as JSON."""
+        """Return the list, as JSON."""
         with self._lock:
             return self._rows
 
     def find(self, name: str) -> Storage:
-        """A run's folder.
+        """Return a run's folder.
 
         Raises:
             ConfigError: there is none of that name.
@@ -131,7 +131,7 @@ class Gallery:
         return self._storage.child(name)
 
     def _listed(self, name: str) -> ListedRun:
-        """A run of the list; the search for one of its trials.
+        """Return a run of the list; for one of a search's trials, the search.
 
         Raises:
             ConfigError: there is none of that name.
@@ -144,15 +144,15 @@ class Gallery:
         return known
 
     def mark(self, name: str) -> str:
-        """A text that changes when something of a run does: in its first line of what is kept, and in its second one of
-        the sign of life.
+        """Return a text that changes when something about a run changes: its first line with what is stored, its second
+        one with the sign of life.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        return self._look(name).mark
+        return self._inspect(name).mark
 
-    def _look(self, name: str) -> _Sighting:
+    def _inspect(self, name: str) -> _Sighting:
         """Ask storage how a run is, as little as possible: not at all where no process owned it and the list shows no
         change, and for the sign of life alone where that says enough."""
         run, listed, now, known = self.find(name), self._listed(name), self._clock(), self._seen.get(name)
@@ -164,9 +164,9 @@ class Gallery:
                 return self._keep(name, replace(known, sign=sign, asked_at=now))
         files: list[Any] = []
         for folder in _FOLDERS:
-            found = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
-            found.pop(ledger.LIVE, None)
-            files += [*sorted(found.values())[-2:], len(found)]
+            stats = {f.name: (f.name, f.bytes, f.modified) for f in run.files(folder)}
+            stats.pop(ledger.LIVE, None)
+            files += [*sorted(stats.values())[-2:], len(stats)]
         is_owned = run.exists(LEASE_FILE)
         files += [run.exists(run_log.RESULT), is_owned]
         return self._keep(name, _Sighting(repr(files), _sign(run), listed, is_owned, now, now))
@@ -179,21 +179,21 @@ class Gallery:
         return seen
 
     def head(self, name: str) -> RunPage:
-        """What a run's page says first, with the newest sign of life; without data to draw.
+        """Return the top of a run's page, with the newest sign of life and without data to draw.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
-        seen = self._look(name)
+        seen = self._inspect(name)
         drawn, sign = self._drawn(name, seen.mark), ledger.sign_of(seen.sign)
         if drawn is None or drawn.run is None or sign is None:
-            found = self._load(name)
+            run = self._load(name)
         else:
-            found = history.with_sign(drawn.run, sign)
-        return RunPage(seen.mark, f"{name}: {found.state}", page.head(found), {})
+            run = history.with_sign(drawn.run, sign)
+        return RunPage(seen.mark, f"{name}: {run.state}", page.head(run), {})
 
     def first_page(self, name: str) -> RunPage:
-        """A run's page, at once: where there are many steps, without them, as long as `page` has not read them.
+        """Return a run's page at once. If there are many steps, they are left out until `page` has read them.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -204,14 +204,14 @@ class Gallery:
         run = self.find(name)
         if sum(file.bytes for file in run.files(run_log.STEPS)) < _MANY_BYTES:
             return self.page(name)
-        found = self._load(name)
-        return RunPage("", f"{name}: {found.state}", *page.parts(found))
+        loaded = self._load(name)
+        return RunPage("", f"{name}: {loaded.state}", *page.parts(loaded))
 
     def _load(self, name: str) -> History:
         return replace(history.load(self.find(name).uri), name=name)
 
     def page(self, name: str) -> RunPage:
-        """A run's page, drawn again where something that is kept has changed.
+        """Return a run's page, drawn again if something that is stored has changed.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -232,39 +232,41 @@ class Gallery:
             return made
 
     def _drawn(self, name: str, mark: str) -> RunPage | None:
-        """A run's page as it was drawn last, if nothing that is kept has changed: a sign of life changes its head."""
+        """Return a run's page as it was drawn last, if nothing that is stored has changed since: a sign of life changes
+        only its head."""
         known = self._pages.get(name)
         return known if known is not None and known.mark.partition("\n")[0] == mark.partition("\n")[0] else None
 
     def search(self, name: str) -> dict[str, Any]:
-        """The trials of a search that are over, as JSON.
+        """Return the finished trials of a search, as JSON.
 
         Raises:
             ConfigError, StorageError: there is no such search, or storage refuses.
         """
         search, trials = self.find(name), []
         for file in search.list(f"{SEARCH}/{TRIALS}"):
-            found, _ = untrusted_json.attempt(
-                lambda file=file: untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{file}", RECORD, untrusted_json.LARGE)  # type: ignore[misc]
+            path = f"{SEARCH}/{TRIALS}/{file}"
+            record, _ = untrusted_json.attempt(
+                lambda path=path: untrusted_json.read(search, path, TRIAL_RECORD, untrusted_json.LARGE)  # type: ignore[misc]
             )
-            if found is not None:
+            if record is not None:
                 kept = ("number", "parameters", "outcome", "value", "epochs", "why")
-                trials.append({key: found.get(key) for key in kept})
+                trials.append({key: record.get(key) for key in kept})
         return {"name": name, "trials": sorted(trials, key=lambda trial: trial["number"])}
 
 
 def settings(run: History) -> dict[str, str]:
     """Return all settings of a run by name, as one table; each value within an object of JSON has a name of its own."""
-    told: dict[str, str] = {}
+    table: dict[str, str] = {}
     for name, text in {**run.made_with, **run.changed, **run.settings}.items():
         before, brace, inner = text.partition("{")
         with contextlib.suppress(ValueError):  # a text that only looks like JSON is shown as it is
             values = untrusted_json.decode((brace + inner).encode())
-            told |= {f"{name}, {key}": _short(value) for key, value in values.items()}
+            table |= {f"{name}, {key}": _short(value) for key, value in values.items()}
             text = before.strip()
         if text:
-            told[name] = text
-    return told
+            table[name] = text
+    return table
 
 
 def _short(value: Any) -> str:
@@ -272,16 +274,16 @@ def _short(value: Any) -> str:
 
 
 def _sign(run: Storage) -> bytes:
-    """The newest sign of life of a run, in one request; empty where there is none that can be read."""
+    """Read the newest sign of life of a run, in one request; empty if there is none that can be read."""
     try:
-        found = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
+        version = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
     except DamagedFileError:
-        found = None
-    return b"" if found is None else found[0]
+        version = None
+    return b"" if version is None else version[0]
 
 
 def row(run: Run) -> dict[str, Any]:
-    """A run of the list, as JSON."""
+    """Return a run of the list, as JSON."""
     goal = inventory.main_goal(list(run.epochs))
     curve = [] if goal is None else [value for e in run.epochs if isinstance(value := e.get(goal.metric), float)]
     return {
@@ -296,7 +298,7 @@ def row(run: Run) -> dict[str, Any]:
         "modified": run.modified,
         "problems": list(run.problems),
         "trials": run.trials,
-        "metrics": learning.metrics_of(run.epochs),
+        "metrics": series.metrics_of(run.epochs),
         "curve": _thin(curve),
     }
 

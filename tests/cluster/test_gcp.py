@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from raytf.cluster.check import gcp
+from raytf.doctor.check import gcp
 from tests.cluster import ray_up
 from tests.cluster.discovery import document
 from tests.cluster.google_api import Google
 from tests.cluster.loopback import Loopback
+from tests.support.data_files import put_tree
 
 ROOT = Path(__file__).parents[2]
 GPU, TPU = ROOT / "cluster-configs" / "gcp-gpu-spot.yaml", ROOT / "tests" / "data" / "gcp_tpu.yaml"
@@ -264,7 +265,7 @@ def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.
             assert storage.list("mnist", recursive=True) == ["first", "model"]
             assert len(storage.files("mnist")) == 2
             storage.get_tree("mnist", str(tmp_path))
-            storage.put_tree(str(tmp_path), "copy")
+            put_tree(storage, str(tmp_path), "copy")
             for name in ("mnist", "copy", "none"):
                 storage.delete(name)
     finally:

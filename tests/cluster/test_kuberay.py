@@ -20,12 +20,13 @@ import jsonschema
 import pytest
 import yaml
 
-from raytf.cluster.check import inputs, kube_schema
+from raytf.doctor import inputs
+from raytf.doctor.check import kube_schema
 
 ROOT = Path(__file__).parents[2]
 KUBERAY = ROOT / "cluster-configs" / "kuberay"
 OVERLAYS = ("aks", "eks", "gke", "local")
-FIELDS: dict[str, Any] = json.loads(files("raytf.cluster.check").joinpath("kube_fields.json").read_text())
+FIELDS: dict[str, Any] = json.loads(files("raytf.doctor.check").joinpath("kube_fields.json").read_text())
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 #: As the CRDs have it.
 _NUMBER = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"

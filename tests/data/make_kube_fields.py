@@ -1,4 +1,4 @@
-"""Writes raytf/cluster/check/kube_fields.json: the fields of KubeRay's objects and of those of Kubernetes beside them.
+"""Writes raytf/doctor/check/kube_fields.json: the fields of KubeRay's objects and of those of Kubernetes beside them.
 
     python -m pip download --no-deps 'kubernetes==34.*' && unzip kubernetes-*.whl -d WHERE
     python tests/data/make_kube_fields.py WHERE
@@ -19,7 +19,7 @@ import re
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).parents[2] / "raytf" / "cluster" / "check" / "kube_fields.json"
+TARGET = Path(__file__).parents[2] / "raytf" / "doctor" / "check" / "kube_fields.json"
 
 
 def fields(kind: str, names: str) -> dict[str, str]:

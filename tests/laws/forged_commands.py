@@ -22,7 +22,7 @@ from typing import Any
 
 from raytf.commands import bisect, main, prove, replay, report, show, ui  # noqa: F401  # before the forks
 from raytf.storage.storage import Storage
-from raytf.ui import server
+from raytf.ui import app
 
 #: The reader's own program: it trains nothing, and is all that may be started.
 PROGRAM = ["/bin/true"]
@@ -103,7 +103,7 @@ def asked(storage: Path, told: int) -> dict[str, int]:
     port = listener.getsockname()[1]
     watch(str(storage), port, told)
     args = (Storage(str(storage)), listener, None, 1.0, over)
-    threading.Thread(target=server.serve, args=args, daemon=True).start()
+    threading.Thread(target=app.serve, args=args, daemon=True).start()
     paths = ["/", "/api/runs", "/run/..%2f..", "/run/good%00"]
     for name in sorted(os.listdir(storage)):
         paths += [f"{part}/{urllib.parse.quote(name)}" for part in ("/run", "/api/page", "/api/head", "/api/curves")]

@@ -20,7 +20,7 @@ import numpy as np
 from raytf.storage.storage import Storage
 from tests.laws.mutations import signed
 from tests.laws.run_folder import make
-from tests.unit.runs import test_proof
+from tests.unit.audit import test_chain_check
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def base(folder: Path) -> None:
     make(Storage(str(folder)), is_finished=True)
     for name in ("checkpoints", "steps"):
         shutil.rmtree(folder / name)
-    test_proof.make(folder)
+    test_chain_check.make(folder)
 
 
 def _lambda_layer(forger: Forger) -> dict[str, Any]:

@@ -17,7 +17,7 @@ NEVER = 10**9
 
 @dataclass
 class Run:
-    """A run of one rank in simulated time, which saves as `raytf.training.checkpointer.Checkpointer` does.
+    """A run of one rank in simulated time, which saves as `raytf.training.saving.checkpointer.Checkpointer` does.
 
     A save's share is on storage after `half` seconds; its manifest as long after the ranks have agreed on that, at the
     end of a call. A fault ends the group, and what it writes. The next group goes on from the state after the

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.cleanup import to_delete
 from raytf.checkpoint.commit import Event, advance
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
-from raytf.checkpoint.retention import to_delete
 from raytf.checkpoint.tier import Phase, Votes
 from raytf.config.objective import MetricObjective
 

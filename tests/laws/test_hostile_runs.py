@@ -23,17 +23,17 @@ from rich.console import Console
 
 from raytf.checkpoint import manifest
 from raytf.checkpoint.commit import Commit
-from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
 from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.commands import report, runs, show, verify
 from raytf.config.identity import differences
 from raytf.config.train_config import TrainConfig
-from raytf.driver import background, preflight
+from raytf.driver import preflight
+from raytf.driver.monitor import reader
 from raytf.errors import RaytfError
 from raytf.inference import versions
-from raytf.runs import history, inventory, run_log, terms
+from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.lease import Lease
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
@@ -74,12 +74,12 @@ def resume(uri: str, run_name: str) -> int | None:
     preflight.stored_shards(stored)
     now = iter(range(10**6))
     with Lease(
-        run, lambda text: None, lambda: float(next(now)), lambda seconds: None, lambda: terms.latest(run)
+        run, lambda text: None, lambda: float(next(now)), lambda seconds: None, lambda: ledger.latest_term(run)
     ) as lease:
         if preflight.finished(run, 300) is not None:
             return 300
         preflight.compare_batch(stored, config, RECORDS)
-        book = background.RunLedger(run, lease.owner["term"])
+        book = reader.RunLedger(run, lease.owner["term"])
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()
@@ -119,7 +119,7 @@ def look(uri: str, name: str, page: Path, is_drawn: bool = True) -> dict[str, An
         "report": lambda: report.main(report.Report(place, html=str(page))),
         "verify": lambda: verify.main(verify.Verify(place)),
         "verify --json": lambda: verify.main(verify.Verify(place, json=True)),
-        "serve": lambda: versions.look(versions.models_of(place)[0]),
+        "serve": lambda: versions.inspect(versions.models_of(place)[0]),
         "resume": lambda: resume(uri, name),
     }
     for command, call in calls.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raytf.errors import StorageError
 from raytf.storage import local_files
-from raytf.storage.local_names import is_plain
+from raytf.storage.local_files import is_plain
 from raytf.storage.storage import Storage
 
 PARTS = st.sampled_from(

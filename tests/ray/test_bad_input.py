@@ -50,7 +50,7 @@ def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there,
     assert "--exact: False in storage, True now" in line
 
 
-@pytest.mark.slow  # tests/tf/test_callbacks.py has the error, and tests/unit/driver/test_retry.py the second try
+@pytest.mark.slow  # tests/tf/test_callbacks.py has the error, tests/unit/driver/supervision/test_retry.py the retry
 def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path: Path):
     run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2)
     line = refused(run, code=1)

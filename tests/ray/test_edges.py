@@ -64,8 +64,8 @@ def test_a_dead_worker_whose_child_holds_its_sockets_is_not_waited_for(tmp_path:
 RANK = """
 import sys, time
 from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
-from raytf.distributed.peer_connections import UnreachedError, connect_all, end
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.membership.rendezvous import UnreachedError, connect_all, end
 arbiter, key, name, host, wanted, order = sys.argv[1:]
 link, step = ArbiterLink.connect(ArbiterAddress(arbiter, bytes.fromhex(key)), name), -1
 while True:

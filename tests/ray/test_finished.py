@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.conftest import result_of
+from tests.ray.conftest import manifests, result_of
 
 VARIANTS = Path(__file__).parent / "jobs" / "variants.py"
 #: What is otherwise -> words of the one line that says so.
@@ -68,7 +68,7 @@ def test_another_rate_is_refused(start_there, finished):
     for other, words in OTHER.items():
         refused(start_there, finished, other, words)
     beside = start_there(VARIANTS, *flags(finished), "--other", "rate", "--new").wait()
-    assert "--new starts run a-2; to continue it later, replace --new by --run a-2" in beside
+    assert "--new starts run a-2; to continue it later, replace --run a and --new by --run a-2" in beside
     assert f"sha: {result_of(finished / 'a-2')['weights_sha256']}" in beside
     assert f"sha: {result_of(finished / 'a')['weights_sha256']}" not in beside
     # A run of an older raytf, which stored less of itself: what there is counts.
@@ -94,6 +94,23 @@ def test_whatever_else_is_another_is_refused(start_there, finished):
     raised = ended(start_there(VARIANTS, *flags(finished), "--other", "raises"), 1)
     assert "there is no such model" in raised
     assert "nothing to do" not in raised
+
+
+@pytest.mark.slow
+def test_another_model_is_refused_for_a_run_that_has_not_finished(start_there, tmp_path):
+    unfinished = [*flags(tmp_path), "--checkpoint-every-steps", 2]
+    unfinished[unfinished.index("--epochs") + 1] = 10_000
+    job = start_there(VARIANTS, *unfinished)
+    job.until(lambda: manifests(tmp_path / "a"))
+    job.kill()
+    command = (tmp_path / "a" / "command.json").read_text()
+    for _ in range(2):  # the second one is typed like the first, which was refused
+        said = ended(start_there(VARIANTS, *unfinished, "--other", "activation"), 2)
+        (line,) = [text for text in said.splitlines() if text.startswith("error: ")]
+        assert "in storage was made with" in line  # another model, or on a busy machine other settings, by the workers
+        assert "model" in line
+        assert "pass --new, or another --run name" in line
+        assert (tmp_path / "a" / "command.json").read_text() == command
 
 
 @pytest.mark.slow

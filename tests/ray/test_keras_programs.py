@@ -67,7 +67,7 @@ def test_a_program_that_is_killed_goes_on_in_the_fit_that_it_was_in(run: Callabl
     killed.kill()
     output = run("killed", *flags).wait()
     again = told(output)
-    assert "run 1 has finished (6 steps); nothing to do" in output
+    assert "run killed/1 has finished (6 steps); nothing to do" in output
     assert [attempt["from_step"] > 0 for attempt in attempts(tmp_path / "killed" / "2")] == [False, True]
     assert again["unequal"] == [0.0, 0.0], "a record was missed or seen twice in an epoch"
 
@@ -88,8 +88,8 @@ def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run:
     outputs.append(run("killed", "--workers", 1, "--checkpoint-every-steps", 30, "--track", "mlflow").wait())
     again = told(outputs[-1])
 
-    assert "run 1 has finished (6 steps); nothing to do" in outputs[1]
-    assert "run 2 has finished" in outputs[2]
+    assert "run killed/1 has finished (6 steps); nothing to do" in outputs[1]
+    assert "run killed/2 has finished" in outputs[2]
     for number, sizes in (("1", [1]), ("2", [1, 2]), ("3", [2, 1])):
         found = attempts(tmp_path / "killed" / number)
         assert [attempt["world_size"] for attempt in found] == sizes

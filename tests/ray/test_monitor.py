@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from raytf.driver.background import MonitorReader, monitoring
-from raytf.training.beat import Activity, HeartbeatState
+from raytf.driver.monitor.reader import MonitorReader, monitoring
+from raytf.training.process.heartbeat_types import Activity, HeartbeatState
 from tests.ray.conftest import PATIENCE
 
 #: Words of each speaker, and kills.

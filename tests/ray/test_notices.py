@@ -15,7 +15,7 @@ import pytest
 from raytf.runs import ledger, timeline
 from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
-from raytf.testing.node import Node
+from raytf.testing.cluster import Node
 from tests.ray.conftest import manifests
 from tests.ray.test_elastic import PATIENCE, trains
 from tests.ray.test_resume import attempts
@@ -30,8 +30,8 @@ LOSSES = """
     from raytf.errors import JobError, WorkerLostError
     from raytf.driver.monitor.actor import Monitor
     from raytf.driver.ray_train.failure_policy import FailurePolicy
-    from raytf.driver.supervision.supervisor import Supervisor
-    from raytf.training.monitor_client import MonitorClient
+    from raytf.driver.supervision.retry import Supervisor
+    from raytf.training.process.monitor_client import MonitorClient
 
     @ray.remote(num_cpus=0)
     class Worker:
@@ -189,5 +189,5 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
 
 
 def assert_left_in_time(pod: Node) -> None:
-    assert "SIGTERM: Ray is told to leave node" in pod.output
-    assert "no Ray Train worker left here; ending the command" in pod.output
+    assert "SIGTERM: asking Ray to drain node" in pod.output
+    assert "no Ray Train worker left here; stopping the command" in pod.output

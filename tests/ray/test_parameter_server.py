@@ -47,7 +47,7 @@ def step_of(run: Job, status: Path) -> int:
     return json.loads(status.read_text())["step"] if status.exists() else 0
 
 
-@pytest.mark.slow  # the next one has the strategy; tests/unit/driver/test_parameter_servers.py what a loss leads to
+@pytest.mark.slow  # the next one has the strategy, supervision/test_parameter_servers.py what a loss leads to
 def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job], tmp_path: Path, mnist_dir: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
     data = subset(mnist_dir, tmp_path / "mnist", RECORDS)

@@ -80,7 +80,7 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     assert "is empty or not there yet" in again.stderr
 
 
-@pytest.mark.slow  # tests/unit/runs/test_step_comparison.py has what is compared
+@pytest.mark.slow  # tests/unit/audit/test_step_replay.py has what is compared
 def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
     flags = ["--workers", "1", "--steps", "12", "--global-batch-size", "32", "--reduction", "float"]
     flags += ["--no-warm-workers", "--checkpoint-every-steps", "6", "--storage", str(tmp_path), "--run", "a"]
@@ -96,7 +96,7 @@ def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--step", 0), "--step 0: expected 1 or more"),
+        (("--step", 0), "--step 0: expected a number, 1 or more"),
         (("--step", 400), "has noted 3 steps"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.testing import ElasticCluster, Job, environment
-from raytf.testing.node import Node
+from raytf.testing.cluster import Node
 from raytf.testing.processes import end, titled
 from tests.ray.jobs.parts import number
 

@@ -12,14 +12,14 @@ import pytest
 
 from raytf.driver.graceful_stop import saving_first
 from raytf.testing import Job, environment
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 from tests.ray.conftest import PATIENCE
 
 DRIVER = """
     import sys, threading, time, ray
-    from raytf.training.beat import Activity, HeartbeatState
+    from raytf.training.process.heartbeat_types import Activity, HeartbeatState
     from raytf.driver.monitor.actor import Monitor
-    from raytf.training.monitor_client import MonitorClient
+    from raytf.training.process.monitor_client import MonitorClient
     from raytf.driver.graceful_stop import saving_first
 
     ray.init(logging_level="error", log_to_driver=False)

@@ -141,7 +141,7 @@ def test_a_search_that_is_told_to_stop_saves_all_trials(search: Callable[..., Jo
     job.until(lambda: all((folder / f"trial-{n:03d}" / "attempts").exists() for n in (0, 1)), PATIENCE)
     os.kill(job.process.pid, signal.SIGINT)
     assert job.ended(PATIENCE) == 130
-    assert "told to stop: the trials save first" in job.output
+    assert "stopping: the trials save first" in job.output
     assert records(folder) == {}
     for n in (0, 1):
         assert "SIGTERM): saved" in (folder / f"trial-{n:03d}" / "job.log").read_text()

@@ -69,12 +69,14 @@ class Typed:
         seconds: that it took.
         silence: longest time without anything new on the terminal, seconds.
         output: of the terminal.
+        before: the last line before that time.
     """
 
     text: str
     seconds: float
     silence: float
     output: str
+    before: str = ""
 
 
 def commands(page: str) -> list[str]:
@@ -115,19 +117,22 @@ def type_all(
         os.chdir(folder)
         shell = [*within, "bash", "-c", script]
         os.execvpe(shell[0], shell, env)
-    said, began, silences = "", list[float](), list[float]()  # all of it; of each command
+    said, began = "", list[float]()
+    silences, before = list[float](), list[str]()  # of each command
     last, code = time.monotonic(), None
     try:
         while (text := _read(screen)) is not None:
-            now, said = time.monotonic(), said + text
-            if silences:
-                silences[-1] = max(silences[-1], now - last)
+            now = time.monotonic()
+            if silences and now - last > silences[-1]:
+                silences[-1], before[-1] = now - last, _last(said)
+            said += text
             if text:
                 last = now
                 show(text)
             for _ in range(said.count(_MARK) - len(began)):
                 began.append(now)
                 silences.append(0.0)
+                before.append("")
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     finally:
         os.close(screen)
@@ -135,8 +140,8 @@ def type_all(
             os.killpg(process, signal.SIGKILL)
             os.waitpid(process, 0)
     ends = [*began[1:], time.monotonic()]
-    rows = zip(texts, began, ends, silences, said.split(_MARK)[1:], strict=False)
-    return code, [Typed(_first(text), end - start, silence, output) for text, start, end, silence, output in rows]
+    rows = zip(texts, began, ends, silences, said.split(_MARK)[1:], before, strict=False)
+    return code, [Typed(_first(text), end - start, *others) for text, start, end, *others in rows]
 
 
 def _read(screen: int) -> str | None:
@@ -151,6 +156,12 @@ def _read(screen: int) -> str | None:
 
 def _first(text: str) -> str:
     return next((line for line in text.splitlines() if line.strip()), "")
+
+
+def _last(text: str) -> str:
+    """Return the last line of what a terminal shows, without control sequences."""
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text[-2000:]).replace("\r", "\n").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def bare(home: Path) -> tuple[list[str], dict[str, str]]:
@@ -236,6 +247,8 @@ def report(page: str, done: list[Typed]) -> None:
     for each in done:
         mark = "!" if each.silence > LONGEST_SILENCE else " "
         print(f"{mark} {each.seconds:6.1f} s, silent for {each.silence:4.1f} s: {each.text}")
+        if each.silence > LONGEST_SILENCE:
+            print(f"      after: {each.before.replace(_MARK.strip(), '(the command was typed)')}")
 
 
 if __name__ == "__main__":

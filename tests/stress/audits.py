@@ -27,13 +27,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.checkpoint.digest import Digest
-from raytf.checkpoint.replicas import Replicas
+from raytf.audit.shard_audit import Standing
+from raytf.checkpoint.invalidated_states import VoidStates
+from raytf.checkpoint.replicas import Digest, Replicas
 from raytf.checkpoint.variables import weights_sha256
-from raytf.checkpoint.void import VoidStates
 from raytf.data.pipeline import CallBatch
-from raytf.distributed import step_flags
-from raytf.distributed.audit import Standing
+from raytf.distributed import step_agreement
 from raytf.errors import ReplicaError
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
@@ -213,7 +212,7 @@ class Trials:
             rank, replica = self.group.ranks[number], replicas[number]
             if start % COPIES == 0 and start:
                 replica.look(start)
-            told = step_flags.vector({}, replica.tell())
+            told = step_agreement.vector({}, replica.tell())
             try:
                 replica.hear(groups[number].sum(told), start)
             except ReplicaError as error:

@@ -76,7 +76,7 @@ COMMANDS = {
     "serve nope": "nope",
     "predict nope in.csv out.csv": "nope",
     "predict nope": "expected INPUT",
-    "rm": "no run was named",
+    "rm": "No run given",
     "rm nope --yes": "is not a run",
     "replay nope --step 1": "nope",
     "replay nope": "expected --step",
@@ -95,7 +95,7 @@ COMMANDS = {
     "run nope.py": "nope.py",
     "ui --host 0.0.0.0": "--token",
     "ui /nonexistent": "/nonexistent",
-    "node": "there is nothing to run",
+    "node": "No command given",
 }
 #: Settings of a program -> words of the line.
 SETTINGS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 
 from raytf.data import Spec
 from raytf.data.sources.tf_example import encode, feature
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 
 
 def masked(data):
@@ -58,3 +59,10 @@ def pictures(folder, per_class=3, classes=("cat", "dog"), size=(6, 5), ending="p
             colour = value if mode == "L" else (value, value, value)
             Image.new(mode, size[::-1], colour).save(folder / name / f"{i}.{ending}")
     return str(folder)
+
+
+def put_tree(storage, folder, name):
+    """Copy a local folder's files to below a name on storage."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            storage.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())

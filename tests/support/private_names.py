@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,44 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def taken(tree: ast.Module) -> set[str]:
-    """What a module takes of the insides of Ray, Keras and TensorFlow, as dotted paths."""
-    found: set[str] = set()
+    """Return what a module takes of the insides of Ray, Keras and TensorFlow, as dotted paths.
+
+    What follows a name that was imported counts, too: `services.start_api_server` after `from ray._private import
+    services`.
+    """
+    imported: dict[str, str] = {}
+    paths: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if INSIDE.match(alias.name)}
+            paths |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            paths = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {path for path in paths if INSIDE.match(path)}
-        elif isinstance(node, ast.Attribute):
-            path = ast.unparse(node)
-            found |= {path} if re.fullmatch(r"[\w.]+", path) and INSIDE.match(path) else set()
-    return found
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    paths |= set(imported.values())
+    for node in ast.walk(tree):
+        is_read = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Store)
+        if is_read and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+            root, _, rest = ast.unparse(node).partition(".")
+            paths.add(f"{imported.get(root, root)}.{rest}")
+    return {path for path in paths if INSIDE.match(path)}
+
+
+def listed(seen: Mapping[str, str]) -> set[str]:
+    """Return the dotted paths that a package's `SEEN` lists by owner."""
+    return {f"{owner}.{name}" for owner, names in seen.items() for name in names.split()}
+
+
+def missing(tree: ast.Module, seen: set[str]) -> list[str]:
+    """Return what a module takes that is neither there nor listed as an attribute of objects."""
+    names = {path.rpartition(".")[2] for path in seen}
+    return [path for path in sorted(taken(tree)) if path.rpartition(".")[2] not in names and not _is_there(path)]
+
+
+def _is_there(path: str) -> bool:
+    try:
+        find(path)
+    except LookupError:
+        return False
+    return True
 
 
 def foreign(tree: ast.Module) -> set[str]:

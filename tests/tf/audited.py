@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from raytf.audit import shard_audit
+from raytf.audit.shard_audit import AuditVerdict
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed import audit
-from raytf.distributed.audit import AuditVerdict
 from tests.tf.ranks import Rank, World
 
 RNG = np.random.default_rng(0)
@@ -86,7 +86,7 @@ class Group:
 
     def step(self, start: int) -> list[Any]:
         """What each rank comes to in a step: an outcome, or the digests that differed."""
-        choice = audit.choose(0, start + 1, self.spans)
+        choice = shard_audit.choose(0, start + 1, self.spans)
 
         def one(number: int) -> Any:
             rank, is_auditor = self.ranks[number], choice.auditor == number
@@ -100,10 +100,10 @@ class Group:
             return list(pool.map(one, range(len(self.ranks))))
 
     def verdict(self, start: int, told: tuple[bytes, bytes]) -> AuditVerdict:
-        choice, again = audit.choose(0, start + 1, self.spans), []
+        choice, again = shard_audit.choose(0, start + 1, self.spans), []
         for rank in self.ranks:
             call = rank._pipeline.alone(choice.shard, start)
             count = None if self.plan.is_even else int(call.counts[0])
             leaves = [leaf[0] for leaf in call.leaves]
             again.append(rank.step.audit.again(leaves, call.seeds[0], count, self.plan.global_batch_size))
-        return audit.judge(choice, told, again)
+        return shard_audit.judge(choice, told, again)

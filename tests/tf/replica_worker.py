@@ -47,7 +47,7 @@ class Memory:
     """In the place of the memory tier: which steps were copied, and that the newest is trusted no more."""
 
     def __init__(self) -> None:
-        from raytf.checkpoint.copy_turns import CopyTurns
+        from raytf.checkpoint.memory import CopyTurns
 
         self.copied: list[Any] = []
         self.turns = CopyTurns()
@@ -89,9 +89,8 @@ class Rank:
         import keras
 
         from raytf.checkpoint import variables
-        from raytf.checkpoint.digest import Digest
         from raytf.checkpoint.durable import DurableTier, Keep
-        from raytf.checkpoint.replicas import Replicas
+        from raytf.checkpoint.replicas import Digest, Replicas
         from raytf.checkpoint.tier import GroupAttempt
         from raytf.checkpoint.training_state import TrainingState
         from raytf.storage.storage import Storage
@@ -123,10 +122,10 @@ class Rank:
         from raytf.checkpoint import variables
         from raytf.checkpoint.cadence import Cadence
         from raytf.runs.run_log import StepLog
-        from raytf.training.callbacks import Callbacks
-        from raytf.training.checkpoint_policy import CheckpointPolicy
-        from raytf.training.checkpointer import Checkpointer, Listener
-        from raytf.training.live_state import LiveState
+        from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+        from raytf.training.saving.checkpointer import Checkpointer, Listener
+        from raytf.training.saving.live_state import LiveState
+        from raytf.training.user.callbacks import Callbacks
 
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
@@ -152,7 +151,7 @@ class Rank:
         return saving
 
     def train(self, flips: bool) -> None:
-        from raytf.distributed.step_flags import StepFlag, vector
+        from raytf.distributed.step_agreement import StepFlag, vector
 
         while self.state.step < STEPS:
             stop = self.state.step + 1
@@ -232,7 +231,7 @@ def play(orders: Orders, group: Any, number: int, flips: bool, exact: bool) -> d
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
-    from raytf.distributed.meeting import Meeting
+    from raytf.distributed.membership.rendezvous import Meeting
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
     group = MultiWorkerGroup(Meeting(orders.rank, tuple(orders.addresses), bytes(32)))

@@ -21,13 +21,12 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
+from raytf.parameter_server import state
+from raytf.parameter_server.step import AsyncStep, Servers, SyncStep
 from raytf.testing.processes import free_port
-from raytf.training.learning_rate import LearningRate, RateLaw
-from raytf.training.model import build
-from raytf.training.parameter_server import state
-from raytf.training.parameter_server.step import AsyncStep, Servers, SyncStep
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step.learning_rate import LearningRate, RateLaw
+from raytf.training.step.step import StepOptions, TrainStep
 
 SERVER = """
 import json, os, sys, time

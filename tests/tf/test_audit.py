@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raytf.audit import shard_audit
 from raytf.checkpoint.variables import weights_sha256
-from raytf.distributed import audit
 from tests.tf.audited import ALL, NONE, SHARDS, SOURCE, STEPS, Group, model
 from tests.tf.ranks import train
 
@@ -49,7 +49,7 @@ def test_a_wrong_bit_stops_the_step_and_its_rank_is_named(size: int, times: str,
     group = Group(size)
     for start in range(3):
         group.step(start)
-    choice = audit.choose(0, 4, group.spans)
+    choice = shard_audit.choose(0, 4, group.spans)
     culprit = choice.owner if is_owner else choice.auditor
     fault, before = group.faults[culprit], [weights_sha256(rank.model) for rank in group.ranks]
     # The auditor computes the shard before its own ones; the owner's first one may be another.

@@ -13,8 +13,8 @@ from keras import layers
 from raytf.config.sections import ComputeSection
 from raytf.data import ArraySource
 from raytf.errors import DataError, ModelError
-from raytf.training.model import build
-from raytf.training.parameter_server.step import AsyncStep
+from raytf.parameter_server.step import AsyncStep
+from raytf.training.model.model import build
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

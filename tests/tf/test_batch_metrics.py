@@ -17,10 +17,10 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed.devices import OneDevice
-from raytf.training import batch_metrics, remarks
-from raytf.training import model as models
-from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
+from raytf.training.model import batch_metrics, remarks
+from raytf.training.model import model as models
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, World, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -17,8 +17,7 @@ from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.recording import recorded
-from raytf.data.stream_kinds import from_tf_dataset
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_tf_dataset
 from raytf.storage.storage import Storage
 from tests.tf.ranks import train
 

@@ -10,7 +10,7 @@ from keras import layers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.training import beside
+from raytf.training import synchronous
 from tests.tf.ranks import Rank, World
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has
@@ -34,7 +34,7 @@ def test_steps_beside_a_rehearsal_are_as_without_one():
     alone, others = rank(), rank()
     alone.call(0, 1)
     others.call(0, 1)
-    rehearsal = beside.start(lambda: others.step.rehearse(full=False))
+    rehearsal = synchronous.trace_beside(lambda: others.step.rehearse(full=False))
     at = 1
     while at < PLAN.full_steps and not (rehearsal.done() and at > 3):
         mine, beside_it = alone.call(at, at + 1), others.call(at, at + 1)
@@ -54,7 +54,9 @@ def test_a_thread_has_the_dtype_policy_of_the_one_that_started_it(policy: str | 
     if policy is not None:
         keras.config.set_dtype_policy(policy)
     try:
-        found = beside.start(lambda: (keras.config.dtype_policy().name, layers.Dense(1).compute_dtype)).result()
+        found = synchronous.trace_beside(
+            lambda: (keras.config.dtype_policy().name, layers.Dense(1).compute_dtype)
+        ).result()
     finally:
         keras.config.set_dtype_policy("float32")
     assert found == ((policy, "bfloat16") if policy else ("float32", "float32"))
@@ -65,4 +67,4 @@ def test_what_a_trace_raises_is_raised_where_its_result_is_wanted():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        beside.start(fail).result()
+        synchronous.trace_beside(fail).result()

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from raytf._tensorflow import summaries
-from raytf.driver import sending
+from raytf.driver import preflight
 from raytf.errors import ConfigError, ModelError
 from raytf.storage.storage import Storage
-from raytf.training import callbacks as training_callbacks
-from raytf.training import later_files
-from raytf.training.callbacks import Callbacks
 from raytf.training.job import UserCode
-from raytf.training.model_guard import foreseen
-from raytf.training.parcel import Parcel
+from raytf.training.user import callbacks as training_callbacks
+from raytf.training.user import later_files
+from raytf.training.user.callbacks import Callbacks
+from raytf.training.user.model_guard import foreseen
+from raytf.training.user.user_code import Parcel
 from tests.tf.ranks import Alone
 from tests.unit.driver import test_epochs as epochs
 
@@ -500,7 +500,7 @@ callbacks = [Holds()]
     names = program(source)
     job = dataclasses.replace(epochs.job(0, 2), code=Parcel(UserCode(lambda: None, names["callbacks"])))
     with pytest.raises(ConfigError, match=named + r", which cannot be sent to the workers .*on_train_begin"):
-        sending.check(job, print)
+        preflight.check_job_can_be_sent(job, print)
 
 
 def test_locks_and_closed_files_are_no_reason_to_refuse_a_callback(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 from raytf.errors import JobError
 from raytf.runs.program_output import Printed, ProgramOutput
 from raytf.storage.storage import Storage
-from raytf.training.callbacks import Callbacks, give_back
+from raytf.training.user.callbacks import Callbacks, give_back
 from tests.tf.ranks import Alone
 
 

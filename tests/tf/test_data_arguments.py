@@ -17,7 +17,7 @@ from raytf.data import tree
 from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.driver import inputs, keras_arguments
-from raytf.driver.feed.given import are_batches, rows_of
+from raytf.driver.inputs import are_batches, rows_of
 from raytf.storage.storage import Storage
 from tests.tf.ranks import train
 

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from raytf._tensorflow.datasets import DatasetGraph, is_dataset
 from raytf.data import tree
-from raytf.data.stream_kinds import from_tf_dataset
-from raytf.data.streams import Stream
+from raytf.data.streams import Stream, from_tf_dataset
 from raytf.errors import DataError
 
 IMAGES = np.random.default_rng(0).uniform(size=(8, 4, 4, 3)).astype(np.float32)
@@ -174,7 +173,7 @@ def test_lengths_that_differ_from_batch_to_batch_are_known():
         (lambda: numbers().batch(5), None, 3, ""),
         (lambda: numbers().batch(5), 2, 2, ""),
         (lambda: numbers().repeat().batch(5), 4, 4, ""),
-        (lambda: numbers().repeat().batch(5), None, 0, "has no end. Give steps_per_epoch"),
+        (lambda: numbers().repeat().batch(5), None, 0, "has no end. Pass steps_per_epoch"),
         (lambda: numbers().filter(lambda i: i > 3).batch(5), None, None, ""),
     ],
 )

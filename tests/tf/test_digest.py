@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.framework import kernels
 
-from raytf.checkpoint.digest import Digest
-from raytf.distributed.digests import FOLD_ROWS, FOLD_WIDTH, columns, device_sum, fold_factors, folded
-from raytf.distributed.replica_agreement import DEVICE_BIT
+from raytf.checkpoint.replicas import Digest
+from raytf.distributed.encoding.digests import FOLD_ROWS, FOLD_WIDTH, columns, device_sum, fold_factors, folded
+from raytf.distributed.step_agreement import DEVICE_BIT
 from raytf.distributed.step_digest import DigestKind
 
 MASK = (1 << 64) - 1

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf._tensorflow.draws import seeded
+from raytf._tensorflow.tracing import seeded
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.sources import ArraySource
 from tests.tf.ranks import train

@@ -8,10 +8,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.distributed.blocks import SIZE, Blocks, tree
-from raytf.distributed.buckets import of_kinds
-from raytf.distributed.encoding import EachTensor, InBlocks
-from raytf.distributed.wire import DEVICE, HOST, WireLayout
+from raytf.distributed.allreduce.buckets import of_kinds
+from raytf.distributed.encoding.fixed_point import SIZE, Blocks, EachTensor, InBlocks, tree
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout
 
 SHAPES = st.lists(
     st.sampled_from([(), (0,), (1,), (3, 2), (SIZE,), (SIZE + 1,), (2, SIZE), (SIZE - 1,), (3, SIZE, 2)]),

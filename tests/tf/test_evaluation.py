@@ -11,17 +11,16 @@ import tensorflow as tf
 from keras import layers
 
 from raytf.config.sections import ComputeSection
-from raytf.data.pipeline import Pipeline
+from raytf.data.pipeline import Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.prefetch import Prefetch
 from raytf.data.sources import ArraySource, Source
 from raytf.data.sources.batches import BatchedSource
+from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.devices import OneDevice
-from raytf.distributed.reduction import packed
-from raytf.training import model as models
-from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator, Evaluators
-from raytf.training.evaluation_step import EvalStep
+from raytf.training.model import model as models
+from raytf.training.step.evaluation_step import EvalStep
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, Rank
 
 SHARDS = 4

@@ -17,12 +17,11 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed import wire
+from raytf.distributed.encoding import wire
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import exact
-from raytf.training.model import build
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step.step import StepOptions, TrainStep
 from tests.tf.ranks import World
 
 RNG = np.random.default_rng(0)

@@ -121,7 +121,7 @@ def test_a_checkpoint_becomes_a_version_with_the_same_bits_and_predictions(tmp_p
     checkpoint(run, model, 3)
     done = export.export_run(run.root, step="3")
     assert (done.version, done.step, done.is_new) == (1, 3, True)
-    (version,) = versions.look(run.child("export"))
+    (version,) = versions.inspect(run.child("export"))
     assert version.notes["weights_sha256"] == weights_sha256(model)
     served = SavedModel(done.place)
     inputs = served.signatures[DEFAULT].inputs
@@ -142,7 +142,7 @@ def test_averaged_weights_are_what_the_end_of_the_run_would_have_exported(tmp_pa
     raw = weights_sha256(model)
     done = export.export_run(run.root)
     model.optimizer.finalize_variable_values(model.trainable_variables)
-    found = versions.look(run.child("export"))[0].notes["weights_sha256"]
+    found = versions.inspect(run.child("export"))[0].notes["weights_sha256"]
     assert found == weights_sha256(model) != raw
     assert done.is_new
 
@@ -238,7 +238,7 @@ def test_a_damaged_checkpoint_is_no_version(tmp_path: Path):
     share.write_bytes(bytes(data[:-1]))
     with pytest.raises(ConfigError, match="no whole checkpoint"):
         export.export_run(run.root)
-    assert versions.look(run.child("export")) == []
+    assert versions.inspect(run.child("export")) == []
 
 
 def test_a_layer_that_is_not_registered_asks_for_its_module(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raytf.distributed.devices import set_memory
-from raytf.distributed.gpu.nvml import Gpu, part_mib
+from raytf.distributed.gpu.nvidia_driver import Gpu, part_mib
 
 GIB = 1 << 30
 L4 = Gpu("GPU-1", "NVIDIA L4", 24 * GIB)

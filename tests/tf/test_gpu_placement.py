@@ -21,14 +21,13 @@ from raytf.config.sections import StrategySection
 from raytf.data import tree
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
-from raytf.distributed import factory
-from raytf.distributed.buckets import Overlap
+from raytf.distributed import group
+from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes_on_gpu
-from raytf.distributed.reduction import packed
-from raytf.distributed.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
 from raytf.testing.gpu_placement import PlacementFinding, findings, operations
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.step.step import StepOptions, TrainStep
 
 GRADIENT_SIZE = 256
 RECORDS, STEPS, CONTEXT = 2, 2, 8
@@ -141,7 +140,7 @@ def test_nor_where_it_is_added_while_others_are_computed(mode, shards):
 
 @pytest.mark.parametrize("name", ["mirrored", "one-device"])
 def test_nor_where_one_process_has_several_devices(name):
-    devices = factory.make(StrategySection(strategy=name, logical_devices=3)).devices
+    devices = group.make(StrategySection(strategy=name, logical_devices=3)).devices
     assert of_full_steps(traced(normalized, "fixed", 4, all_reduce=None, devices=devices)) == []
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raytf.errors import GpuError
-from raytf.training.gpu_probe import check, factors, fault
+from raytf.training.process.gpu_probe import check, factors, fault
 
 
 def test_a_cpu_makes_it_right():

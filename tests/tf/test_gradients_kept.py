@@ -13,9 +13,8 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.training.model import build
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step.step import StepOptions, TrainStep
 from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from raytf.distributed.host_allreduce import CHUNK_BYTES, HostSum
-from raytf.distributed.sum_pieces import PeerLostError
+from raytf.distributed.allreduce.array_parts import PeerLostError
+from raytf.distributed.allreduce.host import CHUNK_BYTES, HostSum
 
 PATIENCE_SECONDS = 120
 
@@ -27,8 +27,8 @@ PATIENCE_SECONDS = 120
 MEMBER = """
 import json, sys
 from tests.tf.test_host_sum import digest, values
-from raytf.distributed.host_allreduce import HostSum
-from raytf.distributed.sum_pieces import PeerLostError
+from raytf.distributed.allreduce.host import HostSum
+from raytf.distributed.allreduce.array_parts import PeerLostError
 name, number, count = map(int, sys.argv[1:])
 group = HostSum(name, number, count, stopped_seconds=1.0)
 print(json.dumps("there"), flush=True)
@@ -151,7 +151,7 @@ def test_one_that_is_stopped_is_lost(lost):
 )
 def test_a_death_is_seen_although_a_forked_child_lives(fork: str, told: str):
     code = (
-        "import ctypes, os, sys, time\nimport numpy as np\nfrom raytf.distributed.host_allreduce import HostSum\n"
+        "import ctypes, os, sys, time\nimport numpy as np\nfrom raytf.distributed.allreduce.host import HostSum\n"
         "group = HostSum(int(sys.argv[1]), 1, 2)\ngroup.add(np.ones(3))\n"
         f"child = {fork}\nif child: print(child, flush=True)\ntime.sleep(600)"
     )

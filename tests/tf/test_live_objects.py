@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 from ray import cloudpickle
 
-from raytf.training.parcel import Parcel, opened, packed
+from raytf.training.user.user_code import Parcel, opened, packed
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((16, 8), np.float32), RNG.integers(0, 3, 16)

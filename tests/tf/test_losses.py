@@ -16,10 +16,10 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.errors import ModelError
-from raytf.training import model as models
-from raytf.training import remarks
-from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
+from raytf.training.model import model as models
+from raytf.training.model import remarks
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -14,8 +14,8 @@ import tensorflow as tf
 from raytf.data.plan import assign
 from raytf.data.sources.arrays import ArraySource
 from raytf.data.sources.batches import plan_of
-from raytf.distributed import wire
-from raytf.distributed.reduction import packed
+from raytf.distributed.allreduce.reduction import packed
+from raytf.distributed.encoding import wire
 from tests.tf.ranks import Rank, train
 
 SHARDS, BATCH, STEPS, CALL = 6, 24, 12, 5

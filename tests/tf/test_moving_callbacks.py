@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raytf.errors import WorkerLostError
-from raytf.training.moving_callbacks import MovingCallbacks
+from raytf.training.user.failover_callbacks import MovingCallbacks
 
 LOSSES = [1.0, 0.95, 0.8, 0.79, 0.78, 0.77, 0.9, 0.95]
 

@@ -1,7 +1,7 @@
 """Sums over real workers of MultiWorkerMirroredStrategy, on one host and on several, and the path that they take.
 
-There is no GPU here: which path GPUs would take is decided in tests/unit/distributed/test_routes.py; here processes
-take the paths that CPUs have, which are those of shared GPUs too. A GPU that was promised is really missing.
+There is no GPU here: which path GPUs would take is decided in tests/unit/distributed/allreduce/test_routes.py; here
+processes take the paths that CPUs have, which are those of shared GPUs too. A GPU that was promised is really missing.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ addresses, rank, communication, hosts, gpus, promised, trains = json.loads(sys.a
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf
 from raytf.errors import RaytfError
-from raytf.distributed.meeting import Meeting
+from raytf.distributed.membership.rendezvous import Meeting
 from raytf.distributed.multi_worker import MultiWorkerGroup
 
 def ready(**answer):

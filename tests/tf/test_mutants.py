@@ -16,8 +16,8 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.data.order import EpochOrder, step_seeds
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.reduction import FixedPointReduction, FloatReduction, Reduction
-from raytf.distributed.wire import DEVICE, WireLayout
+from raytf.distributed.allreduce.reduction import FixedPointReduction, FloatReduction, Reduction
+from raytf.distributed.encoding.wire import DEVICE, WireLayout
 from tests.laws import checks
 from tests.tf.ranks import World, train
 

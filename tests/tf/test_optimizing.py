@@ -19,12 +19,11 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.errors import ConfigError
-from raytf.training import learning_rate
-from raytf.training.fused_update import fused
-from raytf.training.learning_rate import LearningRate, RateLaw
-from raytf.training.model import build
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step import learning_rate
+from raytf.training.step.fused_update import fused
+from raytf.training.step.learning_rate import LearningRate, RateLaw
+from raytf.training.step.step import StepOptions, TrainStep
 from tests.tf.ranks import World
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -18,15 +18,14 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.data.sources.recording import recorded
-from raytf.data.stream_kinds import from_tf_dataset
+from raytf.data.streams import from_tf_dataset
 from raytf.errors import RaytfError, WholeBatchError
 from raytf.storage.storage import Storage
-from raytf.training import model as models
-from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
-from raytf.training.learning_rate import LearningRate, RateLaw
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model import model as models
+from raytf.training.step.learning_rate import LearningRate, RateLaw
+from raytf.training.step.step import StepOptions, TrainStep
+from raytf.training.user.callbacks import Callbacks
 from tests.tf import own_steps
 from tests.tf.ranks import Alone, Rank, train
 

@@ -11,7 +11,7 @@ from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
 from raytf.errors import ConfigError
-from raytf.training.model import build
+from raytf.training.model.model import build
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
 SAMPLE = (X, X[:, :1], None)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from raytf.training.program_settings import ProgramSettings
+from raytf.training.user.program_settings import ProgramSettings
 
 pytestmark = pytest.mark.gate
 

@@ -14,10 +14,9 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.errors import ModelError
 from raytf.storage.storage import Storage
-from raytf.training import program_variables
-from raytf.training.parcel import Parcel
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model import program_variables
+from raytf.training.step.step import StepOptions, TrainStep
+from raytf.training.user.user_code import Parcel
 
 SHARDS = 2
 

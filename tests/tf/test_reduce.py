@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.distributed.reduction import FixedPointReduction, FloatReduction, all_finite, exponent, packed, power_of_two
-from raytf.distributed.wire import DEVICE, HOST, WireLayout
+from raytf.distributed.allreduce.reduction import (
+    FixedPointReduction,
+    FloatReduction,
+    all_finite,
+    exponent,
+    packed,
+    power_of_two,
+)
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout
 
 WORDS = pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)

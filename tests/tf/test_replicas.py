@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from raytf.checkpoint.digest import Digest
+from raytf.checkpoint.replicas import Digest
 from raytf.data.sources import ArraySource
 from raytf.testing.processes import free_port
 from tests.tf.ranks import train

@@ -15,20 +15,19 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import cadence, manifest, naming, variables
 from raytf.checkpoint.cadence import Cadence
-from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.memory import MemorySave
+from raytf.checkpoint.memory import CopyTurns, MemorySave
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import MetricObjective
-from raytf.distributed.step_flags import StepFlag, vector
+from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import ConfigError, StorageError
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
-from raytf.training.callbacks import Callbacks
-from raytf.training.checkpoint_policy import CheckpointPolicy
-from raytf.training.checkpointer import Checkpointer, Listener
-from raytf.training.live_state import LiveState
+from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+from raytf.training.saving.checkpointer import Checkpointer, Listener
+from raytf.training.saving.live_state import LiveState
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone
 
 ATTEMPT = "20260101T000000.000-aaaaaa"

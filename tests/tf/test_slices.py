@@ -19,10 +19,10 @@ from raytf.config.sections import ComputeSection
 from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import plan_of
 from raytf.data.sources.recording import recorded
-from raytf.data.stream_kinds import from_tf_dataset
-from raytf.distributed import wire
-from raytf.distributed.buckets import Overlap
-from raytf.distributed.slices import SliceLayout, gather, unique_rows
+from raytf.data.streams import from_tf_dataset
+from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.encoding import wire
+from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather, unique_rows
 from raytf.storage.storage import Storage
 from tests.tf.ranks import Rank, World, train
 

@@ -16,8 +16,8 @@ from keras import layers
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed import step_digest
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireWords
 from raytf.distributed.step_digest import Difference, DigestKind, DigestLayout
-from raytf.distributed.wire import DEVICE, HOST, WireWords
 from tests.tf.ranks import Rank, World
 
 RNG = np.random.default_rng(0)

@@ -15,16 +15,15 @@ from raytf.config.sections import ComputeSection, StrategySection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.distributed import factory
+from raytf.distributed import group as distributed_group
 from raytf.distributed.devices import LocalDevices
 from raytf.distributed.group import Group
 from raytf.errors import ClusterError
-from raytf.training.callbacks import Callbacks
-from raytf.training.device_placement import collected
 from raytf.training.evaluation import Evaluator
-from raytf.training.model import build
-from raytf.training.step import TrainStep
-from raytf.training.step_options import StepOptions
+from raytf.training.model.model import build
+from raytf.training.step.device_placement import collected
+from raytf.training.step.step import StepOptions, TrainStep
+from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import World, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has
@@ -76,7 +75,7 @@ def alone():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_strategy_computes_the_bits_of_one_device(name: str, alone):
     # Three devices have 1, 1 and 2 of the four shards; the last step of an epoch has fewer records than the others.
-    group = factory.make(StrategySection(strategy=name))
+    group = distributed_group.make(StrategySection(strategy=name))
     assert len(group.devices.names) == (1 if name == "one-device" else 3)
     trained, losses = train(model, SOURCE, 48, 4, 12, devices=group.devices)[0]
     assert (weights_sha256(trained), losses.tobytes()) == alone
@@ -88,14 +87,14 @@ def test_a_model_in_float64_is_learned_alike():
         made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return made
 
-    devices = factory.make(StrategySection(strategy="mirrored")).devices
+    devices = distributed_group.make(StrategySection(strategy="mirrored")).devices
     several, one = (train(double, SOURCE, 48, 4, 8, devices=d)[0][1] for d in (devices, None))
     np.testing.assert_allclose(several, one, rtol=1e-6)
 
 
 def test_metrics_of_an_evaluation_are_those_of_one_device():
     def evaluate(group: Group | None) -> dict[str, float]:
-        group = group or factory.make(StrategySection(strategy="one-device"))
+        group = group or distributed_group.make(StrategySection(strategy="one-device"))
         plan = StepPlan(SOURCE.records, 48, 4)
         pipeline = Pipeline(SOURCE, plan, range(4), seed=0, shuffle=False)
         keras.utils.set_random_seed(0)
@@ -105,12 +104,12 @@ def test_metrics_of_an_evaluation_are_those_of_one_device():
         pipeline.close()
         return logs
 
-    assert evaluate(factory.make(StrategySection(strategy="mirrored"))) == evaluate(None)
+    assert evaluate(distributed_group.make(StrategySection(strategy="mirrored"))) == evaluate(None)
 
 
 @pytest.mark.parametrize(("name", "updates"), [("mirrored", "CPU:0"), ("central-storage", "CPU:0")])
 def test_every_device_computes_its_shards_and_one_makes_the_update(name: str, updates: str):
-    group = factory.make(StrategySection(strategy=name))
+    group = distributed_group.make(StrategySection(strategy=name))
 
     def plain():
         made = keras.Sequential([keras.Input((12,)), layers.Dense(16, activation="tanh"), layers.Dense(4)])
@@ -150,7 +149,7 @@ def test_without_a_tpu_there_is_one_clear_line():
     with pytest.raises(
         ClusterError, match=r"--strategy tpu: TensorFlow finds no TPU on this worker's machine"
     ) as error:
-        factory.make(StrategySection(strategy="tpu"))
+        distributed_group.make(StrategySection(strategy="tpu"))
     assert "\n" not in str(error.value)
 
 
@@ -159,11 +158,11 @@ def test_a_home_of_another_kind_is_known():
     home = "/job:localhost/replica:0/task:0/device:CPU:0"
     assert LocalDevices(gpus, home, lambda parts, at: parts[0]).is_home_apart
     assert not LocalDevices(gpus, gpus[0], lambda parts, at: parts[0]).is_home_apart
-    assert not factory.make(StrategySection(strategy="central-storage")).devices.is_home_apart
+    assert not distributed_group.make(StrategySection(strategy="central-storage")).devices.is_home_apart
 
 
 def test_shards_are_spread_evenly_and_no_device_is_given_none():
-    devices = factory.make(StrategySection(strategy="mirrored")).devices
+    devices = distributed_group.make(StrategySection(strategy="mirrored")).devices
     assert devices.spread(8) == [range(0, 2), range(2, 5), range(5, 8)]
     assert devices.spread(3) == [range(0, 1), range(1, 2), range(2, 3)]
     assert devices.spread(2) == [range(0, 1), range(1, 2)]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.training.upload import Upload
+from raytf.training.session import Upload
 
 CPU = "CPU:0"
 

@@ -21,7 +21,7 @@ def slow():
         name, numbers = open(f"/proc/self/task/{thread}/stat").read().split("(", 1)[1].rsplit(")", 1)
         found[name] = int(numbers.split()[16]) - os.getpriority(os.PRIO_PROCESS, 0)
     return {name for name, nice in found.items() if nice > 0}
-assert "tensorflow" in sys.modules and "raytf.training.step" in sys.modules and "raytf.training.worker" in sys.modules
+assert {"tensorflow", "raytf.training.step.step", "raytf.training.worker"} <= set(sys.modules)
 changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
 ours = ("TF_CONFIG", "TF_CPP", "TF_DETERMINISTIC", "KERAS_BACKEND", "OMP_", "CUDA_")
 assert not [name for name in changed if name.startswith(ours)], changed

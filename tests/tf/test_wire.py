@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from raytf.distributed.reduction import FixedPointReduction, everyones, packed
-from raytf.distributed.wire import DEVICE, HOST, WireLayout, join, narrow, part, widen, zeros
+from raytf.distributed.allreduce.reduction import FixedPointReduction, everyones, packed
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, join, narrow, part, widen, zeros
 
 LEAST, MOST = -(2**31), 2**31 - 1
 KINDS = pytest.mark.parametrize("dtype", [np.int32, np.uint32], ids=["on the host", "on the device"])

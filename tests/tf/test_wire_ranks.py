@@ -14,7 +14,7 @@ from raytf.checkpoint import durable, manifest, variables
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.distributed.wire import DEVICE, HOST
+from raytf.distributed.encoding.wire import DEVICE, HOST
 from raytf.storage.storage import Storage
 from tests.tf import before_wire
 from tests.tf.ranks import Rank, World

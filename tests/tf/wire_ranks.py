@@ -26,10 +26,10 @@ from keras import layers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.buckets import Overlap
-from raytf.distributed.meeting import Meeting
+from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.encoding.wire import DEVICE, HOST
+from raytf.distributed.membership.rendezvous import Meeting
 from raytf.distributed.multi_worker import MultiWorkerGroup
-from raytf.distributed.wire import DEVICE, HOST
 from tests.tf.ranks import Rank
 
 SHARDS, BATCH, STEPS = 4, 24, 6

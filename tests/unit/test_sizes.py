@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES, MOST_PARAMETERS = 400, 8
+MOST_LINES, MOST_PARAMETERS = 600, 8
 #: Of the name of a test; a commit's subject has as many.
 MOST_CHARACTERS = 72
 #: What people call with keyword arguments alone, and what it has is in its documentation.
-PUBLIC = {"raytf/driver/fit.py:fit"}
+PUBLIC = {
+    "raytf/data/sources/csv.py:__init__",
+    "raytf/data/sources/tfrecord.py:__init__",
+    "raytf/driver/fit.py:fit",
+}
 #: Modules and functions that are too large and are to be divided. An entry that is not needed any more is an error.
 TOO_LONG: set[str] = set()
 TOO_MANY: set[str] = set()
@@ -32,7 +36,7 @@ def too_many(text: str) -> list[str]:
     return [function.name for function in functions if parameters(function) > MOST_PARAMETERS]
 
 
-def test_no_module_is_longer_than_400_lines():
+def test_no_module_is_longer_than_600_lines():
     assert {name for name, text in TEXTS.items() if len(text.splitlines()) > MOST_LINES} == TOO_LONG
 
 

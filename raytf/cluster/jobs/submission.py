@@ -22,7 +22,7 @@ from raytf.cluster.jobs.resubmission import (
     ResubmissionDecision,
     ResubmissionLimits,
 )
-from raytf.config import program
+from raytf.config import continuing, program
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
@@ -193,7 +193,8 @@ class Submission:
     def _submit(self, number: int) -> None:
         package = self.runtime_env.get("working_dir")
         if package is not None and not os.path.exists(package):
-            raise ClusterError(f"the packed working directory {package} was deleted. Run the same command again.")
+            again = continuing.next_submission(self.command).rstrip(",")
+            raise ClusterError(f"the packed working directory {package} was deleted. Run {again} again.")
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{self._first + number}"
         self.name = name  # before: an answer that is not waited for may be that it runs

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raytf._ray.autoscaler_aws import BOTO_MAX_RETRIES, AWSNodeProvider, make_ec2_resource
-from raytf.cluster.providers import error_codes, fallback
+from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
@@ -94,7 +94,7 @@ class _Ec2:
             return self._ec2.create_instances(**config)
         except Exception as error:
             response = getattr(error, "response", None)
-            found = error_codes.aws(response["Error"]["Code"]) if isinstance(response, dict) else None
+            found = capacity.aws_shortage(response["Error"]["Code"]) if isinstance(response, dict) else None
             if found is None:
                 raise
             raise NoCapacity(found, one_line(error, 200)) from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytf._ray.autoscaler_azure import AzureNodeProvider
-from raytf.cluster.providers import error_codes
+from raytf.cluster.providers import capacity
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
 from raytf.errors import one_line
@@ -37,7 +37,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
         try:
             AzureNodeProvider.create_node(self, copy.deepcopy(dict(offer.config)), {**tags, TAG_LAUNCH: mark}, count)
         except Exception as error:
-            found = error_codes.azure(error_codes.text_of(error))
+            found = capacity.azure_shortage(capacity.text_of(error))
             if found is None:
                 raise
             lack = found, one_line(error, 200)

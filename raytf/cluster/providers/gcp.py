@@ -16,7 +16,7 @@ from raytf._ray.autoscaler_gcp import (
     get_node_type,
     retry,
 )
-from raytf.cluster.providers import error_codes
+from raytf.cluster.providers import capacity
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
@@ -117,7 +117,7 @@ def _with_disks_of(zone: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lack(error: Exception) -> NoCapacity:
-    found = error_codes.gcp(error_codes.text_of(error))
+    found = capacity.gcp_shortage(capacity.text_of(error))
     if found is None:
         raise error
     return NoCapacity(found, one_line(error, 200))

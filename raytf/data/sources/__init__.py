@@ -3,7 +3,7 @@
 from raytf.data.sources.arrays import ArraySource
 from raytf.data.sources.base import Order, Source, Spec, fingerprint
 from raytf.data.sources.csv import CsvSource
-from raytf.data.sources.image_folder import ImageFolderSource
+from raytf.data.sources.images import ImageFolderSource
 from raytf.data.sources.mapping import MappingSource
 from raytf.data.sources.npz import NpzSource
 from raytf.data.sources.parquet import ParquetSource

@@ -22,7 +22,7 @@ class ArraySource:
         sample_weight: one number a record, or nested as y for several outputs.
 
     Raises:
-        DataError: no records, lengths that differ, or dtypes that no tensor can hold.
+        DataError: there are no records, their numbers differ, or a dtype fits into no tensor.
     """
 
     block_sizes = None

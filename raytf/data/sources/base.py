@@ -1,9 +1,9 @@
-"""What a source is, and what tells one set of records from another."""
+"""The interface of a source, and what tells one set of records from another."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,25 +14,24 @@ from raytf.errors import ConfigError, DataError
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
-#: Bytes of records within which a source is shuffled whose records are large, where nothing else is said.
+#: Bytes of records within which a source with large records is shuffled by default.
 WINDOW_BYTES = 64 << 20
 #: Data of up to this many bytes are permuted record by record under `order="auto"`, as arrays are.
 SMALL_BYTES = 256 << 20
 
 #: `records` permutes record by record, `blocks` permutes blocks and shuffles within windows, `auto` takes `records` for
-#: data of up to `SMALL_BYTES`. Never a question of where the data lies: that must not change what a run learns.
+#: data of up to `SMALL_BYTES`. It never depends on where the data lies: that must not change what a run learns.
 Order = Literal["auto", "records", "blocks"]
-
 
 #: The dtype of text. In memory it is bytes of one width, encoded as UTF-8.
 TEXT = "string"
-#: Bytes that a text is taken to have where nobody knows.
+#: Bytes of a text, if they are not known.
 _TEXT_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What one record looks like.
+    """The shape and dtype of one record.
 
     Attributes:
         shape: of one record; -1 for a length that differs from batch to batch.
@@ -44,12 +43,12 @@ class Spec:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Spec:
-        """Of the records that an array has in its first dimension."""
+        """Return the spec of the records in an array's first dimension."""
         return cls(rows.shape[1:], TEXT if rows.dtype.kind in "SUO" else rows.dtype.name)
 
     @property
     def has_lengths(self) -> bool:
-        """Whether all lengths are known."""
+        """Return whether all lengths are known."""
         return -1 not in self.shape
 
     @property
@@ -59,32 +58,30 @@ class Spec:
 
     @property
     def bytes(self) -> int:
-        """Of one record, with 1 for lengths that differ."""
+        """The size of one record, with 1 for lengths that differ."""
         each = _TEXT_BYTES if self.dtype == TEXT else np.dtype(self.dtype).itemsize
         return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * each
 
     def zeros(self, shape: Sequence[int]) -> np.ndarray:
-        """An array of zeros, or of empty texts, to be filled with records."""
+        """Return an array of zeros, or of empty texts, to be filled with records."""
         return np.full(shape, b"", object) if self.dtype == TEXT else np.zeros(shape, self.dtype)
 
 
 class Source(Protocol):
     """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
 
-    A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for this many shards
-    that each move forward through windows.
+    A source may also have:
 
-    A source may have `classes`, the names of its labels in the order of their numbers, or None.
-
-    A source may have `identity`, a text that `fingerprint` returns as it is.
-
-    A source may have `crc`, an integer that tells its records and their order from others: `fingerprint` then reads
-    none.
+    - `reader(shards)`: each pipeline then takes from a reader of its own, made for this many shards that each move
+      forward through windows;
+    - `classes`: the names of its labels in the order of their numbers, or None;
+    - `identity`: a text that `fingerprint` returns unchanged;
+    - `crc`: an integer that tells its records and their order from others, so that `fingerprint` reads none.
 
     Attributes:
         name: for messages.
-        records: how many there are.
-        block_sizes: [B] int64, records in each block that is read as one, or None where a record can be read alone.
+        records: their number.
+        block_sizes: [B] int64, records in each block that is read as one, or None if a record can be read alone.
         window: records within which the order is shuffled after its blocks were.
         spec: (x, y, sample_weight), nested `Spec`; y and sample_weight may be None.
     """
@@ -100,16 +97,16 @@ class Source(Protocol):
     def block_sizes(self) -> np.ndarray | None: ...
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
-        """Leaves of `spec` in the order of `tree.flatten`, each [len(records), *shape]."""
+        """Return the leaves of `spec` in the order of `tree.flatten`, each [len(records), *shape]."""
         ...
 
     def label_range(self) -> tuple[float, float] | None:
-        """Smallest and largest label where y is one integer leaf and that is cheap to know."""
+        """Return the smallest and the largest label if y is one integer leaf and they are cheap to know."""
         ...
 
 
 def fingerprint(source: Source) -> str:
-    """Tells data sets of one size apart, by the source's own `crc` or a few records."""
+    """Return a text that tells data sets of one size apart, by the source's own `crc` or a few records."""
     identity = getattr(source, "identity", None)
     if identity is not None:
         return str(identity)
@@ -132,7 +129,7 @@ def refuse_other_classes(first: Source, other: Source) -> None:
 
 
 def other_class(ours: Any, theirs: Any, place: str) -> str:
-    """What is wrong with the classes of another part than the one at `place`; empty where nothing is."""
+    """Return how the classes of another part differ from those of the part at `place`; empty if they agree."""
     if not isinstance(ours, (tuple, list)) or not isinstance(theirs, (tuple, list)):
         return ""
     for number, name in enumerate(theirs):
@@ -140,21 +137,21 @@ def other_class(ours: Any, theirs: Any, place: str) -> str:
         if name != known:
             there = f"is {known!r}" if known is not None else "does not exist"
             return (
-                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: give classes= of the "
+                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: pass classes= of the "
                 "training data to the other source, or convert all parts with one command."
             )
     return ""
 
 
 def crc_of(leaves: Sequence[np.ndarray], crc: int = 0) -> int:
-    """CRC-32 of arrays."""
+    """Return the CRC-32 of arrays."""
     for leaf in leaves:
         crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
     return crc
 
 
 def as_text(values: np.ndarray) -> np.ndarray | None:
-    """Texts as bytes of one width; None for what is not text."""
+    """Return texts as bytes of one width; None if the values are not text."""
     if values.dtype.kind == "S":
         return values
     if values.dtype.kind not in "UO":
@@ -163,38 +160,23 @@ def as_text(values: np.ndarray) -> np.ndarray | None:
     return np.array(texts, "S").reshape(values.shape) if all(isinstance(text, bytes) for text in texts) else None
 
 
-def options_of(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a source, with their defaults.
-
-    Args:
-        name: of the source, for people.
-
-    Raises:
-        TypeError: there is no such argument.
-    """
-    unknown = sorted(given.keys() - defaults.keys())
-    if unknown:
-        raise TypeError(f"{name} takes no {unknown[0]!r}. Expected some of {', '.join(defaults)}.")
-    return {**defaults, **given}
-
-
 def by_name(columns: str | Sequence[str] | None) -> Any:
-    """The tree of names that one name or several stand for: inputs of several names are a dict by name."""
+    """Return one name as it is, and several names as a dict by name."""
     return {c: c for c in columns} if isinstance(columns, (list, tuple)) else columns
 
 
 def record_bytes(spec: tuple[Any, Any, Any]) -> int:
-    """Bytes of one record in memory."""
+    """Return the size of one record in memory."""
     return sum(leaf.bytes for _, leaf in tree.flatten(spec))
 
 
 def window_of(spec: tuple[Any, Any, Any]) -> int:
-    """Records within which a source is shuffled where nothing else is said: 8,192, or 64 MiB of them."""
+    """Return the records within which a source is shuffled by default: 8,192, or 64 MiB of them."""
     return max(1, min(WINDOW_RECORDS, WINDOW_BYTES // max(1, record_bytes(spec))))
 
 
 def is_by_record(order: Order, size: int) -> bool:
-    """Whether data of `size` bytes are permuted record by record.
+    """Return whether data of `size` bytes are permuted record by record.
 
     Raises:
         ConfigError: no such order.

@@ -19,8 +19,8 @@ class BatchedSource:
     """The records of a data set of batches.
 
     Args:
-        records: all of them, with leaves in the order of `spec`.
-        spec: what one looks like, nested as in a batch.
+        records: of all batches, with leaves in the order of `spec`.
+        spec: of a record, nested as in a batch.
         rows: records in each batch.
     """
 
@@ -33,7 +33,7 @@ class BatchedSource:
 
     @property
     def crc(self) -> int:
-        """Of the sizes of all batches and of some records."""
+        """The CRC-32 of the sizes of all batches and of some records."""
         some = np.unique(np.linspace(0, self.records - 1, 16).astype(np.int64))
         return crc_of([np.asarray(self.rows, np.int64), *self._records.take(some)])
 
@@ -41,7 +41,7 @@ class BatchedSource:
         return self._records.take(records)
 
     def reader(self, shards: int) -> Source:
-        """One that a pipeline has for itself."""
+        """Return a source for one pipeline."""
         own = self._records.reader(shards) if hasattr(self._records, "reader") else self._records
         return BatchedSource(own, self.spec, self.rows)
 
@@ -55,13 +55,13 @@ class LiveBatches:
     Args:
         name: of the data, for people.
         first: leaves of the first batch, in the order of `tree.flatten`.
-        spec: what a record looks like, nested as in a batch; a length that differs from batch to batch is -1.
+        spec: of a record, nested as in a batch; a length that differs from batch to batch is -1.
         steps: batches of an epoch.
-        batches: batches of a pass over the data, where an epoch is not a pass; as in `BatchPlan`.
-        fetch: gets a batch; None before the run begins.
+        batches: batches of a pass over the data, if an epoch is not a pass; as in `BatchPlan`.
+        fetch: gets a batch; None before the run starts.
 
     Attributes:
-        records: those of the first batch, which stand for all others before training begins.
+        records: the number in the first batch, which represents all others before training starts.
     """
 
     block_sizes = None
@@ -82,16 +82,16 @@ class LiveBatches:
 
     @property
     def identity(self) -> str:
-        """What must be the same when the program is started again: it may shuffle, so that no record need be."""
+        """A text that must be the same when the program is started again; its records may be shuffled."""
         passes = "" if self.batches is None else f" and {self.batches} a pass"
         return f"{self.steps} batches an epoch{passes}, which the program makes"
 
     def fed(self, fetch: Fetch) -> LiveBatches:
-        """The same, with a way to get batches."""
+        """Return the same batches, with a way to get them."""
         return LiveBatches(self.name, self._first, self.spec, self.steps, self.batches, fetch)
 
     def reader(self, shards: int) -> LiveBatches:
-        """The same for a thread of its own."""
+        """Return the same batches for another thread."""
         return self if self.fetch is None else self.fed(copy.copy(self.fetch))
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ class LiveBatches:
 
 
 def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
-    """How the steps of training on a source are divided."""
+    """Return the plan of the steps of training on a source."""
     if isinstance(source, BatchedSource):
         return BatchPlan.of(source.rows, shards)
     if isinstance(source, LiveBatches):

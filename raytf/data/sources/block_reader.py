@@ -1,4 +1,4 @@
-"""What sources have in common that read records block by block: a bounded cache, readers of one's own, pickling."""
+"""The base of sources that read records block by block: a bounded cache, readers for pipelines, pickling."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _THREADS = 2
 
 
 class BlockSource:
-    """Records in blocks that are read as one. A subclass gives `_read`.
+    """Records in blocks, each of which is read as a whole. A subclass defines `_read`.
 
     Args:
         name: for messages.
         window: records within which the order is shuffled after blocks were; None for 8,192 or 64 MiB of them.
 
     Attributes:
-        crc: tells these records and their order from others, where they are permuted by blocks; None elsewhere.
+        crc: tells these records and their order from others; None unless they are permuted by blocks.
     """
 
     spec: tuple[Any, Any, Any]
     crc: int | None = None
-    #: What stays with the process that read it; open files cannot travel.
+    #: Attributes that are not pickled: open files cannot be.
     _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read", "_ahead", "_pool")
     #: Whether several threads may call `_read` at once.
     _reads_beside = False
@@ -42,14 +42,14 @@ class BlockSource:
         self._forget()
 
     def _lay_out(self, sizes: np.ndarray) -> None:
-        """Say how many records each block has."""
+        """Set the number of records in each block."""
         self._sizes = np.asarray(sizes, np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._largest = int(self._sizes.max(initial=0))
         self.records = int(self._sizes.sum())
 
     def _order_by(self, order: Order, size: int) -> None:
-        """Choose the order, once `spec` is there, for data of this many bytes on storage."""
+        """Choose the order for data of this many bytes on storage; `spec` must be set before."""
         self._by_record = is_by_record(order, max(size, self.records * record_bytes(self.spec)))
 
     @property
@@ -59,7 +59,7 @@ class BlockSource:
         return window_of(self.spec) if self._window is None else self._window
 
     def _read(self, b: int) -> list[np.ndarray]:
-        """The leaves of a block, each [records, *shape], from storage."""
+        """Read the leaves of a block, each [records, *shape], from storage."""
         raise NotImplementedError
 
     @property
@@ -68,11 +68,11 @@ class BlockSource:
 
     @property
     def edges(self) -> list[int]:
-        """[B+1] where blocks begin, and the end of the last one, also where records are permuted one by one."""
+        """The beginnings [B+1] of blocks, and the end of the last one, also if records are permuted one by one."""
         return [*self._starts.tolist(), self.records]
 
     def reader(self, shards: int) -> Self:
-        """The same records, with a cache for this many logical shards that are read at once. One thread may use it."""
+        """Return a source with a cache for this many logical shards that are read at once, for one thread."""
         reader = copy.copy(self)
         rows_read = self._rows_read
         reader._forget()
@@ -93,7 +93,7 @@ class BlockSource:
         inside, blocks = (records - self._starts[blocks])[by_block], blocks[by_block]
         edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
         parts = list(zip(blocks[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True))
-        # Those at hand first: reading the others may push them out.
+        # Cached blocks first: reading the others may evict them.
         parts.sort(key=lambda part: part[0] not in self._cache)
         missing = deque(b for b, _ in parts if b not in self._cache)
         most = len(self._ahead) + _THREADS  # so that they take little memory
@@ -108,10 +108,10 @@ class BlockSource:
         return out
 
     def expect(self, records: np.ndarray) -> None:
-        """Begin to read, beside what the caller does, blocks that soon will be asked for.
+        """Start to read, in other threads, the blocks of records that will be taken soon.
 
         Args:
-            records: of the source, in any order.
+            records: in any order.
         """
         if not self._reads_beside or (self._by_record and self._shards):
             return
@@ -120,7 +120,7 @@ class BlockSource:
                 self._begin(b)
 
     def _begin(self, b: int) -> None:
-        """Have a thread read a block, where there is none yet and more than one may read."""
+        """Start a thread that reads a block, if threads may read and none reads it yet."""
         if not self._reads_beside or b in self._ahead:
             return
         if not self._pool:
@@ -132,12 +132,12 @@ class BlockSource:
 
     def _forget(self) -> None:
         self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
-        #: Records of each cached block that were taken, and the blocks of which all were.
+        #: The number of records of each cached block that were taken, and the blocks of which all were.
         self._taken: dict[int, int] = {}
         self._used_up: OrderedDict[int, None] = OrderedDict()
         self._cached_rows = 0
         self._rows_read = [0]
-        #: Blocks that threads read, or have read and nobody has asked for yet.
+        #: Blocks that threads read, or have read and nobody has taken yet.
         self._ahead: dict[int, Future[list[np.ndarray]]] = {}
         self._pool: list[ThreadPoolExecutor] = []
 
@@ -168,10 +168,10 @@ class BlockSource:
             self._used_up.pop(b, None)
 
     def _evict(self) -> None:
-        """Drop blocks that exceed what shards need: the blocks of a window each, which overhang it at both ends.
+        """Drop blocks that shards do not need: each needs the blocks of a window, which overhang it at both ends.
 
-        An epoch takes every record once, so a block of which all were taken goes first. An order of records wants every
-        block at any time: all of them stay.
+        An epoch takes every record once, so a block of which all were taken is dropped first. An order of records may
+        need any block at any time, so all of them stay.
         """
         if self._by_record and self._shards:
             return

@@ -1,27 +1,27 @@
-"""CSV files: gone through once for their lines and types, then read block by block."""
+"""CSV files: read through once for their lines and types, then block by block."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import Order, Spec, by_name, crc_of, options_of
+from raytf.data.sources.base import Order, Spec, by_name, crc_of
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
 from raytf.errors import DataError, one_line
 
 ENDINGS = (".csv", ".tsv")
 _BLOCK_BYTES = 1 << 20
-#: More distinct texts in a label's column are no classes.
+#: The most distinct texts in a label's column that count as classes.
 _MOST_CLASSES = 10_000
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
-#: What columns hold, for people.
+#: The contents of columns, for people.
 _KINDS = {"whole": "numbers", "real": "numbers", "flag": "true and false", "text": "text"}
 
 
@@ -30,9 +30,9 @@ class _Block:
     """Lines of a file.
 
     Attributes:
-        file, offset, bytes: where they lie.
+        file, offset, bytes: their place.
         first: number of the first record in its file.
-        records: how many they are.
+        records: their number.
     """
 
     file: int
@@ -42,52 +42,29 @@ class _Block:
     records: int
 
 
-class CsvOptions(TypedDict, total=False):
-    """Of CsvSource, which says what they mean."""
-
-    shape: tuple[int, ...] | None
-    dtype: str
-    delimiter: str | None
-    window: int | None
-    order: Order
-    block_bytes: int
-    classes: Sequence[str] | None
-
-
-_DEFAULTS = {
-    "shape": None,
-    "dtype": "float32",
-    "delimiter": None,
-    "window": None,
-    "order": "auto",
-    "block_bytes": _BLOCK_BYTES,
-    "classes": None,
-}
-
-
 class CsvSource(BlockSource):
     """CSV files with a line of names, on local disk, S3, GCS or Azure.
 
-    They are read through once where the source is made, to find lines and types; a worker then reads its blocks only.
+    They are read through once when the source is made, to find lines and types; a worker then reads only its blocks.
 
     Args:
         uri: a file, or a folder with files `*.csv` or `*.tsv` of the same columns, in the order of their names.
         x: the column, or a list of columns (then inputs are a dict by name); None makes one vector of all columns but
-            those of y and sample_weight. One of true and false is bool; in the vector it is 1 and 0.
-        y: the label's column, or columns, or None. One that holds text is numbered in the order of its sorted values;
-            one that holds true and false is 1 and 0.
+            those of y and sample_weight. A column of true and false is bool; in the vector it is 1 and 0.
+        y: the label's column, or columns, or None. Text is numbered in the order of its sorted values; true and false
+            are 1 and 0.
         sample_weight: the column of sample weights, or None.
         shape, dtype: of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
         delimiter: between values; by default a comma, in .tsv files a tab.
         window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records`, `blocks`, or `auto`: `records` for files of up to 256 MiB together.
         block_bytes: of text in a block.
-        classes: the texts of y in the order of their numbers, such as those of the training data for the test data, all
-            of whose texts need not occur; y is then taken for text whatever it looks like.
+        classes: the texts of y in the order of their numbers, such as those of the training data for the test data, in
+            which some may not occur; y is then taken for text even if it looks like numbers.
 
     Attributes:
         header: names of all columns.
-        classes: the texts of y in the order of their numbers, or None where y holds numbers.
+        classes: the texts of y in the order of their numbers, or None if y holds numbers.
 
     Raises:
         DataError: no files or records, a missing column, a value that is missing or no number, a text of no class.
@@ -100,27 +77,31 @@ class CsvSource(BlockSource):
         x: str | list[str] | None = None,
         y: str | list[str] | None = "label",
         sample_weight: str | None = None,
-        **options: Unpack[CsvOptions],
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: str = "float32",
+        delimiter: str | None = None,
+        window: int | None = None,
+        order: Order = "auto",
+        block_bytes: int = _BLOCK_BYTES,
+        classes: Sequence[str] | None = None,
     ):
-        given = options_of("CsvSource", options, _DEFAULTS)
-        delimiter, classes, shape = given["delimiter"], given["classes"], given["shape"]
-        super().__init__(uri, given["window"])
-        self._block_bytes = given["block_bytes"]
+        super().__init__(uri, window)
+        self._block_bytes = block_bytes
         self._files = Files(uri, ENDINGS)
         if not self._files.names:
             raise DataError(f"{uri}: there are no *.csv files.")
         self._delimiter = delimiter or ("\t" if self._files.names[0].lower().endswith(".tsv") else ",")
         self.header, _ = self._names(0)
         targets = [name for _, name in tree.flatten((by_name(y), sample_weight))]
-        vector = [name for name in self.header if name not in targets] if x is None else []
-        self._columns = tree.map_leaves(str, (by_name(x) if x is not None else "", by_name(y), sample_weight))
-        self._vector, self._label = vector, y if isinstance(y, str) else None
-        wanted = [*vector, *(name for _, name in tree.flatten(self._columns) if name)]
-        missing = [name for name in wanted if name not in self.header]
-        if missing or (x is None and not vector):
+        self._vector = [name for name in self.header if name not in targets] if x is None else []
+        self._columns = tree.map_leaves(str, ("" if x is None else by_name(x), by_name(y), sample_weight))
+        self._label = y if isinstance(y, str) else None
+        self._wanted = list(dict.fromkeys([*self._vector, *(name for _, name in tree.flatten(self._columns) if name)]))
+        missing = [name for name in self._wanted if name not in self.header]
+        if missing or (x is None and not self._vector):
             what = f"there is no column {missing[0]!r}" if missing else "no column is left for x"
             raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self.header)}.")
-        self._wanted = list(dict.fromkeys(wanted))
         self._kinds: dict[str, str] = {}
         self.classes: tuple[str, ...] | None = None if classes is None else tuple(classes)
         if self.classes is not None:
@@ -131,14 +112,14 @@ class CsvSource(BlockSource):
         self._lay_out(np.array([b.records for b in self._blocks], np.int64))
         if not self.records:
             raise DataError(f"{uri}: the files hold no records.")
-        self._shape = (len(vector),) if shape is None else tuple(shape)
-        if vector and int(np.prod(self._shape, dtype=np.int64)) != len(vector):
-            raise DataError(f"{uri}: x has {len(vector)} columns; shape {self._shape} does not fit.")
-        self._dtype = np.dtype(given["dtype"]).name
+        self._shape = (len(self._vector),) if shape is None else tuple(shape)
+        if self._vector and int(np.prod(self._shape, dtype=np.int64)) != len(self._vector):
+            raise DataError(f"{uri}: x has {len(self._vector)} columns; shape {self._shape} does not fit.")
+        self._dtype = np.dtype(dtype).name
         first = self._read(0)
         self._leaf_specs = [Spec.of(leaf) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
-        self._order_by(given["order"], sum(self._files.sizes))
+        self._order_by(order, sum(self._files.sizes))
         if not self._by_record:
             sizes = np.array(self._files.sizes)
             named = crc32(repr(self.classes).encode()) if self.classes else 0
@@ -148,7 +129,7 @@ class CsvSource(BlockSource):
         return self._labels
 
     def _names(self, f: int) -> tuple[list[str], int]:
-        """The first line of a file, and where the second begins."""
+        """Return the names in a file's first line, and where the second line begins."""
         import csv
 
         head, length = b"", 1 << 16
@@ -183,12 +164,12 @@ class CsvSource(BlockSource):
                 table = self._table(data, block, None)
                 for name in self._wanted:
                     column = table.column(name)
-                    self._see(name, column, block)
+                    self._note_kind(name, column, block)
                     if name == self._label and self._kinds[name] == "text":
-                        found = set(column.unique().to_pylist())
-                        texts |= found
+                        here = set(column.unique().to_pylist())
+                        texts |= here
                         self._limit_classes(texts, block)
-                        self._refuse_unknown(found, column, block)
+                        self._refuse_unknown(here, column, block)
                     elif name == self._label and self._kinds[name] in ("whole", "flag"):
                         values = column.to_numpy()
                         low, high = min(low, values.min(initial=0)), max(high, values.max(initial=0))
@@ -225,8 +206,8 @@ class CsvSource(BlockSource):
                 f"{', '.join((self.classes or ())[:20])}."
             )
 
-    def _see(self, name: str, column: Any, block: _Block) -> None:
-        """Note of which kind a column is, as far as it was seen."""
+    def _note_kind(self, name: str, column: Any, block: _Block) -> None:
+        """Note the kind of a column, as far as it was read."""
         import pyarrow as pa
 
         kind = column.type
@@ -247,7 +228,7 @@ class CsvSource(BlockSource):
             )
         before = self._kinds.get(name, now)
         if _KINDS[before] != _KINDS[now]:
-            fix = " Give classes=[...] to take all of it for text." if name == self._label else ""
+            fix = " Pass classes=[...] to read all of it as text." if name == self._label else ""
             raise DataError(
                 f"{self._place(block, len(column))}: column {name!r} holds {_KINDS[now]} here and {_KINDS[before]} "
                 f"elsewhere.{fix}"
@@ -255,7 +236,7 @@ class CsvSource(BlockSource):
         self._kinds[name] = "real" if "real" in (before, now) else now
 
     def _pieces(self, f: int, begin: int) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of whole lines, a block at a time."""
+        """Yield (offset, bytes) of whole lines, a block at a time."""
         size, parity = self._files.sizes[f], 0
         rest, at = b"", begin
         while begin < size:
@@ -278,10 +259,8 @@ class CsvSource(BlockSource):
         table = self._table(data, block, self._kinds)
         if len(table) != block.records:
             raise DataError(f"{self._files.locate(block.file)} was written again while it was read.")
-        leaves = []
-        for _, name in tree.flatten(self._columns):
-            leaves.append(self._matrix(table, block) if not name else self._numbers(table.column(name), name))
-        return leaves
+        names = [name for _, name in tree.flatten(self._columns)]
+        return [self._numbers(table.column(name), name) if name else self._matrix(table, block) for name in names]
 
     def _matrix(self, table: Any, block: _Block) -> np.ndarray:
         out = np.empty((len(table), len(self._vector)), self._dtype)
@@ -302,8 +281,8 @@ class CsvSource(BlockSource):
             return values.astype(np.int64) if self._kinds[name] == "flag" and name == self._label else values
         assert self.classes is not None
         number = {text: i for i, text in enumerate(self.classes)}
-        found = column.combine_chunks().dictionary_encode()
-        parts = [found] if not hasattr(found, "chunks") else found.chunks
+        encoded = column.combine_chunks().dictionary_encode()
+        parts = [encoded] if not hasattr(encoded, "chunks") else encoded.chunks
         codes = [np.array([number[t] for t in p.dictionary.to_pylist()], np.int64)[p.indices.to_numpy()] for p in parts]
         return np.concatenate(codes) if codes else np.zeros(0, np.int64)
 
@@ -333,7 +312,7 @@ class CsvSource(BlockSource):
 
 
 def _line_ends(data: np.ndarray, parity: int) -> tuple[np.ndarray, int]:
-    """Where lines end that no quotes hold together, and whether the last byte lies within quotes."""
+    """Return the ends of lines that lie outside quotes, and whether the last byte lies within quotes."""
     ends = np.flatnonzero(data == _NEWLINE)
     quotes = np.flatnonzero(data == _QUOTE)
     inside = (np.searchsorted(quotes, ends) + parity) % 2

@@ -1,4 +1,4 @@
-"""From a path or URI to the source that reads what is there."""
+"""Finds the source that reads the files at a path or URI."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raytf.data.sources import csv, image_folder
-from raytf.data.sources.base import Order, Source
+from raytf.data.sources import csv, images
+from raytf.data.sources.base import Source
 from raytf.data.sources.npz import NpzSource
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import UNFINISHED
 from raytf.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from raytf.errors import DataError
+from raytf.storage.storage import Storage
 
 Kind = Literal["idx", "npz", "tfrecord", "parquet", "images", "csv"]
-#: Folders that parts of one data set lie in.
+#: Folders of the parts of one data set.
 SPLITS = ("train", "validation", "val", "test")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How records are to be read, where what is there does not say it.
+    """Settings for reading records that the files themselves do not tell.
 
     Attributes:
-        x, y, sample_weight: names; no y with an empty one, None where the format's own are meant.
-        size, channels, fit: of images; see ImageFolderSource.
+        x, y, sample_weight: names of columns; an empty y for none, None for the format's defaults.
+        size, channels, fit: of images, as for ImageFolderSource.
         classes: of labels that are folders of images, or texts in CSV files.
     """
 
@@ -39,27 +40,27 @@ class ReadOptions:
     classes: Sequence[str] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """As arguments of a source."""
-        given: dict[str, Any] = {}
+        """Return the columns as arguments of a source."""
+        arguments: dict[str, Any] = {}
         if self.x:
-            given["x"] = self.x[0] if len(self.x) == 1 else list(self.x)
+            arguments["x"] = self.x[0] if len(self.x) == 1 else list(self.x)
         if self.y is not None:
-            given["y"] = self.y or None
+            arguments["y"] = self.y or None
         if self.sample_weight:
-            given["sample_weight"] = self.sample_weight
-        return given
+            arguments["sample_weight"] = self.sample_weight
+        return arguments
 
 
 def is_idx(name: str) -> bool:
-    """Whether a file's name is one of MNIST's, such as `train-images-idx3-ubyte.gz`; an index of DALI's is `a.idx`."""
+    """Return whether a file is named like MNIST's `train-images-idx3-ubyte.gz`; DALI's index `a.idx` is not."""
     return re.search(r"idx\d-ubyte", name.rpartition("/")[2].lower()) is not None
 
 
 def kind_of(names: Sequence[str], place: str) -> Kind:
-    """What the files of a folder are.
+    """Return the format of a folder's files.
 
     Raises:
-        DataError: nothing that is known.
+        DataError: it is not known.
     """
     bases = [name.rpartition("/")[2].lower() for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
     if any(is_idx(base) for base in bases):
@@ -69,7 +70,7 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
     endings: tuple[tuple[Kind, tuple[str, ...]], ...] = (
         ("parquet", (".parquet",)),
         ("npz", (".npz",)),
-        ("images", image_folder.ENDINGS),
+        ("images", images.ENDINGS),
         ("csv", csv.ENDINGS),
     )
     for kind, wanted in endings:
@@ -77,7 +78,7 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
             return kind
     if any(name.rpartition("/")[2] == UNFINISHED for name in names):
         raise DataError(
-            f"{place}: a conversion into this folder has not ended. The same `raytf data convert` command goes on."
+            f"{place}: a conversion into this folder is not finished. Run the same `raytf data convert` command again."
         )
     raise DataError(
         f"{place}: there is nothing to read. Expected IDX files (train-images-idx3-ubyte.gz ...), *.tfrecord, "
@@ -86,14 +87,12 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
 
 
 def files_of(uri: str) -> list[str]:
-    """Names below a URI, or the one file that it is.
+    """Return the names of the files below a URI, or of the one file at it.
 
     Raises:
         DataError: there is nothing.
         StorageError: storage refuses.
     """
-    from raytf.storage.storage import Storage
-
     storage = Storage(uri)
     names = [file.name for file in storage.files()]
     if not names and storage.exists(""):
@@ -104,33 +103,29 @@ def files_of(uri: str) -> list[str]:
 
 
 def splits_of(names: Sequence[str]) -> list[str]:
-    """The parts that a folder has; empty where it has none."""
+    """Return the parts that a folder has, if any."""
     tops = {name.partition("/")[0] for name in names if "/" in name}
     return [split for split in SPLITS if split in tops]
 
 
-def open_source(uri: str, reading: ReadOptions | None = None, order: Order | None = None) -> Source:
-    """The source for what lies at a URI.
-
-    Args:
-        order: None for that source's own.
+def open_source(uri: str, reading: ReadOptions | None = None) -> Source:
+    """Return the source for the files at a URI.
 
     Raises:
-        DataError: nothing there that a source reads.
+        DataError: no source can read them.
         StorageError: storage refuses.
     """
     reading = reading or ReadOptions()
     kind, columns = kind_of(files_of(uri), uri), reading.columns()
-    ordered: dict[str, Any] = {} if order is None else {"order": order}
     pixels: dict[str, Any] = {"size": reading.size, "channels": reading.channels, "fit": reading.fit}
     if kind == "tfrecord":
-        return TFRecordSource(uri, **columns, **pixels, **ordered)
+        return TFRecordSource(uri, **columns, **pixels)
     if kind == "parquet":
-        return ParquetSource(uri, **columns, **ordered)
+        return ParquetSource(uri, **columns)
     if kind == "npz":
-        return NpzSource(uri, **columns, **ordered)
+        return NpzSource(uri, **columns)
     if kind == "images":
-        return image_folder.ImageFolderSource(uri, **pixels, classes=reading.classes)
+        return images.ImageFolderSource(uri, **pixels, classes=reading.classes)
     if kind == "csv":
-        return csv.CsvSource(uri, **columns, **ordered, classes=reading.classes)
-    raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Give that folder.")
+        return csv.CsvSource(uri, **columns, classes=reading.classes)
+    raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Pass that folder.")

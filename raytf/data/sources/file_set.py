@@ -7,12 +7,12 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from raytf.errors import DataError
-
-if TYPE_CHECKING:
-    from raytf.storage.listing import StoredFile
+from raytf.storage.local_files import StoredFile
+from raytf.storage.refusals import explain
+from raytf.storage.storage import Storage
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -21,20 +21,20 @@ U = TypeVar("U")
 _WHOLE = 1 << 20
 #: Files that stay mapped.
 _MAPPED = 64
-#: Requests at a time to an object store, whose answers take long and cost little.
+#: Requests at a time to an object store, where an answer takes long and costs little.
 _REQUESTS = 16
-#: Names that begin like this belong to raytf, Spark or Hadoop and hold no records.
+#: The beginnings of names of files that belong to raytf, Spark or Hadoop and hold no records.
 _HIDDEN = ("_", ".")
 
 
 class Files:
-    """Files by the ends of their names, in a fixed order. It travels without what is open; any thread may read.
+    """Files by the ends of their names, in a fixed order. It is pickled without open files; any thread may read.
 
     Args:
         uri: a file, or a folder with files at any depth.
-        endings: of names, in lower case; a `uri` that is a file is taken whatever its name.
-        is_wanted: of a name, in place of `endings`.
-        is_sorted_by: what the order goes by; the name by default.
+        endings: of names, in lower case; a `uri` that is a file is taken with any name.
+        is_wanted: (name) -> whether to take the file, in place of `endings`.
+        is_sorted_by: (name) -> key of the order; the name by default.
 
     Attributes:
         names: relative to the folder.
@@ -54,20 +54,18 @@ class Files:
         is_sorted_by: Callable[[str], Any] | None = None,
         is_wanted: Callable[[str], bool] | None = None,
     ):
-        from raytf.storage.storage import Storage
-
         storage = Storage(uri)
         self.is_local = storage.is_local
         wanted = is_wanted or (lambda name: name.lower().endswith(tuple(endings)))
-        found = [f for f in storage.files() if wanted(f.name) and not _is_hidden(f.name)]
+        files = [f for f in storage.files() if wanted(f.name) and not _is_hidden(f.name)]
         # Workers have another working directory.
         self.uri = storage.root if storage.is_local else uri
-        self.is_single = not found
-        if not found:
-            found, self.uri = _single(storage, uri)
-        found.sort(key=lambda f: f.name if is_sorted_by is None else is_sorted_by(f.name))
-        self.names: list[str] = [f.name for f in found]
-        self.sizes: list[int] = [f.bytes for f in found]
+        self.is_single = not files
+        if not files:
+            files, self.uri = _single(storage, uri)
+        files.sort(key=lambda f: f.name if is_sorted_by is None else is_sorted_by(f.name))
+        self.names: list[str] = [f.name for f in files]
+        self.sizes: list[int] = [f.bytes for f in files]
         self._forget()
 
     def _forget(self) -> None:
@@ -88,17 +86,15 @@ class Files:
     def storage(self) -> Any:
         """The `Storage` that they lie on."""
         if self._storage is None:
-            from raytf.storage.storage import Storage
-
             self._storage = Storage(self.uri)
         return self._storage
 
     def locate(self, i: int) -> str:
-        """A file as a person would look for it."""
+        """Return the place of a file, as shown to people."""
         return self.storage.locate(self.names[i])
 
     def read(self, i: int, offset: int, length: int, whole: bool = True) -> memoryview:
-        """Bytes [offset, offset + length) of a file. What is asked for but not `whole` is mapped, where that can be.
+        """Return bytes [offset, offset + length) of a file. Unless it is read as a `whole`, a local file is mapped.
 
         Raises:
             DataError: the file has become shorter.
@@ -120,32 +116,27 @@ class Files:
         return data
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-        """What a function gives for each item, in their order, several at a time."""
+        """Yield the function's result for each item, in their order, several at a time."""
         if self._pool is None:
             threads = len(os.sched_getaffinity(0)) if self.is_local else _REQUESTS
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="raytf-read")
         return self._pool.map(function, items)
 
     def _map(self, i: int) -> memoryview:
-        found = self._mapped.get(i)
-        if found is None:
-            found = memoryview(_mapped(self.locate(i), self.sizes[i]))
-            self._mapped[i] = found
+        view = self._mapped.get(i)
+        if view is None:
+            view = self._mapped[i] = memoryview(_mapped(self.locate(i), self.sizes[i]))
             if len(self._mapped) > _MAPPED:
-                # Not closed: slices of it may be in use; the last one of them closes it.
+                # Not closed: slices of it may be in use; it is closed with the last of them.
                 self._mapped.popitem(last=False)
-        return found
+        return view
 
 
 def _mapped(path: str, size: int) -> mmap.mmap:
-    from raytf.storage.refusals import explain
-
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != size:
-                raise DataError(
-                    f"{path} has {os.fstat(file.fileno()).st_size} bytes, and had {size}: it was written again."
-                )
+            if (now := os.fstat(file.fileno()).st_size) != size:
+                raise DataError(f"{path} has {now} bytes, and had {size}: it was written again.")
             return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:
         raise explain("read", path, error) from error
@@ -156,12 +147,10 @@ def _is_hidden(name: str) -> bool:
 
 
 def _single(storage: Any, uri: str) -> tuple[list[StoredFile], str]:
-    """The one file that a URI names, and the URI of its folder; nothing where there is none."""
+    """Return the one file that a URI names, and the URI of its folder; no file if there is none."""
     base, mark, query = (storage.root, "", "") if storage.is_local else uri.partition("?")
     folder, _, name = base.rstrip("/").rpartition("/")
     if folder.endswith(":/") or not storage.exists(""):
         return [], uri
     filesystem, path = storage.arrow()
-    from raytf.storage.listing import StoredFile
-
     return [StoredFile(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"

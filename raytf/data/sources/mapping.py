@@ -1,4 +1,4 @@
-"""Records out of any Python object with `__len__` and `__getitem__`."""
+"""Records of any Python object with `__len__` and `__getitem__`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from raytf.errors import DataError, RaytfError, one_line
 
 
 class MappingSource:
-    """Records of a mapping-style data set, as those of PyTorch, Grain or one's own: `len(data)`, `data[i]`.
+    """Records of a mapping-style data set, such as those of PyTorch, Grain or your own: `len(data)`, `data[i]`.
 
-    It is pickled and sent to the workers: it should open files when they are first wanted, and not keep them when it is
-    pickled. A `__getitems__` that takes a list of numbers is used where there is one.
+    It is pickled and sent to the workers: it should open files at their first use, and not keep them when it is
+    pickled. If it has a `__getitems__` that takes a list of numbers, that is used.
 
     Args:
         data: the data set. `data[i]` is x, or a tuple (x, y) or (x, y, sample_weight), of numbers, arrays, and nested
             dicts, lists and tuples of them; every record with the same shapes.
         x, y, sample_weight: keys, where `data[i]` is a dict; lists of keys give dicts by name.
         name: for messages.
-        threads: records that are asked for at a time; more than 1 only where the data set bears it.
+        threads: records that are read at a time; more than 1 only if the data set is thread-safe.
 
     Raises:
         DataError: no length, no records, a record without numbers, or one that differs from the first: in its shapes,
@@ -70,7 +70,7 @@ class MappingSource:
 
     @property
     def rows_read(self) -> int:
-        """Records asked for so far, for measuring."""
+        """Records read so far, for measuring."""
         return self._rows
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
@@ -91,8 +91,8 @@ class MappingSource:
             items = self._asked(lambda: list(self._data.__getitems__(records)), records)
             if len(items) != len(records):
                 raise DataError(
-                    f"{self.name}: __getitems__ was asked for {len(records)} records and gave {len(items)}. It must "
-                    "give one for each number, in their order."
+                    f"{self.name}: __getitems__ was asked for {len(records)} records and returned {len(items)}. It "
+                    "must return one for each number, in their order."
                 )
             return items
         if self._threads == 1:
@@ -116,10 +116,10 @@ class MappingSource:
             ) from error
 
     def _record(self, i: int, item: Any) -> tuple[Any, list[tuple[str, np.ndarray]]]:
-        """A record as (x, y, sample_weight), and its leaves by path."""
+        """Return a record as (x, y, sample_weight), and its leaves by path."""
         if self._columns is not None:
-            wanted = [name for _, name in tree.flatten(self._columns)]
-            missing = [n for n in wanted if not isinstance(item, dict) or n not in item]
+            names = [name for _, name in tree.flatten(self._columns)]
+            missing = [n for n in names if not isinstance(item, dict) or n not in item]
             if missing:
                 has = ", ".join(map(str, item)) if isinstance(item, dict) else f"no names, but a {type(item).__name__}"
                 raise DataError(f"{self.name}: record {i} has no {missing[0]!r}; it has {has}.")
@@ -151,7 +151,7 @@ class MappingSource:
 
 
 def _fits(leaf: np.ndarray, dtype: str) -> bool:
-    """Whether numbers are the same in another dtype; real numbers may be rounded."""
+    """Return whether numbers are the same in another dtype; real numbers may be rounded."""
     if np.can_cast(leaf.dtype, dtype, "safe"):
         return True
     with np.errstate(over="ignore", invalid="ignore"):

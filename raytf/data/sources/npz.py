@@ -1,4 +1,4 @@
-"""Numpy archives (.npz), of which only the rows that are wanted are read, where they are not compressed."""
+"""Numpy archives (.npz), of which only the rows that are taken are read, unless they are compressed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from raytf.data import tree
 from raytf.data.sources.base import Order, Spec, by_name
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
-from raytf.errors import DataError, one_line
+from raytf.errors import DataError, RaytfError, one_line
 
 _BLOCK_BYTES = 4 << 20
-#: What zipfile, zlib and numpy raise for bytes that are no archive of arrays: also encrypted, or of nested brackets.
+#: Errors of zipfile, zlib and numpy for bytes that are no archive of arrays: also encrypted, or of nested brackets.
 _DAMAGED = (
     ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, SyntaxError, TypeError,
     MemoryError, RecursionError,
@@ -32,7 +32,7 @@ class _Member:
     """An array of the archive.
 
     Attributes:
-        offset: where its numbers begin in the file; None where they are compressed, or in Fortran's order.
+        offset: where its numbers begin in the file; None if they are compressed, or in Fortran's order.
     """
 
     name: str
@@ -48,8 +48,8 @@ class _Member:
 class NpzSource(BlockSource):
     """Arrays of an .npz file on local disk, S3, GCS or Azure, all with the same first dimension.
 
-    What `numpy.savez` writes is read in rows. What `numpy.savez_compressed` writes cannot be: each worker unpacks it
-    whole into its memory.
+    Files of `numpy.savez` are read in rows. Those of `numpy.savez_compressed` cannot be: each worker unpacks the whole
+    file into its memory.
 
     Args:
         uri: the file.
@@ -152,36 +152,42 @@ def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri:
 
 
 def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
-    """What is in the archive: a few small reads."""
-    found = {}
+    """Return the arrays of the archive by name, which takes a few small reads."""
+    members = {}
     try:
         with zipfile.ZipFile(io.BufferedReader(_Ranges(files), 1 << 16)) as archive:
             for info in archive.infolist():
                 with archive.open(info) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                    shape, fortran, dtype = read[version](stream)
+                    shape, fortran, dtype = read_array_header(stream)
                     header = stream.tell()
                 is_plain = info.compress_type == zipfile.ZIP_STORED and not fortran
                 name = info.filename.removesuffix(".npy")
                 offset = _body(files, info) + header if is_plain else None
-                found[name] = info, _Member(name, shape, dtype, offset)
-        for info, member in found.values():
+                members[name] = info, _Member(name, shape, dtype, offset)
+        for info, member in members.values():
             size = math.prod(member.shape) * member.dtype.itemsize
-            if size > info.file_size:  # before anything is made of that size
+            if size > info.file_size:  # before an array of that size is made
                 raise ValueError(
                     f"the header of {member.name} promises {size:,} bytes, the archive has {info.file_size:,} of it"
                 )
             if member.offset is not None and member.offset + size > files.sizes[0]:
                 raise ValueError(f"{member.name} is cut off")
     except (OSError, KeyError, struct.error, *_DAMAGED) as error:
-        from raytf.errors import RaytfError
-
         if isinstance(error, RaytfError):
             raise
         text = one_line(error, 200)
         raise DataError(f"{files.locate(0)} is no .npz file of numbers, or a damaged one: {text}") from error
-    return found
+    return members
+
+
+def read_array_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return (shape, whether it is in Fortran's order, dtype) of an array of an archive.
+
+    Raises:
+        KeyError: its format has another version.
+    """
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    return read[np.lib.format.read_magic(stream)](stream)
 
 
 def _body(files: Files, info: zipfile.ZipInfo) -> int:
@@ -190,7 +196,7 @@ def _body(files: Files, info: zipfile.ZipInfo) -> int:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of `Files` for libraries that want one to seek in."""
+    """A file of `Files` for libraries that seek in it."""
 
     def __init__(self, files: Files):
         self._files, self._at = files, 0

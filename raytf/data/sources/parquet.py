@@ -15,11 +15,12 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
+from raytf.data.sources.schema import check_files, columns_of, labels_of, read_schema
 from raytf.errors import DataError, StorageError, one_line
+from raytf.storage.refusals import classify
 
-#: Parquet files that a reader keeps open, and footers that a source and its readers keep; reading one takes 64 KiB or
-#: more from storage.
+#: Parquet files that a reader keeps open, and footers that a source and its readers keep; reading a footer takes 64 KiB
+#: or more from storage.
 _OPEN_FILES = 64
 
 
@@ -28,14 +29,14 @@ class ParquetSource(BlockSource):
 
     Args:
         uri: a file, or a folder whose *.parquet files are read in the order of their names.
-        x: the column, or a list of columns (then inputs are a dict by name); None takes what `raytf data convert` wrote
-            beside the files, else `image`.
+        x: the column, or a list of columns (then inputs are a dict by name); None takes the columns that `raytf data
+            convert` wrote beside the files, else `image`.
         y: the label's column or columns, or None.
         sample_weight: the column of sample weights, or None.
         shapes: shape of one record for list columns, by column; flat lists keep their length.
         window: records within which the order is shuffled after row groups were; a larger one needs more memory.
-        order: `blocks` permutes row groups; `records` permutes records, as with arrays, and a worker then holds all
-            that it has read; `auto` is `records` for data of up to 256 MiB.
+        order: `blocks` permutes row groups; `records` permutes records, as with arrays, and a worker then keeps all
+            records that it has read; `auto` is `records` for data of up to 256 MiB.
 
     A column holds numbers, or lists of numbers of one length.
 
@@ -58,18 +59,18 @@ class ParquetSource(BlockSource):
         order: Order = "blocks",
     ):
         super().__init__(uri, window)
-        found = Files(uri, (".parquet",))
-        schema = read_schema(found.storage)
-        if not found.names:
+        files = Files(uri, (".parquet",))
+        schema = read_schema(files.storage)
+        if not files.names:
             raise DataError(f"{uri}: there are no *.parquet files.")
         if schema is not None:
-            check_files(schema, found, whole=not found.is_single)
-        self._columns: tuple[Any, Any, Any] = columns_of(schema, x, y, sample_weight, "label")
-        self.classes = told_of_labels(schema, self._columns[1])[1]
+            check_files(schema, files)
+        self._columns: tuple[Any, Any, Any] = columns_of(schema, x, y, sample_weight)
+        self.classes = labels_of(schema, self._columns[1])[1]
         self._names = [column for _, column in tree.flatten(self._columns)]
         self._shapes = {**({n: s.shape for n, s in schema.specs.items()} if schema else {}), **(shapes or {})}
-        filesystem, base = found.storage.arrow()
-        self._files = [(filesystem, f"{base}/{name}") for name in found.names]
+        filesystem, base = files.storage.arrow()
+        self._files = [(filesystem, f"{base}/{name}") for name in files.names]
         self._groups: list[tuple[int, int]] = []
         sizes: list[int] = []
         self._label_bounds: list[tuple[float, float] | None] = []
@@ -90,7 +91,7 @@ class ParquetSource(BlockSource):
         self._leaf_specs = [Spec.of(leaf) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
         self._order_by(order, 0)
-        # What the footers tell of each row group, and the first records.
+        # Of the footers' entries about each row group, and of the first records.
         self.crc = None if self._by_record else crc_of([leaf[:16] for leaf in first], self._footers_crc)
         self._forget()
 
@@ -124,38 +125,38 @@ class ParquetSource(BlockSource):
     def _open(self, f: int) -> Any:
         key = threading.get_ident(), f
         with self._lock:
-            found = self._opened.get(key)
-            if found is not None:
+            file = self._opened.get(key)
+            if file is not None:
                 self._opened.move_to_end(key)
-                return found
-        found = self._footers.open(*self._files[f])
+                return file
+        file = self._footers.open(*self._files[f])
         with self._lock:
-            self._opened[key] = found
+            self._opened[key] = file
             if len(self._opened) > _OPEN_FILES:
-                # Not closed: another thread may read it; the last one that does closes it.
+                # Not closed: another thread may read it; it is closed with its last reference.
                 self._opened.popitem(last=False)
-        return found
+        return file
 
     def _describe(self, group: Any) -> tuple[float, float] | None:
-        """Add a row group's footer to the CRC; its smallest and largest label where the footer tells."""
+        """Add a row group's footer to the CRC. Return its smallest and largest label if the footer has them."""
         label, bounds = self._columns[1], None
-        told: list[Any] = [group.num_rows]
+        about: list[Any] = [group.num_rows]
         for c in range(group.num_columns):
             column = group.column(c)
             if column.path_in_schema.partition(".")[0] not in self._names:
                 continue
-            told += [column.path_in_schema, column.total_uncompressed_size, column.total_compressed_size]
+            about += [column.path_in_schema, column.total_uncompressed_size, column.total_compressed_size]
             statistics = column.statistics if column.is_stats_set else None
             if statistics is not None and statistics.has_min_max:
-                told += [statistics.min, statistics.max]
+                about += [statistics.min, statistics.max]
                 if column.path_in_schema == label and isinstance(statistics.min, int):
                     bounds = float(statistics.min), float(statistics.max)
-        self._footers_crc = zlib.crc32(repr(told).encode(), self._footers_crc)
+        self._footers_crc = zlib.crc32(repr(about).encode(), self._footers_crc)
         return bounds
 
 
 class _Footers:
-    """Opens Parquet files with the footers that were read before; of threads that need the same one, one reads it."""
+    """Opens Parquet files with the footers that were read before. If several threads need a footer, one reads it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Any] = OrderedDict()
@@ -164,7 +165,7 @@ class _Footers:
         self._reading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def open(self, filesystem: Any, path: str) -> Any:
-        """A ParquetFile that no other thread uses.
+        """Return a ParquetFile that no other thread uses.
 
         Raises:
             DataError: it is not a Parquet file, or a damaged one.
@@ -173,24 +174,14 @@ class _Footers:
         with self._lock:
             reading = self._reading[path]
         with reading:
-            footer = self._of(path)
-            if footer is None:
-                found = _parquet_file(filesystem, path, None)
-                self._keep(path, found.metadata)
-                return found
-        return _parquet_file(filesystem, path, footer)
-
-    def _of(self, path: str) -> Any:
-        with self._lock:
-            if path in self._kept:
-                self._kept.move_to_end(path)
-            return self._kept.get(path)
-
-    def _keep(self, path: str, footer: Any) -> None:
-        with self._lock:
-            self._kept[path] = footer
-            if len(self._kept) > _OPEN_FILES:
-                self._kept.popitem(last=False)
+            with self._lock:
+                footer = self._kept.pop(path, None)
+            file = _parquet_file(filesystem, path, footer)
+            with self._lock:
+                self._kept[path] = file.metadata
+                if len(self._kept) > _OPEN_FILES:
+                    self._kept.popitem(last=False)
+        return file
 
 
 def _parquet_file(filesystem: Any, path: str, footer: Any) -> Any:
@@ -201,7 +192,7 @@ def _parquet_file(filesystem: Any, path: str, footer: Any) -> Any:
 
 
 def leaves_of(table: Any, names: list[str], shapes: dict[str, tuple[int, ...]], path: str) -> list[np.ndarray]:
-    """Columns of a table that was read from a file, each [records, *shape].
+    """Return columns of a table that was read from a file, each [records, *shape].
 
     Raises:
         DataError: a column is missing, or holds no numbers.
@@ -212,7 +203,7 @@ def leaves_of(table: Any, names: list[str], shapes: dict[str, tuple[int, ...]], 
 
 
 def refuse_missing(names: list[str], present: set[str], path: str) -> None:
-    """Refuse a file without one of some columns.
+    """Refuse a file that lacks a column.
 
     Raises:
         DataError: one is missing.
@@ -223,10 +214,10 @@ def refuse_missing(names: list[str], present: set[str], path: str) -> None:
 
 
 def refuse_others(names: list[str], leaves: list[np.ndarray], specs: list[Spec], path: str, first: str) -> None:
-    """Refuse columns whose records are not those of the first file.
+    """Refuse columns with another shape or dtype than in the first file.
 
     Raises:
-        DataError: another shape or dtype.
+        DataError: a column differs.
     """
     for name, leaf, spec in zip(names, leaves, specs, strict=False):
         if leaf.shape[1:] != spec.shape or leaf.dtype.name != spec.dtype:
@@ -270,9 +261,7 @@ def _refuse_nulls(column: Any, name: str, path: str) -> None:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Tell an outage of storage, which may pass, from data that is damaged."""
-    from raytf.storage.refusals import classify
-
+    """Tell an outage of storage, which may pass, from damaged data."""
     try:
         yield
     except (OSError, ValueError, NotImplementedError) as error:  # the last for types that a damaged footer names

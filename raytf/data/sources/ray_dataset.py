@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import UNFINISHED, Schema
-from raytf.data.sources.writer import FILE_BYTES, DatasetFolder, FileLayout
+from raytf.data.sources.writer import FILE_BYTES, BatchQueue, DatasetFolder, FileLayout
 from raytf.errors import DataError, RaytfError, one_line
+from raytf.storage.storage import Storage
 
 _BLOCK_BYTES = 1 << 20
 _BATCH = 1024
@@ -24,19 +26,19 @@ _BATCH = 1024
 class RayDataSource(ParquetSource):
     """A Ray Dataset, written once as Parquet files and read from these by every worker, epoch and restart.
 
-    A Dataset lives as long as its driver, and what it computes need not be the same when it is computed again; the
-    files outlive both, so a run that goes on trains on the same records in the same order. They go through this process
-    in the order of the Dataset's blocks. Where the Dataset only reads files, give these to a source of their own.
+    A Dataset lives as long as its driver, and its records need not be the same when they are computed again. The files
+    outlive both, so a run that continues trains on the same records in the same order. The records pass through this
+    process in the order of the Dataset's blocks. If the Dataset only reads files, pass these to their own source.
 
     Args:
         dataset: a ray.data.Dataset.
-        uri: a folder for the files that all nodes see. One that was written before for a Dataset of the same columns is
-            used as it is.
+        uri: a folder for the files that all nodes see. If it was written before for a Dataset of the same columns, it
+            is used unchanged.
         x: the column, or a list of columns (then inputs are a dict by name); by default all but the others.
         y: the label's column or columns, or None.
         sample_weight: the column of sample weights, or None.
         window, order: as for ParquetSource; small data are permuted record by record.
-        say: told what is done; by default standard error.
+        say: receives messages; by default they go to standard error.
 
     Raises:
         ConfigError: something else is in the folder.
@@ -61,7 +63,7 @@ class RayDataSource(ParquetSource):
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Whether something is a ray.data.Dataset; Ray is not imported to know it."""
+    """Return whether something is a ray.data.Dataset, without importing Ray."""
     return any(base.__module__ == "ray.data.dataset" and base.__name__ == "Dataset" for base in type(data).__mro__)
 
 
@@ -75,74 +77,45 @@ def _columns(dataset: Any, x: Any, y: Any, sample_weight: str | None) -> tuple[A
     columns = (by_name(x), by_name(y), sample_weight)
     missing = [name for _, name in tree.flatten(columns) if name not in names]
     if missing or not tree.flatten(columns[0]):
-        what = f"no column {missing[0]!r}" if missing else "no column for x"
+        lack = f"no column {missing[0]!r}" if missing else "no column for x"
         raise DataError(
-            f"the Ray Dataset has {what}; it has {', '.join(names) or 'none'}. Name them: raytf.RayDataSource(dataset, "
+            f"the Ray Dataset has {lack}; it has {', '.join(names) or 'none'}. Name them: raytf.RayDataSource(dataset, "
             "URI, x=..., y=...)."
         )
     return columns
 
 
 def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[[str], object]) -> None:
-    from raytf.storage.storage import Storage
-
     storage = Storage(uri)
     names = [name for _, name in tree.flatten(columns)]
     kinds = _asked(dataset.schema)
     types = dict(zip(kinds.names, map(str, kinds.types), strict=True))
-    identity = json.dumps({"ray dataset": {name: types[name] for name in names}})
-    batches = _batches(dataset, names)
-    first: list[np.ndarray] = []
-    specs: dict[str, Spec] = {}
-
-    def opened() -> DatasetFolder:
-        is_label = isinstance(columns[1], str) and specs and specs[columns[1]] == Spec((), specs[columns[1]].dtype)
-        whole = is_label and np.dtype(specs[columns[1]].dtype).kind in "iub"
-        label = names.index(columns[1]) if whole else None
-        return DatasetFolder(storage, Schema(columns, specs, None, {}, identity), layout, label)
-
-    layout = FileLayout("parquet", 1, 1)
-    if opened().is_finished:
+    schema = Schema(columns, {}, None, {}, json.dumps({"ray dataset": {name: types[name] for name in names}}))
+    if DatasetFolder(storage, schema, FileLayout("parquet", 1, 1)).is_finished:
         say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
         return
-    if storage.exists(UNFINISHED):  # of this Dataset, which may give other records the next time
+    if storage.exists(UNFINISHED):  # of this Dataset, which may yield other records the next time
         for file in storage.files():
             if file.name.startswith("part-"):
                 storage.delete(file.name)
         storage.delete(UNFINISHED)
     say(f"the Ray Dataset is written to {storage.locate('')} as Parquet, once, and read from there")
-    first = next(batches, [])
-    if not first:
+    batches = _batches(dataset, names)
+    first = next(batches, None)
+    if first is None:
         raise DataError("the Ray Dataset holds no records.")
-    specs.update({name: Spec.of(leaf) for name, leaf in zip(names, first, strict=True)})
-    spec = tree.unflatten(columns, [specs[name] for name in names])
-    layout = FileLayout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
-    folder = opened()
-    folder.begin()
-    rest = itertools.chain([first], batches)
-    for i in itertools.count():
-        head = next(rest, None)
-        if head is None:
-            break
-        folder.write(layout.name(i), _upto(layout.file_records, itertools.chain([head], rest)))
+    specs = [Spec.of(leaf) for leaf in first]
+    layout = FileLayout.of("parquet", tree.unflatten(columns, specs), None, FILE_BYTES, _BLOCK_BYTES)
+    folder = DatasetFolder(storage, replace(schema, specs=dict(zip(names, specs, strict=True))), layout)
+    folder.write_queue(BatchQueue(itertools.chain([first], batches)))
     folder.finish()
 
 
-def _upto(records: int, batches: Iterator[list[np.ndarray]]) -> Iterator[list[np.ndarray]]:
-    done = 0
-    while done < records:
-        batch = next(batches, None)
-        if batch is None:
-            return
-        done += len(batch[0])
-        yield batch
-
-
 def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
-    """Leaves in the order of the Dataset's blocks."""
+    """Yield leaves in the order of the Dataset's blocks."""
     dataset.context.execution_options.preserve_order = True
     batches = _asked(lambda: iter(dataset.iter_batches(batch_size=_BATCH, batch_format="numpy")))
-    seen: list[Spec] = []
+    before: list[Spec] = []
     while (batch := _asked(lambda: next(batches, None))) is not None:
         leaves = [np.asarray(batch[name]) for name in names]
         for name, leaf in zip(names, leaves, strict=True):
@@ -152,9 +125,9 @@ def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
                     "lengths. Convert it with Dataset.map first."
                 )
         now = [Spec.of(leaf) for leaf in leaves]
-        if seen and now != seen:
-            raise DataError(f"the Ray Dataset's records differ: {now} after {seen}. Pad or convert them first.")
-        seen = now
+        if before and now != before:
+            raise DataError(f"the Ray Dataset's records differ: {now} after {before}. Pad or convert them first.")
+        before = now
         if len(leaves[0]):
             yield leaves
 

@@ -15,20 +15,20 @@ from raytf.data.sources.base import SMALL_BYTES, TEXT, Spec, crc_of
 from raytf.data.sources.batches import BatchedSource
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import Schema
-from raytf.data.sources.writer import FILE_BYTES, DatasetFolder, FileLayout
+from raytf.data.sources.writer import FILE_BYTES, BatchQueue, DatasetFolder, FileLayout
 from raytf.data.streams import Batch, Stream, misfit
 from raytf.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
-#: Beside the files, when all are there: records in each batch.
+#: A file with the records in each batch, written after all others.
 _ROWS = "_raytf_batches.json"
 
 
 class NotRecordableError(DataError):
-    """Batches cannot stand in one table.
+    """Batches cannot be rows of one table.
 
     Attributes:
-        why: for people, as the end of a sentence.
+        why: the reason, as the end of a sentence.
     """
 
     def __init__(self, message: str, why: str):
@@ -39,19 +39,19 @@ class NotRecordableError(DataError):
 def recorded(
     stream: Stream, storage: Any, say: Callable[[str], object], most: int | None = None, small: int = SMALL_BYTES
 ) -> BatchedSource:
-    """The batches of one pass: in memory up to `small` bytes, otherwise written to a folder and read from there.
+    """Return the batches of one pass: in memory up to `small` bytes, otherwise written to a folder and read from there.
 
     Files that an earlier start has written are used again.
 
     Args:
         stream: the batches.
-        storage: the folder, for large ones.
-        say: told what is written.
-        most: batches, if only some of them are wanted.
+        storage: the folder for large data.
+        say: receives a message for each file.
+        most: the number of batches, if not all are wanted.
         small: bytes.
 
     Raises:
-        NotRecordableError: the batches' records have different shapes, or more than `small` bytes of text.
+        NotRecordableError: the batches' records have different shapes, or there are more than `small` bytes of text.
         ConfigError: something else is in the folder.
         DataError: there is no batch, or the data fails.
         StorageError: storage refuses.
@@ -79,15 +79,17 @@ def recorded(
 
 
 def _batches(stream: Stream, spec: Any, most: int | None) -> Iterator[list[np.ndarray]]:
-    """Leaves of each batch, in the order of `tree.flatten`."""
+    """Yield the leaves of each batch, in the order of `tree.flatten`."""
     for i in itertools.count() if most is None else range(most):
         batch = stream.read(0, i)
         if batch is None:
             return
         if misfit(batch, spec):
-            told = f"batch {i + 1} has {_shapes(batch)}, the first has {_shapes(stream.peek())}."
-            told += " Pad them to one length."
-            raise NotRecordableError(f"{stream.name} data: {told}", "its batches have records of different shapes")
+            raise NotRecordableError(
+                f"{stream.name} data: batch {i + 1} has {_shapes(batch)}, the first has {_shapes(stream.peek())}. Pad "
+                "them to one length.",
+                "its batches have records of different shapes",
+            )
         yield [leaf for _, leaf in tree.flatten(batch)]
 
 
@@ -100,7 +102,7 @@ class _Table:
 
     Args:
         stream, storage, most: as for `recorded`.
-        spec: what a record looks like, nested as in a batch.
+        spec: of a record, nested as in a batch.
     """
 
     def __init__(self, stream: Stream, spec: Any, storage: Any, most: int | None):
@@ -110,11 +112,11 @@ class _Table:
         specs = [leaf for _, leaf in tree.flatten(self.spec)]
         names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
         known = {"first batch": crc_of(self._first), "batches": stream.steps if most is None else most}
-        about = json.dumps(known | {"record": _shapes(stream.peek())})
+        identity = json.dumps(known | {"record": _shapes(stream.peek())})
         columns = dict(zip(names, names, strict=True)), None, None
-        self._layout = FileLayout.of("parquet", self.spec, None, FILE_BYTES, _BLOCK_BYTES)
-        schema = Schema(columns, dict(zip(names, specs, strict=True)), None, {}, about)
-        self._folder = DatasetFolder(storage, schema, self._layout, None)
+        layout = FileLayout.of("parquet", self.spec, None, FILE_BYTES, _BLOCK_BYTES)
+        schema = Schema(columns, dict(zip(names, specs, strict=True)), None, {}, identity)
+        self._folder = DatasetFolder(storage, schema, layout)
 
     @property
     def is_finished(self) -> bool:
@@ -125,55 +127,11 @@ class _Table:
         return BatchedSource(ParquetSource(self._storage.uri), self.spec, rows)
 
     def write(self, batches: Iterator[list[np.ndarray]], say: Callable[[str], object]) -> None:
-        """Write the files that are not there yet."""
-        folder, layout, rows = self._folder, self._layout, list[int]()
-        steps, each = self._most or self._stream.steps, sum(leaf.nbytes for leaf in self._first)
-        expected = f"about {each * steps / 2**30:.1f} GiB" if steps else "of a size that nobody knows before"
-        say(
-            f"{self._stream.name} data, {expected}, is written to {self._storage.locate('')}, once, and read from there"
-        )
-        folder.begin()
-        coming = _Rest(batches, rows)
-        for i in itertools.count():
-            name = layout.name(i)
-            if name in folder.files:  # of an earlier start
-                coming.skip(folder.files[name].records)
-            elif coming.is_over():
-                break
-            else:
-                folder.write(name, coming.upto(layout.file_records))
-                say(f"{self._stream.name} data: {sum(rows)} records are written")
-        self._storage.put(_ROWS, json.dumps(rows).encode())
-        folder.finish()
-
-
-class _Rest:
-    """Batches that are still to come, whose sizes are noted.
-
-    Args:
-        batches: their leaves.
-        rows: gets the number of records of each one that was taken.
-    """
-
-    def __init__(self, batches: Iterator[list[np.ndarray]], rows: list[int]):
-        self._batches, self._rows = batches, rows
-        self._head: list[np.ndarray] | None = None
-
-    def is_over(self) -> bool:
-        if self._head is None:
-            self._head = next(self._batches, None)
-        return self._head is None
-
-    def upto(self, records: int) -> Iterator[list[np.ndarray]]:
-        """Batches with at least this many records together, if there are so many."""
-        done = 0
-        while done < records and not self.is_over():
-            leaves, self._head = self._head, None
-            assert leaves is not None
-            self._rows.append(len(leaves[0]))
-            done += len(leaves[0])
-            yield leaves
-
-    def skip(self, records: int) -> None:
-        for _ in self.upto(records):
-            pass
+        """Write the files that are not complete yet."""
+        name, queue = f"{self._stream.name} data", BatchQueue(batches)
+        steps, batch_bytes = self._most or self._stream.steps, sum(leaf.nbytes for leaf in self._first)
+        size = f"about {batch_bytes * steps / 2**30:.1f} GiB" if steps else "of a size that nobody knows before"
+        say(f"{name}, {size}, is written to {self._storage.locate('')}, once, and read from there")
+        self._folder.write_queue(queue, lambda: say(f"{name}: {sum(queue.rows)} records are written"))
+        self._storage.put(_ROWS, json.dumps(queue.rows).encode())
+        self._folder.finish()

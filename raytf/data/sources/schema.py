@@ -1,4 +1,4 @@
-"""What `raytf data convert` writes beside records: shapes, dtypes, what they are for, and what files there are."""
+"""The schema that `raytf data convert` writes beside records: their columns, shapes, dtypes and files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raytf.data.sources.file_set import Files
 from raytf.errors import DataError
 
 SCHEMA = "_raytf_schema.json"
-#: Is there while a conversion has not ended.
+#: Exists until a conversion is finished.
 UNFINISHED = "_raytf_unfinished.json"
 _FORMAT = "raytf-data-1"
 
@@ -24,7 +24,7 @@ class RecordFile:
     Attributes:
         bytes: its size.
         crc32c: of all its bytes.
-        records: that it holds.
+        records: their number.
         labels: smallest and largest label, or None.
     """
 
@@ -36,14 +36,14 @@ class RecordFile:
 
 @dataclass(frozen=True)
 class Schema:
-    """Of a folder of records.
+    """The schema of a folder of records.
 
     Attributes:
         columns: (x, y, sample_weight), trees of names of features.
         specs: of the features, by name.
         classes: names of the classes in the order of their numbers, or None.
         files: by name.
-        identity: what was converted, and how.
+        identity: tells the records and the way they were converted.
     """
 
     columns: tuple[Any, Any, Any]
@@ -61,11 +61,11 @@ class Schema:
         return min(k[0] for k in known), max(k[1] for k in known)
 
     def names(self) -> list[str]:
-        """Features in the order of `tree.flatten`."""
+        """Return the names of features in the order of `tree.flatten`."""
         return [name for _, name in tree.flatten(self.columns)]
 
     def encode(self) -> bytes:
-        """As a file."""
+        """Return the schema as a file's bytes."""
         document = {
             "format": _FORMAT,
             "columns": self.columns,
@@ -78,10 +78,10 @@ class Schema:
 
     @classmethod
     def decode(cls, data: bytes, place: str) -> Schema:
-        """From a file.
+        """Read the schema from a file's bytes.
 
         Raises:
-            DataError: it is none of these, or damaged.
+            DataError: it is no schema, or damaged.
         """
         try:
             document = json.loads(data)
@@ -103,31 +103,28 @@ class Schema:
 
 
 def read_schema(storage: Any) -> Schema | None:
-    """The schema in a folder, or None.
+    """Return the schema in a folder, or None.
 
     Raises:
-        DataError: it is damaged, or a conversion into this folder has not ended.
+        DataError: it is damaged, or a conversion into this folder is not finished.
     """
     if storage.exists(UNFINISHED):
         raise DataError(
-            f"{storage.locate('')}: a conversion into this folder has not ended. The same `raytf data convert` command "
-            "goes on with it."
+            f"{storage.locate('')}: a conversion into this folder is not finished. Run the same `raytf data convert` "
+            "command again to continue."
         )
     data = storage.get_or_none(SCHEMA)
     return None if data is None else Schema.decode(data, storage.locate(SCHEMA))
 
 
-def check_files(schema: Schema, files: Files, whole: bool) -> None:
-    """Hold what a folder has against what its schema says.
-
-    Args:
-        whole: whether all files are there that there should be.
+def check_files(schema: Schema, files: Files) -> None:
+    """Check that a folder, or a single file of it, has the files of its schema.
 
     Raises:
-        DataError: a file is missing, too much, or of another size.
+        DataError: a file is missing, not in the schema, or of another size.
     """
     sizes = dict(zip(files.names, files.sizes, strict=True))
-    for name, part in schema.files.items() if whole else ():
+    for name, part in schema.files.items() if not files.is_single else ():
         if name not in sizes and part.records:
             place = files.storage.locate(name)
             raise DataError(f"{place} is missing. Convert the data again, or delete {SCHEMA} to do without it.")
@@ -142,17 +139,15 @@ def check_files(schema: Schema, files: Files, whole: bool) -> None:
             )
 
 
-def told_of_labels(schema: Schema | None, y: Any) -> tuple[tuple[int, int] | None, tuple[str, ...] | None]:
-    """(smallest and largest label, classes), where the schema's label is what is read as y."""
+def labels_of(schema: Schema | None, y: Any) -> tuple[tuple[int, int] | None, tuple[str, ...] | None]:
+    """Return (smallest and largest label, classes) from the schema if y is the schema's label."""
     if schema is None or y is None or y != schema.columns[1]:
         return None, None
     return schema.labels, schema.classes
 
 
-def columns_of(
-    schema: Schema | None, x: Any, y: Any, sample_weight: str | None, default_y: str | None
-) -> tuple[Any, Any, Any]:
-    """(x, y, sample_weight) as they were given, else as the schema has them, else `image` and `label`."""
-    if x is None and schema is not None and y == default_y and sample_weight is None:
+def columns_of(schema: Schema | None, x: Any, y: Any, sample_weight: str | None) -> tuple[Any, Any, Any]:
+    """Return the columns (x, y, sample_weight) of the arguments, else of the schema, else `image` and `label`."""
+    if x is None and schema is not None and y == "label" and sample_weight is None:
         return schema.columns
     return by_name("image" if x is None else x), by_name(y), sample_weight

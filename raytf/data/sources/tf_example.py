@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from raytf.data.sources.base import Spec
-from raytf.data.sources.image_decoder import is_image
+from raytf.data.sources.images import Decoder, is_image
 from raytf.errors import DataError
 
 Kind = Literal["bytes", "float", "int64"]
 _KINDS: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
-#: Kinds of lengths that are looked at as groups; where there are more, records are read one by one.
+#: Different lengths of records that are parsed as groups; if there are more, records are parsed one by one.
 _GROUPS = 16
 
 
 @dataclass(frozen=True)
 class Feature:
-    """How a leaf lies in an Example.
+    """A leaf as it lies in an Example.
 
     Attributes:
         name: of the feature.
@@ -37,12 +37,12 @@ class Feature:
 
     @property
     def count(self) -> int:
-        """Numbers of a record."""
+        """The number of numbers in a record."""
         return int(np.prod(self.spec.shape, dtype=np.int64))
 
 
 def feature(name: str, spec: Spec) -> Feature:
-    """How raytf writes a leaf: integers and float32 as TensorFlow's readers like them, pixels and all else as bytes."""
+    """Return how raytf writes a leaf: integers and float32 as TensorFlow's readers expect, everything else as bytes."""
     dtype = np.dtype(spec.dtype)
     if dtype.kind == "f" and dtype.itemsize == 4:
         return Feature(name, spec, "float")
@@ -51,49 +51,50 @@ def feature(name: str, spec: Spec) -> Feature:
     return Feature(name, spec, "bytes")
 
 
+#: tf.train.Example as a file descriptor.
+_EXAMPLE = """
+name: "raytf/example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.Feature" label: LABEL_OPTIONAL }
+  }
+  field {
+    name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry" label: LABEL_REPEATED
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features" label: LABEL_OPTIONAL }
+}
+"""
+
+
 @functools.cache
 def _example() -> Any:
-    """The class of tf.train.Example, from a pool of its own: TensorFlow's is not imported, and not disturbed."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    """Make the class of tf.train.Example in a pool of its own: TensorFlow's is neither imported nor disturbed."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    file = descriptor_pb2.FileDescriptorProto(name="raytf/example.proto", package="tensorflow", syntax="proto3")
-    types = descriptor_pb2.FieldDescriptorProto
-    for name, kind in (
-        ("BytesList", types.TYPE_BYTES),
-        ("FloatList", types.TYPE_FLOAT),
-        ("Int64List", types.TYPE_INT64),
-    ):
-        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=types.LABEL_REPEATED)
-    message = file.message_type.add(name="Feature")
-    message.oneof_decl.add(name="kind")
-    for number, kind_name in _KINDS.items():
-        of = f".tensorflow.{kind_name.capitalize()}List"
-        message.field.add(
-            name=f"{kind_name}_list",
-            number=number,
-            type=types.TYPE_MESSAGE,
-            type_name=of,
-            label=types.LABEL_OPTIONAL,
-            oneof_index=0,
-        )
-    message = file.message_type.add(name="Features")
-    entry = message.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=types.TYPE_STRING, label=types.LABEL_OPTIONAL)
-    of = ".tensorflow.Feature"
-    entry.field.add(name="value", number=2, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_OPTIONAL)
-    of = ".tensorflow.Features.FeatureEntry"
-    message.field.add(name="feature", number=1, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_REPEATED)
-    message = file.message_type.add(name="Example")
-    of = ".tensorflow.Features"
-    message.field.add(name="features", number=1, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_OPTIONAL)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterator[bytes]:
-    """Examples of a batch: the same bytes for the same numbers."""
+    """Yield the Examples of a batch: the same bytes for the same numbers."""
     example = _example()
     columns: list[Any] = []
     for f, leaf in zip(features, leaves, strict=True):
@@ -110,7 +111,7 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
             if f.kind == "bytes":
                 table[f.name].bytes_list.value.append(column[i])
             elif f.kind == "float":
-                # Not number by number: Python's would change the bits of a NaN.
+                # Not number by number: Python's floats would change the bits of a NaN.
                 data = column[i].tobytes()
                 table[f.name].float_list.MergeFromString(b"\x0a" + _encoded(len(data)) + data if data else b"")
             else:
@@ -118,20 +119,20 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
         yield message.SerializeToString(deterministic=True)
 
 
-def infer(data: bytes, given: Mapping[str, Spec], wanted: Sequence[str], place: str) -> list[Feature]:
-    """What a record says of the features that are wanted.
+def infer(data: bytes, known: Mapping[str, Spec], names: Sequence[str], place: str) -> list[Feature]:
+    """Return the features with these names, as a record has them.
 
     Args:
         data: the record.
-        given: specs that are known.
+        known: specs that the record need not tell.
         place: for messages.
 
     Raises:
-        DataError: it is not an Example, or lacks one of them.
+        DataError: it is not an Example, or lacks one of the features.
     """
     table = _table(data, place)
-    found = []
-    for name in wanted:
+    features = []
+    for name in names:
         if name not in table:
             raise DataError(
                 f"{place} has no feature {name!r}; it has {', '.join(sorted(table)) or 'none'}. Name those to train "
@@ -139,23 +140,23 @@ def infer(data: bytes, given: Mapping[str, Spec], wanted: Sequence[str], place: 
             )
         kind = _kind(table[name])
         if kind is None:
-            raise DataError(f"{place}: feature {name!r} is empty. Give every record a value of it.")
+            raise DataError(f"{place}: feature {name!r} is empty. Add a value to every record.")
         values = getattr(table[name], f"{kind}_list").value
-        if name in given:
-            found.append(Feature(name, given[name], kind))
+        if name in known:
+            features.append(Feature(name, known[name], kind))
         elif kind == "bytes" and len(values) == 1:
-            shown = is_image(values[0])
-            found.append(Feature(name, Spec(() if shown else (len(values[0]),), "uint8"), kind, shown))
+            is_encoded = is_image(values[0])
+            features.append(Feature(name, Spec(() if is_encoded else (len(values[0]),), "uint8"), kind, is_encoded))
         elif kind == "bytes":
             raise DataError(f"{place}: feature {name!r} has {len(values)} values of bytes. Expected one.")
         else:
             shape = () if len(values) == 1 else (len(values),)
-            found.append(Feature(name, Spec(shape, "int64" if kind == "int64" else "float32"), kind))
-    return found
+            features.append(Feature(name, Spec(shape, "int64" if kind == "int64" else "float32"), kind))
+    return features
 
 
 def names_of(data: bytes, place: str) -> list[str]:
-    """Names of a record's features.
+    """Return the names of a record's features.
 
     Raises:
         DataError: it is not an Example.
@@ -181,8 +182,8 @@ class Parser:
     """Takes features out of records.
 
     Args:
-        features: what to take; of encoded images the bytes are handed out.
-        groups: up to so many lengths of records are taken at once, each.
+        features: of which an encoded image gives its bytes.
+        groups: the most different lengths of records of which each is parsed at once.
     """
 
     def __init__(self, features: Sequence[Feature], groups: int = _GROUPS):
@@ -191,12 +192,12 @@ class Parser:
     def parse(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, place: Callable[[int], str]
     ) -> list[Any]:
-        """Leaves of records: an array [n, *shape] for each feature, or a list of n bytes where it is encoded.
+        """Return the leaves of records: an array [n, *shape] for each feature, or a list of n bytes if it is encoded.
 
         Args:
             data: uint8, bytes of a file.
             starts, lengths: [n] of the records in it.
-            place: names the i-th of them, for messages.
+            place: (i) -> name of the i-th record, for messages.
 
         Raises:
             DataError: a record lacks a feature, or has one of another kind or length.
@@ -217,7 +218,7 @@ class Parser:
     def _parse_alike(
         self, data: np.ndarray, starts: np.ndarray, which: np.ndarray, length: int, out: list[Any]
     ) -> np.ndarray:
-        """Take what looks like the first of some records of one length; returns those that do not."""
+        """Parse the records that are laid out like the first of some records of one length. Return the others."""
         if len(which) < 2 or not length:
             return which
         rows = np.lib.stride_tricks.sliding_window_view(data, length)[starts[which]]
@@ -242,7 +243,7 @@ class Parser:
             else:
                 numbers = values.view("<f4" if f.kind == "float" else np.dtype(f.spec.dtype).newbyteorder("<"))
             if not _fits(numbers, f.spec.dtype).all():
-                return which  # one of them is named when they are read one by one
+                return which  # the message names the record when they are parsed one by one
             target[good] = numbers.reshape(len(good), *f.spec.shape)
         return which[~alike]
 
@@ -255,24 +256,25 @@ class Parser:
             if kind != f.kind:
                 raise DataError(f"{place(i)}: feature {f.name!r} holds {kind or 'nothing'}. Expected {f.kind}.")
             values = getattr(value, f"{kind}_list").value
-            size, wanted = len(values), f.count
+            size, expected = len(values), f.count
             if f.kind == "bytes":
-                wanted = f.spec.bytes
+                expected = f.spec.bytes
                 size = len(values[0]) if len(values) == 1 else -1
             if f.encoded and size >= 0:
                 target[i] = values[0]
                 continue
-            if size != wanted:
+            if size != expected:
                 unit = "bytes" if f.kind == "bytes" else "numbers"
                 has = f"{size} {unit}" if size >= 0 else f"{len(values)} values"
                 raise DataError(
                     f"{place(i)}: feature {f.name!r} has {has}, and shape {f.spec.shape} of {f.spec.dtype} takes "
-                    f"{wanted} {unit}. Give features={{{f.name!r}: Spec(shape, dtype)}}, or records of one length."
+                    f"{expected} {unit}. Pass features={{{f.name!r}: Spec(shape, dtype)}}, or write records of one "
+                    "length."
                 )
             if f.kind == "bytes":
                 flat = np.frombuffer(values[0], np.dtype(f.spec.dtype).newbyteorder("<"))
             elif f.kind == "float":
-                flat = np.frombuffer(value.float_list.SerializeToString()[-4 * wanted :], "<f4")
+                flat = np.frombuffer(value.float_list.SerializeToString()[-4 * expected :], "<f4")
             else:
                 flat = np.array(values, np.int64)
             if not _fits(flat, f.spec.dtype).all():
@@ -282,8 +284,65 @@ class Parser:
             target[i] = flat.reshape(f.spec.shape)
 
 
+class ExampleReader:
+    """Turns records into arrays: parses their features, and decodes those that are images.
+
+    Args:
+        first: a record that is like all others.
+        names: of the features.
+        known: specs that the record need not tell.
+        is_own: whether raytf wrote the records.
+        images: (size, channels, fit) as for `Decoder.of`.
+        place: of the record, for messages.
+
+    Raises:
+        DataError: as `infer` and `Parser.parse`, or an image is damaged.
+    """
+
+    def __init__(
+        self, first: bytes, names: Sequence[str], known: Mapping[str, Spec], is_own: bool, images: Any, place: str
+    ):
+        features = infer(first, known, names, place)
+        if is_own:  # another writer may use another kind of list
+            features = [f if f.encoded else feature(f.name, f.spec) for f in features]
+        self._parser = Parser(features)
+        start, length = np.array([0]), np.array([len(first)])
+        leaves = self._parser.parse(np.frombuffer(first, np.uint8), start, length, lambda _: place)
+        pairs = list(zip(features, leaves, strict=True))
+        size, channels, fit = images
+        self._decoders = [Decoder.of(leaf[0], size, channels, fit, place) if f.encoded else None for f, leaf in pairs]
+        decoded = zip(features, self._decoders, strict=True)
+        self.specs = [f.spec if decoder is None else Spec(decoder.shape, "uint8") for f, decoder in decoded]
+
+    def read(
+        self,
+        data: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        place: Callable[[int], str],
+        each: Callable[..., Iterable[np.ndarray]] = map,
+    ) -> list[np.ndarray]:
+        """Return the leaves of records, each [n, *shape], as `Parser.parse`.
+
+        Args:
+            each: `map`, or a function that does the same with several threads.
+        """
+        leaves = self._parser.parse(data, starts, lengths, place)
+        for k, decoder in enumerate(self._decoders):
+            if decoder is not None:
+                leaves[k] = _decoded(decoder, leaves[k], place, each)
+        return leaves
+
+
+def _decoded(decoder: Decoder, encoded: list[bytes], place: Callable[[int], str], each: Any) -> np.ndarray:
+    out = np.empty((len(encoded), *decoder.shape), np.uint8)
+    for i, image in enumerate(each(lambda i: decoder(encoded[i], place(i)), range(len(encoded)))):
+        out[i] = image
+    return out
+
+
 def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
-    """Of each number, whether a whole-numbered dtype holds it; the others hold any, as near as they can."""
+    """Return for each number whether a whole-numbered dtype holds it; other dtypes hold any, as near as they can."""
     kind = np.dtype(dtype)
     if kind.kind not in "iub" or numbers.dtype == kind:
         return np.ones(numbers.shape, bool)
@@ -292,7 +351,7 @@ def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarray) -> tuple[int, int] | None:
-    """Where a feature's value lies, if it is as it should be."""
+    """Return where a feature's value lies in a record, or None if it has another kind or length."""
     kind, a, b = layout.get(f.name, ("bytes", 0, -1))
     if kind != f.kind or b < a:
         return None
@@ -302,7 +361,7 @@ def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarra
 
 
 def _varints(rows: np.ndarray) -> np.ndarray:
-    """Numbers of packed varints [n, bytes] whose rows have their ends in the same places."""
+    """Return the numbers of packed varints [n, bytes] whose rows have their ends in the same places."""
     ends = np.flatnonzero(rows[0] < 0x80)
     out = np.zeros((len(rows), len(ends)), np.uint64)
     begin = 0
@@ -314,32 +373,28 @@ def _varints(rows: np.ndarray) -> np.ndarray:
 
 
 def _layout(record: bytes) -> dict[str, tuple[Kind, int, int]] | None:
-    """Where each feature's value lies in a record.
-
-    Returns:
-        None for a record that is put together in another way.
-    """
+    """Return where each feature's value lies in a record, or None if the record is laid out in another way."""
     try:
-        found: dict[str, tuple[Kind, int, int]] = {}
+        layout: dict[str, tuple[Kind, int, int]] = {}
         ((number, a, b),) = _fields(record, 0, len(record))
         for entry, c, d in _fields(record, a, b):
             (one, key_a, key_b), (two, value_a, value_b) = _fields(record, c, d)
             ((kind, e, f),) = _fields(record, value_a, value_b)
             ((value, g, h),) = _fields(record, e, f)
             name = record[key_a:key_b].decode()
-            if (number, entry, one, two, value) != (1, 1, 1, 2, 1) or kind not in _KINDS or name in found:
+            if (number, entry, one, two, value) != (1, 1, 1, 2, 1) or kind not in _KINDS or name in layout:
                 return None
-            found[name] = _KINDS[kind], g, h
-        return found
+            layout[name] = _KINDS[kind], g, h
+        return layout
     except (ValueError, IndexError, UnicodeDecodeError):
         return None
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, stop) of a message's fields.
+    """Yield (number, start, stop) of a message's fields.
 
     Raises:
-        ValueError: one of them has no length.
+        ValueError: a field has no length.
     """
     while at < end:
         key, at = _varint(data, at)
@@ -353,7 +408,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _encoded(value: int) -> bytes:
-    """A varint."""
+    """Return a number as a varint."""
     out = b""
     while value >= 0x80:
         out += bytes((value & 0x7F | 0x80,))

@@ -5,57 +5,33 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from typing import TypedDict, Unpack
 
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources import tfrecord_frames
-from raytf.data.sources.base import Order, Spec, crc_of, options_of
+from raytf.data.sources import tfrecord_files
+from raytf.data.sources.base import Order, Spec, crc_of
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.image_decoder import Decoder, Fit
-from raytf.data.sources.record_index import index
-from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
-from raytf.data.sources.tf_example import Feature, Parser, feature, infer, names_of
+from raytf.data.sources.images import Fit
+from raytf.data.sources.schema import check_files, columns_of, labels_of, read_schema
+from raytf.data.sources.tf_example import ExampleReader, names_of
+from raytf.data.sources.tfrecord_files import index
 from raytf.errors import DataError
 
-#: What is taken for TFRecords in a folder: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
+#: The ends of names of TFRecord files: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
 ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".tfr")
-#: Others' lists of where records lie, beside the files: `a.tfrecord-00000-of-00008.idx`.
+#: Indexes of other libraries beside the files: `a.tfrecord-00000-of-00008.idx`.
 _INDEXES = (".idx", ".index")
 #: A block by default: a 256th of the data, within these bounds.
 _LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
 
 
-class TFRecordOptions(TypedDict, total=False):
-    """Of TFRecordSource, which says what they mean."""
-
-    features: Mapping[str, Spec] | None
-    size: tuple[int, int] | None
-    channels: int | None
-    fit: Fit
-    window: int | None
-    order: Order
-    block_bytes: int | None
-
-
-_DEFAULTS = {
-    "features": None,
-    "size": None,
-    "channels": None,
-    "fit": "crop",
-    "window": None,
-    "order": "auto",
-    "block_bytes": None,
-}
-
-
 class TFRecordSource(BlockSource):
     """TFRecord files of tf.train.Example on local disk, S3, GCS or Azure.
 
-    Where records lie is read once and kept in `_raytf_index` beside the files (in ~/.cache/raytf where nobody may write
-    there). Each record's CRC-32C is checked whenever it is read.
+    The places of records are read once and kept in `_raytf_index` beside the files, or in ~/.cache/raytf if that folder
+    cannot be written. Each record's CRC-32C is checked whenever it is read.
 
     Args:
         uri: a file, or a folder with files `*.tfrecord`, in the order of their names.
@@ -63,9 +39,9 @@ class TFRecordSource(BlockSource):
             wrote beside the files, else `image`.
         y: the label's feature or features, or None.
         sample_weight: the feature of sample weights, or None.
-        features: `Spec(shape, dtype)` of features by name, where the first record does not tell: of bytes that are
-            numbers one after the other, which are taken for uint8 [length], and of shapes.
-        size, channels, fit: of features that are JPEG or PNG; see ImageFolderSource.
+        features: `Spec(shape, dtype)` of features by name, if the first record does not tell it: shapes, and bytes that
+            are numbers one after the other, which are taken for uint8 [length] otherwise.
+        size, channels, fit: of features that are JPEG or PNG, as for ImageFolderSource.
         window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records` permutes records as with arrays; `blocks` permutes blocks and shuffles within windows, which
             object stores need for data larger than memory; `auto` is `records` for up to 256 MiB, also when decoded.
@@ -82,43 +58,36 @@ class TFRecordSource(BlockSource):
         x: str | list[str] | None = None,
         y: str | list[str] | None = "label",
         sample_weight: str | None = None,
-        **options: Unpack[TFRecordOptions],
+        *,
+        features: Mapping[str, Spec] | None = None,
+        size: tuple[int, int] | None = None,
+        channels: int | None = None,
+        fit: Fit = "crop",
+        window: int | None = None,
+        order: Order = "auto",
+        block_bytes: int | None = None,
     ):
-        given = options_of("TFRecordSource", options, _DEFAULTS)
-        features, block_bytes = given["features"], given["block_bytes"]
-        size, channels, fit = given["size"], given["channels"], given["fit"]
-        super().__init__(uri, given["window"])
+        super().__init__(uri, window)
         self._files = Files(uri, is_wanted=is_tfrecord)
         schema = read_schema(self._files.storage)
         if not self._files.names:
             raise DataError(f"{uri}: there are no TFRecord files. Expected names that end in .tfrecord.")
         if schema is not None:
-            check_files(schema, self._files, whole=not self._files.is_single)
+            check_files(schema, self._files)
         self._entries = index(self._files)
         total = sum(self._files.sizes)
         self._cut(block_bytes or min(_LARGEST_BLOCK, max(_LEAST_BLOCK, total // _BLOCKS)))
         if not self.records:
             raise DataError(f"{uri}: the TFRecord files hold no records.")
-        columns = columns_of(schema, x, y, sample_weight, "label")
-        self._bounds, self.classes = told_of_labels(schema, columns[1])
+        columns = columns_of(schema, x, y, sample_weight)
+        self._bounds, self.classes = labels_of(schema, columns[1])
         names = [name for _, name in tree.flatten(columns)]
         known = {**({} if schema is None else schema.specs), **(features or {})}
-        first, place = self._first(), self._place(self._blocks[0][0], 0)
-        self._features = [_written(schema is not None, f) for f in infer(first, known, names, place)]
-        self._parser = Parser(self._features)
-        self._decoders: list[Decoder | None] = []
-        if any(f.encoded for f in self._features):
-            start, length = np.array([0]), np.array([len(first)])
-            leaves = self._parser.parse(np.frombuffer(first, np.uint8), start, length, lambda _: place)
-            for f, leaf in zip(self._features, leaves, strict=True):
-                self._decoders.append(Decoder.of(leaf[0], size, channels, fit, place) if f.encoded else None)
-        else:
-            self._decoders = [None] * len(self._features)
-        self._leaf_specs = [
-            f.spec if d is None else Spec(d.shape, "uint8") for f, d in zip(self._features, self._decoders, strict=True)
-        ]
+        place = self._place(self._blocks[0][0], 0)
+        self._reader = ExampleReader(self._first(), names, known, schema is not None, (size, channels, fit), place)
+        self._leaf_specs = self._reader.specs
         self.spec = tree.unflatten(columns, self._leaf_specs)
-        self._order_by(given["order"], total)
+        self._order_by(order, total)
         some = self.reader(1).take(np.arange(1 if self._by_record else min(16, self.records)))
         if not self._by_record:
             self.crc = crc_of([*some, self._sizes, np.array([e.end_crc for e in self._entries])])
@@ -129,7 +98,7 @@ class TFRecordSource(BlockSource):
         self._blocks: list[tuple[int, int, int]] = []
         counts = [len(entry.lengths) for entry in self._entries]
         for f, entry in enumerate(self._entries):
-            kinds = (entry.starts - tfrecord_frames.HEADER) // block_bytes
+            kinds = (entry.starts - tfrecord_files.HEADER) // block_bytes
             edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), counts[f]] if counts[f] else []
             self._blocks += [(f, a, b) for a, b in itertools.pairwise(edges)]
         self._first_of_file = np.cumsum(counts) - counts
@@ -138,9 +107,9 @@ class TFRecordSource(BlockSource):
     def _first(self) -> bytes:
         f, _, _ = self._blocks[0]
         length = int(self._entries[f].lengths[0])
-        data = np.frombuffer(self._files.read(f, 0, length + tfrecord_frames.FRAME), np.uint8)
-        self._check(data, np.array([tfrecord_frames.HEADER]), np.array([length]), f, 0)
-        return data[tfrecord_frames.HEADER : tfrecord_frames.HEADER + length].tobytes()
+        data = np.frombuffer(self._files.read(f, 0, length + tfrecord_files.FRAME), np.uint8)
+        self._check(data, np.array([tfrecord_files.HEADER]), np.array([length]), f, 0)
+        return data[tfrecord_files.HEADER : tfrecord_files.HEADER + length].tobytes()
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         if not (self._by_record and self._files.is_local):
@@ -175,33 +144,22 @@ class TFRecordSource(BlockSource):
     def _read(self, b: int) -> list[np.ndarray]:
         f, first, stop = self._blocks[b]
         lengths = self._entries[f].lengths[first:stop]
-        sizes = lengths.astype(np.int64) + tfrecord_frames.FRAME
-        begin = int(self._starts_of(f)[first]) - tfrecord_frames.HEADER
+        sizes = lengths.astype(np.int64) + tfrecord_files.FRAME
+        begin = int(self._starts_of(f)[first]) - tfrecord_files.HEADER
         data = np.frombuffer(self._files.read(f, begin, int(sizes.sum())), np.uint8)
-        return self._decode(data, np.cumsum(sizes) - sizes + tfrecord_frames.HEADER, lengths, f, np.arange(first, stop))
+        return self._decode(data, np.cumsum(sizes) - sizes + tfrecord_files.HEADER, lengths, f, np.arange(first, stop))
 
     def _decode(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray
     ) -> list[np.ndarray]:
-        """Leaves of records of file f, whose numbers in it are `inside`."""
+        """Return the leaves of records of file f, whose numbers in it are `inside`."""
         self._check(data, starts, lengths, f, inside)
-        leaves = self._parser.parse(data, starts, lengths, lambda i: self._place(f, int(inside[i])))
-        for k, decoder in enumerate(self._decoders):
-            if decoder is not None:
-                leaves[k] = self._images(decoder, leaves[k], f, inside)
-        return leaves
-
-    def _images(self, decoder: Decoder, encoded: list[bytes], f: int, inside: np.ndarray) -> np.ndarray:
-        out = np.empty((len(encoded), *decoder.shape), np.uint8)
-        shown = self._files.map(lambda i: decoder(encoded[i], self._place(f, int(inside[i]))), range(len(encoded)))
-        for i, image in enumerate(shown):
-            out[i] = image
-        return out
+        return self._reader.read(data, starts, lengths, lambda i: self._place(f, int(inside[i])), self._files.map)
 
     def _check(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray | int
     ) -> None:
-        damage = tfrecord_frames.find_damage(data, starts, lengths.astype(np.int64))
+        damage = tfrecord_files.find_damage(data, starts, lengths.astype(np.int64))
         if damage is not None:
             i, why = damage
             raise DataError(
@@ -210,20 +168,20 @@ class TFRecordSource(BlockSource):
             )
 
     def _place(self, f: int, record: int) -> str:
-        """A record for messages."""
-        offset = int(self._starts_of(f)[record]) - tfrecord_frames.HEADER if len(self._entries[f].lengths) else 0
+        """Return the place of a record, for messages."""
+        offset = int(self._starts_of(f)[record]) - tfrecord_files.HEADER if len(self._entries[f].lengths) else 0
         return f"{self._files.locate(f)}: record {record} at byte {offset}"
 
 
 def is_tfrecord(name: str) -> bool:
-    """Whether a file's name is one of TFRecords."""
+    """Return whether a file's name is one of TFRecords."""
     base = name.rpartition("/")[2].lower()
     is_shard = any(f"{ending}-" in base for ending in ENDINGS) and not base.endswith(_INDEXES)
     return base.endswith(ENDINGS) or is_shard
 
 
 def features_of(uri: str) -> list[str]:
-    """Names of the features that the first record has; none where there is no good one.
+    """Return the names of the first record's features; none if there is no undamaged record.
 
     Raises:
         DataError: it is no tf.train.Example.
@@ -231,11 +189,6 @@ def features_of(uri: str) -> list[str]:
     """
     files = Files(uri, is_wanted=is_tfrecord)
     for i, size in enumerate(files.sizes):
-        for found in tfrecord_frames.scan(functools.partial(files.read, i, whole=False), size):
-            return [] if isinstance(found, tfrecord_frames.Damage) else names_of(bytes(found[1]), files.locate(i))
+        for record in tfrecord_files.scan(functools.partial(files.read, i, whole=False), size):
+            return [] if isinstance(record, tfrecord_files.Damage) else names_of(bytes(record[1]), files.locate(i))
     return []
-
-
-def _written(by_raytf: bool, found: Feature) -> Feature:
-    """As raytf writes it where it did, with another's kind of list."""
-    return feature(found.name, found.spec) if by_raytf and not found.encoded else found

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources import tfrecord_frames
+from raytf.data.sources import tfrecord_files
 from raytf.data.sources.base import Source, Spec, fingerprint, record_bytes
-from raytf.data.sources.record_index import INDEX, IndexEntry, entry_of
-from raytf.data.sources.record_index import encode as encode_index
 from raytf.data.sources.schema import SCHEMA, UNFINISHED, RecordFile, Schema
 from raytf.data.sources.tf_example import encode, feature
+from raytf.data.sources.tfrecord_files import INDEX, IndexEntry, entry_of
+from raytf.data.sources.tfrecord_files import encode as encode_index
 from raytf.errors import ConfigError, DataError
 
 To = Literal["tfrecord", "parquet"]
-#: Of a file and of what is read as one, by default.
+#: Bytes of a file, and of a block that is read as one, by default.
 FILE_BYTES, BLOCK_BYTES = 128 << 20, 8 << 20
-#: Blocks that data have at the least, where that does not make them smaller than a request is worth.
+#: The least number of blocks, unless they became smaller than a request is worth.
 _BLOCKS, _LEAST_BLOCK = 256, 256 << 10
-#: Bytes that a record takes beside its numbers: its frame, and the names of features.
+#: Bytes of a record beside its numbers: its frame, and the names of features.
 _OVERHEAD = 64
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How records are cut into files and blocks.
+    """The sizes of files and blocks.
 
     Attributes:
         to: the format.
-        file_records, block_records: of each but the last.
+        file_records, block_records: records in each but the last.
     """
 
     to: To
@@ -45,11 +46,11 @@ class FileLayout:
 
     @classmethod
     def of(cls, to: To, spec: Any, records: int | None, file_bytes: int, block_bytes: int | None) -> FileLayout:
-        """For records of a kind.
+        """Return the layout for records of a kind.
 
         Args:
-            records: how many there are, or None.
-            file_bytes: of a file, about.
+            records: their number, or None.
+            file_bytes: the approximate size of a file.
             block_bytes: of a block; None for a 256th of the data, 256 KiB to 8 MiB.
         """
         each = record_bytes(spec) + (_OVERHEAD if to == "tfrecord" else 0)
@@ -60,21 +61,21 @@ class FileLayout:
         return cls(to, max(block, file_bytes // each // block * block), block)
 
     def name(self, i: int) -> str:
-        """Of the i-th file."""
+        """Return the name of the i-th file."""
         return f"part-{i:05}.{self.to}"
 
 
 def named(source: Source) -> tuple[Any, list[str], dict[str, Spec]]:
-    """Names for the leaves of a source: (tree of names, in order, specs by name).
+    """Return names for the leaves of a source: (tree of names, names in order, specs by name).
 
     Raises:
-        DataError: it nests deeper than files can show.
+        DataError: it nests deeper than columns of files.
     """
     x, y, weight = source.spec
     columns = tree.map_leaves(str, getattr(source, "_columns", None))
     if columns is None or "" in [name for _, name in tree.flatten(columns)]:
-        shown = isinstance(x, Spec) and len(x.shape) == 3
-        columns = (_names(x, "image" if shown else "x"), _names(y, "label"), _names(weight, "sample_weight"))
+        is_image = isinstance(x, Spec) and len(x.shape) == 3
+        columns = (_names(x, "image" if is_image else "x"), _names(y, "label"), _names(weight, "sample_weight"))
     names = [name for _, name in tree.flatten(columns)]
     specs = [spec for _, spec in tree.flatten(source.spec)]
     if len(set(names)) < len(names):
@@ -87,7 +88,7 @@ def _names(part: Any, name: str) -> Any:
         return None if part is None else name
     if isinstance(part, dict) and all(isinstance(inner, Spec) for inner in part.values()):
         return {key: str(key) for key in part}
-    raise DataError(f"{name} holds nested arrays. Files have columns: give one array, or a flat dict of them.")
+    raise DataError(f"{name} holds nested arrays. Files have columns: pass one array, or a flat dict of arrays.")
 
 
 class DatasetFolder:
@@ -96,15 +97,18 @@ class DatasetFolder:
     Args:
         storage: the folder.
         schema: without files.
-        layout: how records are cut.
-        labels: place of the label among leaves, or None.
+        layout: the sizes of files and blocks.
 
     Raises:
         ConfigError: something else is in the folder.
     """
 
-    def __init__(self, storage: Any, schema: Schema, layout: FileLayout, labels: int | None):
-        self._storage, self._schema, self._layout, self._labels = storage, schema, layout, labels
+    def __init__(self, storage: Any, schema: Schema, layout: FileLayout):
+        self._storage, self._schema, self._layout = storage, schema, layout
+        y, specs = schema.columns[1], schema.specs
+        is_label = isinstance(y, str) and y in specs and not specs[y].shape and np.dtype(specs[y].dtype).kind in "iub"
+        #: The label's place among the leaves, if there is one label of whole numbers.
+        self._label = schema.names().index(y) if is_label else None
         self._files: dict[str, RecordFile] = {}
         self._entries: dict[str, IndexEntry] = {}
         begun = storage.get_or_none(UNFINISHED)
@@ -112,32 +116,32 @@ class DatasetFolder:
         self.is_finished = done is not None
         if begun is not None:
             before = Schema.decode(begun, storage.locate(UNFINISHED))
-            self._refuse_others(before.identity, "a conversion that has not ended")
+            self._refuse_others(before.identity, "an unfinished conversion")
             self._files = dict(before.files)
         elif done is not None:
             self._refuse_others(Schema.decode(done, storage.locate(SCHEMA)).identity, "converted data")
-        elif found := [f.name for f in storage.files() if not f.name.rpartition("/")[2].startswith(("_", "."))]:
-            raise ConfigError(f"{storage.locate('')} is not empty: it has {found[0]}. Give a folder of its own.")
+        elif others := [f.name for f in storage.files() if not f.name.rpartition("/")[2].startswith(("_", "."))]:
+            raise ConfigError(f"{storage.locate('')} is not empty: it has {others[0]}. Choose an empty folder.")
 
     @property
     def files(self) -> dict[str, RecordFile]:
-        """Those that are complete."""
+        """The complete files."""
         return self._files
 
     def begin(self) -> None:
-        """Mark the folder as one that is not complete."""
+        """Mark the folder as incomplete."""
         if not self.is_finished:
             self._remember()
 
     def write(self, name: str, batches: Iterable[list[np.ndarray]]) -> None:
-        """Write a file of the records that batches give; the file appears when all of it is there."""
+        """Write a file of the records in some batches; it appears when it is complete."""
         writer = _Tfrecords(self._schema, self._layout) if self._layout.to == "tfrecord" else None
         out = writer or _Parquet(self._schema, self._layout)
         low, high, records = np.inf, -np.inf, 0
         for leaves in batches:
             records += len(leaves[0])
-            if self._labels is not None and len(leaves[0]):
-                low, high = min(low, leaves[self._labels].min()), max(high, leaves[self._labels].max())
+            if self._label is not None and len(leaves[0]):
+                low, high = min(low, leaves[self._label].min()), max(high, leaves[self._label].max())
             out.add(leaves)
         data = out.finish()
         self._storage.put(name, data)
@@ -147,32 +151,48 @@ class DatasetFolder:
         self._files[name] = RecordFile(len(data), _crc32c(data), records, labels)
         self._remember()
 
+    def write_queue(self, queue: BatchQueue, written: Callable[[], object] = lambda: None) -> None:
+        """Mark the folder as incomplete, and write all files that are not complete yet.
+
+        Args:
+            queue: all records, also those of complete files.
+            written: called after each file.
+        """
+        self.begin()
+        for i in itertools.count():
+            name = self._layout.name(i)
+            if name in self._files:  # of an earlier start
+                queue.skip(self._files[name].records)
+            elif queue.is_over():
+                break
+            else:
+                self.write(name, queue.upto(self._layout.file_records))
+                written()
+
     def finish(self) -> None:
-        """Write what makes the files a whole."""
+        """Write the index and the schema, which make the folder complete."""
         if self._layout.to == "tfrecord":
-            missing = [name for name in self._files if name not in self._entries]
-            for name in missing:
-                self._entries[name] = self._lengths_of(name)
+            for name in self._files:
+                if name not in self._entries:
+                    self._entries[name] = self._entry_of(name)
             self._storage.put(INDEX, encode_index(self._entries))
         self._storage.put(SCHEMA, self._with_files().encode())
         self._storage.abort_uploads("", lambda name: True)
-        if self._storage.is_local:  # what a killed process had begun
+        if self._storage.is_local:  # files that a killed process had started
             for left in glob.glob(f"{glob.escape(self._storage.root)}/*.tmp-*"):
                 with contextlib.suppress(OSError):
                     os.unlink(left)
         self._storage.delete(UNFINISHED)
 
-    def _lengths_of(self, name: str) -> IndexEntry:
+    def _entry_of(self, name: str) -> IndexEntry:
         data = memoryview(self._storage.get(name))
         if len(data) != self._files[name].bytes or _crc32c(data) != self._files[name].crc32c:
             raise DataError(f"{self._storage.locate(name)} was changed while it was made. Begin with an empty folder.")
-        found = list(tfrecord_frames.scan(lambda at, n: data[at : at + n], len(data)))
-        return entry_of(bytes(data), np.array([len(f[1]) for f in found if isinstance(f, tuple)], np.uint32))
+        records = tfrecord_files.scan(lambda at, n: data[at : at + n], len(data))
+        return entry_of(bytes(data), np.array([len(r[1]) for r in records if isinstance(r, tuple)], np.uint32))
 
     def _with_files(self) -> Schema:
-        schema = self._schema
-        files = dict(sorted(self._files.items()))
-        return Schema(schema.columns, schema.specs, schema.classes, files, schema.identity)
+        return replace(self._schema, files=dict(sorted(self._files.items())))
 
     def _remember(self) -> None:
         self._storage.put(UNFINISHED, self._with_files().encode())
@@ -181,8 +201,42 @@ class DatasetFolder:
         if identity != self._schema.identity:
             raise ConfigError(
                 f"{self._storage.locate('')} holds {what} of other records or settings ({identity}, now "
-                f"{self._schema.identity}). Give another folder, or delete this one."
+                f"{self._schema.identity}). Choose another folder, or delete this one."
             )
+
+
+class BatchQueue:
+    """Batches that are still to be written.
+
+    Args:
+        batches: their leaves.
+
+    Attributes:
+        rows: records in each batch that was taken.
+    """
+
+    def __init__(self, batches: Iterator[list[np.ndarray]]):
+        self._batches, self.rows = batches, list[int]()
+        self._head: list[np.ndarray] | None = None
+
+    def is_over(self) -> bool:
+        if self._head is None:
+            self._head = next(self._batches, None)
+        return self._head is None
+
+    def upto(self, records: int) -> Iterator[list[np.ndarray]]:
+        """Take batches with at least this many records together, if there are so many."""
+        taken = 0
+        while taken < records and not self.is_over():
+            leaves, self._head = self._head, None
+            assert leaves is not None
+            self.rows.append(len(leaves[0]))
+            taken += len(leaves[0])
+            yield leaves
+
+    def skip(self, records: int) -> None:
+        for _ in self.upto(records):
+            pass
 
 
 class _Tfrecords:
@@ -194,7 +248,7 @@ class _Tfrecords:
     def add(self, leaves: list[np.ndarray]) -> None:
         records = list(encode(self._features, leaves))
         self.lengths += map(len, records)
-        self._data += tfrecord_frames.frame(records)
+        self._data += tfrecord_files.frame(records)
 
     def finish(self) -> bytes:
         return bytes(self._data)
@@ -209,7 +263,7 @@ class _Parquet:
         kinds = [_arrow_type(self._specs[name], name) for name in self._names]
         self._schema = pa.schema(list(zip(self._names, kinds, strict=True)))
         self._sink = pa.BufferOutputStream()
-        # Numbers of 8 bits lie in Parquet as 32. Through a dictionary they take 8, and a third of the time to read.
+        # Parquet stores numbers of 8 bits in 32. With a dictionary they take 8, and a third of the time to read.
         small = [n for n in self._names if np.dtype(self._specs[n].dtype).itemsize == 1 and self._specs[n].shape]
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -267,12 +321,12 @@ def write(
     identity: str,
     progress: Callable[[int], object] = lambda records: None,
 ) -> bool:
-    """Write all records of a source into a folder, in their order; goes on where it was killed.
+    """Write all records of a source into a folder, in their order. If it was killed before, continue from there.
 
     Args:
         storage: the folder.
-        identity: what tells this conversion from others.
-        progress: told the number of records done, now and then.
+        identity: tells this conversion from others.
+        progress: receives the number of records done, now and then.
 
     Returns:
         Whether there was something to do.
@@ -304,23 +358,19 @@ def write(
 
 
 def open_folder(storage: Any, source: Source, layout: FileLayout, identity: str) -> DatasetFolder:
-    """The folder for a source's records, with what it has of them.
+    """Return the folder for a source's records, with those that it has already.
 
     Raises:
         ConfigError: something else is in it.
-        DataError: the records are of a kind that no file can show.
+        DataError: no file can hold records of this kind.
     """
-    columns, names, specs = named(source)
-    y = source.spec[1]
-    is_label = isinstance(y, Spec) and y.shape == () and np.dtype(y.dtype).kind in "iub"
-    label = names.index(columns[1]) if is_label else None
-    schema = Schema(columns, specs, getattr(source, "classes", None), {}, identity)
+    columns, _, specs = named(source)
     if layout.to == "parquet":
         for name, spec in specs.items():
             _arrow_type(spec, name)
-    return DatasetFolder(storage, schema, layout, label)
+    return DatasetFolder(storage, Schema(columns, specs, getattr(source, "classes", None), {}, identity), layout)
 
 
-def identity_of(source: Source, layout: FileLayout, about: str = "") -> str:
-    """Tells a conversion from others."""
-    return json.dumps({"records": fingerprint(source), **asdict(layout), **({"about": about} if about else {})})
+def identity_of(source: Source, layout: FileLayout) -> str:
+    """Return a text that tells a conversion from others."""
+    return json.dumps({"records": fingerprint(source), **asdict(layout)})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.distributed.gpu.nvml import Gpu, handles, identity, nvml
+from raytf.distributed.gpu.nvidia_driver import Gpu, handles, identity, nvml
 from raytf.errors import GpuError
 
 #: Part of a GPU's memory that must be free, relative to what a worker was given of it.

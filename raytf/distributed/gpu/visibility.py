@@ -15,8 +15,8 @@ from typing import Any
 
 import ray
 
-from raytf.distributed.gpu import cuda_driver
-from raytf.distributed.gpu.nvml import ORDER, VISIBLE
+from raytf.distributed.gpu import nvidia_driver
+from raytf.distributed.gpu.nvidia_driver import ORDER, VISIBLE
 from raytf.errors import GpuError
 
 #: Kinds of device that TensorFlow registers while it is loaded (tensorflow/core/common_runtime/device_factory.cc).
@@ -106,7 +106,7 @@ def has_tpu() -> bool:
     return ray.is_initialized() and bool(ray.get_runtime_context().get_accelerator_ids().get("TPU"))
 
 
-def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = cuda_driver.trouble) -> None:
+def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidia_driver.trouble) -> None:
     """Check that the driver works, in a process that was given GPUs.
 
     Args:
@@ -133,8 +133,8 @@ def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
     """
     if not gpus or len(found) >= len(gpus):
         return
-    lacking = cuda_driver.missing_libraries()
-    why = cuda_driver.trouble() or (
+    lacking = nvidia_driver.missing_libraries()
+    why = nvidia_driver.trouble() or (
         f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf-train[gpu]'` on this node installs them"
         if lacking
         else "the driver works, and TensorFlow does not say why"

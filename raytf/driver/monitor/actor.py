@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pickle
+import struct
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from raytf.driver.crash_safe_memory import CrashSafeMemory
-from raytf.driver.monitor.outbox import Outbox
-from raytf.driver.monitor.parking import Parking
-from raytf.driver.monitor.past import Past
+from raytf.driver.monitor.groups import GroupHistory, Parking, Roster
 from raytf.driver.monitor.progress import Progress
-from raytf.driver.monitor.roster import Roster
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import PARKED, Status
-from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
 
 #: Seconds between two stores of the state because of heartbeats alone, which are repeated anyway.
 _BEATS_SECONDS = 1.0
 #: Calls whose results are kept in case they are sent again. After a kill Ray sends the unanswered calls after all those
 #: made while there was no process, which may be hundreds.
 _CALLS = 1024
+#: Number of the write, number of bytes, and a checksum of both and of the bytes that follow.
+_HEAD = struct.Struct("<QQI")
 
 
 def _changes(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +86,7 @@ class Monitor:
         self._progress = Progress(attempts, clock())
         self._roster = Roster()
         self._parking = Parking()
-        self._past = Past(void)
+        self._past = GroupHistory(void)
         self._measured: dict[str, float] = {}
         known = None
         try:
@@ -287,3 +289,112 @@ class Monitor:
 
 #: Attributes that belong to one process, not to the stored state.
 _NOT_KEPT = ("_clock", "_epoch", "_memo", "_call", "_kept_at")
+
+
+# -- crash safe memory -------------------------------------------------------------------------------------------------
+#
+# There are two files, written in turn, and only a complete one counts. So a process that is killed while it writes
+# leaves what it wrote before.
+
+
+class CrashSafeMemory:
+    """Holds what a process writes, for another process or its own successor to read. Can be sent to other processes.
+
+    Args:
+        paths: of two files that exist; see `held`.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        self._paths, self._number = tuple(paths), 0
+
+    def read(self) -> bytes | None:
+        """The bytes that were written last.
+
+        Returns:
+            None if nothing was written.
+
+        Raises:
+            OSError: the process that held the files is gone, or they are another user's.
+        """
+        found = [_parse(_whole(path)) for path in self._paths]
+        self._number, data = max((one for one in found if one is not None), default=(0, None))
+        return data
+
+    def write(self, data: bytes) -> None:
+        """Replace the older of the last two writes.
+
+        Raises:
+            OSError: see `read`.
+        """
+        self._number += 1
+        file = os.open(self._paths[self._number % len(self._paths)], os.O_WRONLY)
+        try:
+            piece = memoryview(_head(self._number, data) + data)
+            while piece:
+                piece = piece[os.write(file, piece) :]
+        finally:
+            os.close(file)
+
+
+@contextmanager
+def held() -> Iterator[CrashSafeMemory]:
+    """A memory that other processes of this machine and user may read and write during the `with` statement."""
+    files = [os.memfd_create("raytf-memo") for _ in range(2)]
+    try:
+        yield CrashSafeMemory([f"/proc/{os.getpid()}/fd/{file}" for file in files])
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _head(number: int, data: bytes) -> bytes:
+    check = zlib.crc32(data, zlib.crc32(_HEAD.pack(number, len(data), 0)))
+    return _HEAD.pack(number, len(data), check)
+
+
+def _parse(content: bytes) -> tuple[int, bytes] | None:
+    if len(content) < _HEAD.size:
+        return None
+    number, size, _ = _HEAD.unpack_from(content)
+    data = content[_HEAD.size : _HEAD.size + size]
+    return (number, data) if len(data) == size and content.startswith(_head(number, data)) else None
+
+
+def _whole(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Outbox:
+    """What the driver has not confirmed yet, and how many items came before.
+
+    Attributes:
+        told: messages that the driver has, in total.
+        noted: events that the driver has, in total.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[str | ProgramOutput] = []
+        self._events: list[dict[str, Any]] = []
+        self.told = 0
+        self.noted = 0
+
+    def say(self, message: str | ProgramOutput) -> None:
+        """Add a line for the user, or output of the program's code."""
+        self._messages.append(message)
+
+    def book(self, row: dict[str, Any]) -> None:
+        """Add a row for the ledger."""
+        self._events.append(row)
+
+    def read(self, told: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
+        """Messages and events that the reader does not have yet.
+
+        Args:
+            told: messages that it has, in total; they are dropped here.
+            noted: events that it has, in total; they are dropped here.
+        """
+        del self._messages[: max(0, told - self.told)]
+        del self._events[: max(0, noted - self.noted)]
+        self.told, self.noted = max(told, self.told), max(noted, self.noted)
+        return list(self._messages), list(self._events)

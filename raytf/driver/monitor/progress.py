@@ -8,7 +8,7 @@ from typing import Any
 from raytf.runs.events import HELD
 from raytf.runs.restart_phases import RestartPhases, describe
 from raytf.runs.status import Status, workers_text
-from raytf.training.beat import LastHeartbeat
+from raytf.training.process.heartbeat_types import LastHeartbeat
 
 #: Seconds between two progress rows in the ledger while a run trains.
 PROGRESS_SECONDS = 5.0

@@ -11,14 +11,14 @@ import ray
 from ray.train import WorkerGroupError
 
 from raytf._ray.train import DefaultFailurePolicy, FailureDecision
-from raytf.distributed.member import LeftBehindError
+from raytf.distributed.membership.member import LeftBehindError
 from raytf.driver.supervision.diagnosis import diagnose, worker_errors
-from raytf.driver.supervision.group_failure import lost_ranks
-from raytf.driver.supervision.supervisor import Scene, Supervisor
+from raytf.driver.supervision.failures import lost_ranks
+from raytf.driver.supervision.retry import Scene, Supervisor
 from raytf.driver.supervision.watchdog import explain_loss
 from raytf.errors import WorkerLostError
-from raytf.training.beat import LastHeartbeat
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.heartbeat_types import LastHeartbeat
+from raytf.training.process.monitor_client import MonitorClient
 
 Answer = TypeVar("Answer")
 #: Seconds to wait for an answer of the monitor.

@@ -1,26 +1,46 @@
-"""A run with Ray Train: one controller, and another one if it dies while the run makes progress."""
+"""A run with Ray Train: trainer, backend, one controller, and another one if it dies while the run makes progress."""
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 import ray
 import ray.train
+from ray.train.backend import Backend, BackendConfig
 
+from raytf._ray import partial_group, train
+from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
+from raytf.cluster import connect
 from raytf.config import strategy_rules
+from raytf.config.sections import ClusterSection
 from raytf.config.train_config import TrainConfig
-from raytf.driver.ray_train.backend import MwmsConfig
-from raytf.driver.ray_train.scaling_policy import remove_abandoned
-from raytf.driver.ray_train.start_ahead import env_of_workers
-from raytf.driver.ray_train.trainer import Trainer
+from raytf.distributed.membership.arbiter_link import ArbiterAddress
+from raytf.distributed.membership.rendezvous import Meeting
+from raytf.driver.ray_train import warm_processes
+from raytf.driver.ray_train.failure_policy import FailurePolicy
+from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy, remove_abandoned
+from raytf.driver.ray_train.warm_processes import env_of_workers
 from raytf.driver.supervision.attempts import until_done
 from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
-from raytf.errors import ClusterError, one_line
+from raytf.driver.supervision.retry import Supervisor
+from raytf.errors import ClusterError, GpuError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
-from raytf.training.process_settings import ProcessSettings
+from raytf.training.process.monitor_client import MonitorClient
+from raytf.training.process.process_settings import ProcessSettings
+
+#: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
+_END_SECONDS = 0.5
+
+
+#: Ray Train's callbacks that are left out: the first would change the workers' folder, while a job's relative paths
+#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
+#: third starts one that cannot tell without Ray's dashboard whether a controller lives: see `remove_abandoned`.
+_LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
 
 
 def run(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Any:
@@ -134,3 +154,120 @@ def _train_function(job: TrainingJob) -> Callable[[], Any]:
 def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     low, high = config.worker_range
     return high if low == high else (low, high)
+
+
+# -- trainer -----------------------------------------------------------------------------------------------------------
+
+
+class Trainer(TensorflowTrainer):
+    """TensorflowTrainer with raytf's policies.
+
+    Args:
+        train_loop: run by each worker.
+        run: name of the run on this cluster.
+        monitor: the driver's.
+        run_uri: the run's folder.
+        flags: of the cluster.
+        keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
+        arbiter: of workers that come and go while the others train; None where all start together.
+        look: called a few times a second while the controller runs; what it raises ends it.
+        **kwargs: Ray Train's own arguments.
+    """
+
+    def __init__(
+        self,
+        train_loop: Callable[[], Any],
+        run: str,
+        monitor: MonitorClient,
+        run_uri: str,
+        flags: ClusterSection,
+        keeps_kind: bool = False,
+        arbiter: ArbiterAddress | None = None,
+        look: Callable[[], None] = lambda: None,
+        **kwargs: Any,
+    ):
+        self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._keeps_kind, self._arbiter, self._look = keeps_kind, arbiter, look
+        # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
+        super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
+
+    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
+        hangs = self._run_uri if self._flags.hang_seconds else None
+        supervisor = Supervisor()
+        kwargs["failure_policy"] = FailurePolicy(
+            self.run_config.failure_config, self._monitor, hangs, supervisor, self._arbiter is not None
+        )
+        about = PolicyContext(
+            self._run,
+            self._monitor,
+            self._run_uri,
+            self._flags,
+            supervisor,
+            self._keeps_kind,
+            connect.is_own(),
+            self._arbiter,
+        )
+        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
+        return partial_group.run(warm_processes.controller_variables(), kwargs, self._arbiter is not None, self._look)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        made = super()._create_default_callbacks()
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [HungWorkerTeardown()]
+
+
+class HungWorkerTeardown(WorkerGroupCallback):
+    """Ends workers that hang, before Ray waits for them."""
+
+    def before_worker_group_shutdown(self, worker_group: Any) -> None:
+        answers = {worker.actor.shutdown.remote(): worker.actor for worker in worker_group.get_workers()}
+        hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
+        for answer in hanging:
+            ray.kill(answers[answer])
+
+
+# -- backend -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class MwmsConfig(BackendConfig):
+    """Ray Train's TensorFlow backend without its imports.
+
+    Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
+
+    Attributes:
+        process: settings of each worker's process.
+    """
+
+    process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _MwmsBackend
+
+
+class _MwmsBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            self._set_up(worker_group, backend_config)
+        except ray.exceptions.RayError as error:
+            # Ray Train considers a group that fails after this point complete: it would drop the group without ending
+            # it, and the CPUs of its placement group would be lost to the run.
+            if hasattr(worker_group, "get_replica_groups"):  # the group, and not one worker that is replaced
+                train.drop(worker_group)
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, GpuError):
+                # Ray Train makes no second attempt after other errors.
+                raise train.WorkerGroupStartupFailedError(cause) from None
+            raise
+
+    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
+        from raytf.training import worker
+
+        assert isinstance(config, MwmsConfig)
+        addresses = tuple(worker_group.execute(worker.listen))
+        key = secrets.token_bytes(32)
+        started = [
+            worker_group.execute_single_async(rank, worker.set_up, Meeting(rank, addresses, key), config.process)
+            for rank in range(len(worker_group))
+        ]
+        ray.get(started)

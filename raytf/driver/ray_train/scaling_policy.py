@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.exceptions
 import ray.train
 from ray.util.placement_group import remove_placement_group
 
@@ -19,19 +21,18 @@ from raytf._ray.placement import NODE_LABEL
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
-from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.distributed.gpu import kinds
-from raytf.driver.ray_train import dismissal, resizing
-from raytf.driver.ray_train.departures import Departures
-from raytf.driver.ray_train.notice_ends import NoticeEnds
-from raytf.driver.ray_train.resizing import ClusterView, ResizeDecision, Resizer
-from raytf.driver.ray_train.warm_supply import WarmSupply
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
+from raytf.driver.ray_train import resizing
+from raytf.driver.ray_train.resizing import ClusterView, Departures, ResizeDecision, Resizer
+from raytf.driver.ray_train.warm_processes import WarmSupply
 from raytf.driver.supervision.node_exclusion import without
-from raytf.driver.supervision.supervisor import Supervisor
+from raytf.driver.supervision.retry import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
+from raytf.errors import WorkerLostError
 from raytf.runs import events
 from raytf.runs.notebook import in_notebook
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.worker import take_rank
 
 #: Seconds in which Ray learns that the resources of a group that has ended are free.
@@ -42,6 +43,8 @@ _FREE_SECONDS = 1.0
 _WAIT_SECONDS = 0.25
 #: Seconds between two messages about that.
 _WAIT_MESSAGE_SECONDS = 60.0
+#: Seconds for the monitor's answer.
+_ANSWER_SECONDS = 5.0
 
 
 def remove_abandoned() -> None:
@@ -240,7 +243,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
         """Have workers leave, once others have come."""
         assert self._run.arbiter is not None
-        dismissal.dismiss(self._run.arbiter, workers, after)
+        dismiss(self._run.arbiter, workers, after)
         self._departures.dismiss(workers)
 
     def take_gone(self) -> set[int]:
@@ -391,3 +394,50 @@ def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
     why = "a node is slow, and another one is available" if is_slow else why
     return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
+
+
+class NoticeEnds:
+    """Converts each notice once, when it is first seen, so that no clock that is set later changes anything.
+
+    Args:
+        monitor: knows how long ago the workers of a node reported its notice, and how many seconds they gave it.
+    """
+
+    def __init__(self, monitor: MonitorClient):
+        self._monitor = monitor
+        #: Node -> the time that Ray gives, and when it goes.
+        self._seen: dict[str, tuple[int, float | None]] = {}
+
+    def of(self, leaving: Mapping[str, int], nodes: Collection[str]) -> dict[str, float | None]:
+        """Return when each of some nodes goes, if it has notice; None if that is not known.
+
+        Args:
+            leaving: nodes with notice -> Unix time in ms that Ray gives, 0 for none.
+            nodes: Ray's ids of nodes.
+        """
+        for node, at in leaving.items():
+            if node in nodes and (node not in self._seen or self._seen[node][0] != at):
+                self._seen[node] = at, self._end(node, at)
+        return {node: self._seen[node][1] for node in leaving if node in nodes}
+
+    def _end(self, node: str, at: int) -> float | None:
+        left: float | None = None
+        with contextlib.suppress(ray.exceptions.RayError):
+            left = self._monitor.seconds_left(node, _ANSWER_SECONDS)
+        if left is None and at:  # Ray only passes on a time, by the clock of the machine that told Ray
+            left = max(0.0, at / 1000 - time.time())
+        return None if left is None else time.monotonic() + left
+
+
+def dismiss(arbiter: ArbiterAddress, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
+    """Have workers leave, once others have come.
+
+    Args:
+        arbiter: of the run.
+        workers: that are to leave.
+        after: workers that must have come before that.
+    """
+    with contextlib.suppress(WorkerLostError):  # it ends with the driver
+        link = ArbiterLink.connect(arbiter, "the controller")
+        link.dismiss([worker_name(*each) for each in workers], [worker_name(*each) for each in after])
+        link.close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raytf.driver.supervision.diagnosis import diagnose
-from raytf.driver.supervision.supervisor import Scene, Supervisor
+from raytf.driver.supervision.retry import Scene, Supervisor
 from raytf.errors import ClusterError
-from raytf.training.monitor_client import MonitorClient
+from raytf.training.process.monitor_client import MonitorClient
 
 Outcome = TypeVar("Outcome")
 #: Seconds to wait for an answer of the monitor.

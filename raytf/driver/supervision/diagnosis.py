@@ -11,8 +11,8 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.group_failure import Errors, failure_of, lost_to, of_job
+from raytf.config import continuing
+from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
     GpuError,
@@ -23,15 +23,10 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
+from raytf.parameter_server.group import ProcessDiedError
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
-
-
-class ProcessDiedError(RaytfError):
-    """A process has died without which its group cannot go on; the message says which one."""
-
-    retryable = True
 
 
 class ControllerDiedError(RaytfError):
@@ -108,7 +103,7 @@ def _of_process(error: BaseException) -> Failure:
         return Failure(Cause.ERROR, one_line(missing).rstrip("."), is_final=True, error=missing)
     match error:
         case ControllerDiedError():
-            told = f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint."
+            told = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
             return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(told, passes=True))
         case ProcessDiedError():
             failed = ClusterError(f"training failed: {text}", passes=True)

@@ -1,11 +1,28 @@
-"""A failure: why an attempt ended, in the form that all later decisions use. No Ray here."""
+"""A failure: why an attempt ended, judged by the errors of a group's ranks, and whether others outlive it. No Ray
+here.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from raytf.errors import RaytfError
+from raytf.distributed.membership.member import LeftBehindError, UnreachableError
+from raytf.errors import (
+    GpuError,
+    HangError,
+    JobError,
+    RaytfError,
+    ReplicaError,
+    StorageError,
+    WorkerLostError,
+    one_line,
+)
+from raytf.runs.events import short
+
+#: The error of each rank that has failed.
+Errors = Mapping[int, BaseException]
 
 
 class Cause(enum.StrEnum):
@@ -59,3 +76,133 @@ class Failure:
     dead: frozenset[int] = frozenset()
     is_peer_missed: bool = False
     error: RaytfError | None = None
+
+
+# -- group failure -----------------------------------------------------------------------------------------------------
+
+
+def failure_of(
+    errors: Errors, dead: list[int], gpu_errors: Sequence[GpuError], died_with_node: Callable[[], bool]
+) -> Failure | None:
+    """Return what failed in a group; None if its ranks do not say.
+
+    Args:
+        errors: of the ranks.
+        dead: ranks whose processes are known to be dead.
+        gpu_errors: errors about GPUs, also of processes that have not become ranks.
+        died_with_node: asks whether one of the dead processes died because its node did.
+    """
+    # Each function looks for one thing, and the first that finds it decides.
+    found = (
+        _final(errors, dead)
+        or _hang(errors)
+        or _replicas(errors, dead)
+        or _death(dead, died_with_node)
+        or _gpu(gpu_errors, errors)
+        or _unreachable(errors)
+        or _peer_lost(errors)
+        or (_any_other(errors) if errors else None)
+    )
+    if found is None:
+        return None
+    missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - set(dead))
+    return replace(found, dead=frozenset(dead), is_peer_missed=missed)
+
+
+def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[int] | None:
+    """Return the ranks that are gone while the others continue; None where all have to start again.
+
+    Workers without a failure continue where others have died, hang, or were left behind by them.
+
+    Args:
+        failure: of the group.
+        errors: of its ranks.
+        left: ranks of workers that have left as planned, and do not continue either.
+    """
+    if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
+        return None
+    # Who misses a peer cannot continue, unless it is the one that was missed.
+    if any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values()):
+        return None
+    return {*errors, *left}
+
+
+def lost_to(error: BaseException) -> str:
+    """Return the text of a failure that is known only by its error."""
+    return f"workers were lost ({type(error).__name__}: {one_line(error, 120)})"
+
+
+def of_job(error: RaytfError) -> Failure:
+    """Return the failure from an error of the job's own code."""
+    text, name = one_line(error, 200).rstrip("."), type(error).__name__
+    step = getattr(error, "step", None)
+    is_final = not isinstance(error, JobError) or error.is_bug
+    return Failure(Cause.ERROR, text, f"{name}: {error}", step, is_final)
+
+
+def _final(errors: Errors, dead: list[int]) -> Failure | None:
+    for rank, error in errors.items():
+        if isinstance(error, RaytfError) and not error.retryable and not (dead and isinstance(error, JobError)):
+            return replace(of_job(error), ranks=(rank,))
+        # A JobError does not count if a peer has died: a dying peer can make TensorFlow raise anything.
+    return None
+
+
+def _hang(errors: Errors) -> Failure | None:
+    ranks = tuple(rank for rank, error in errors.items() if isinstance(error, HangError))
+    if not ranks:
+        return None
+    return Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, ranks))})", ranks=ranks)
+
+
+def _replicas(errors: Errors, dead: list[int]) -> Failure | None:
+    apart = {rank: error for rank, error in errors.items() if isinstance(error, ReplicaError)}
+    if not apart or dead:
+        return None
+    # Ray's ranks, which are not those of a group that has met again.
+    wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
+    first = next(iter(apart.values()))
+    nodes = frozenset(node for error in apart.values() for node in error.nodes)
+    text, is_proven = one_line(first, 400), first.computes_wrongly
+    return Failure(Cause.REPLICAS, text, ranks=wrong, computes_wrongly=is_proven, nodes=nodes)
+
+
+def _death(dead: list[int], died_with_node: Callable[[], bool]) -> Failure | None:
+    if not dead:
+        return None
+    text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
+    return Failure(Cause.NODE_LOST if died_with_node() else Cause.WORKER_DIED, text, ranks=tuple(dead))
+
+
+def _gpu(told: Sequence[GpuError], errors: Errors) -> Failure | None:
+    if not told:
+        return None
+    return Failure(
+        Cause.GPU,
+        one_line(told[0]).rstrip("."),
+        is_launch=all(e.is_launch for e in told),
+        ranks=tuple(rank for rank, e in errors.items() if e in told),
+        nodes=frozenset(e.node for e in told if e.node),
+    )
+
+
+def _unreachable(errors: Errors) -> Failure | None:
+    apart = {rank: error for rank, error in errors.items() if isinstance(error, UnreachableError)}
+    if not apart:
+        return None
+    nodes = frozenset(error.node for error in apart.values())
+    listed = ", ".join(map(short, sorted(nodes)))
+    text = f"workers were left out (the others and they cannot reach each other; node {listed})"
+    return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), is_unreachable=True, nodes=nodes)
+
+
+def _peer_lost(errors: Errors) -> Failure | None:
+    if errors and all(isinstance(error, WorkerLostError) for error in errors.values()):
+        return Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
+    return None
+
+
+def _any_other(errors: Errors) -> Failure:
+    first = next(iter(errors.values()))
+    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER
+    return Failure(cause, lost_to(first), ranks=tuple(errors))

@@ -12,8 +12,8 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from raytf.driver.silence import ALL_SILENT_SECONDS
-from raytf.training.beat import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.driver.supervision.liveness import ALL_SILENT_SECONDS
+from raytf.training.process.heartbeat_types import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 #: Share of the user's limit after which a hang is found, which leaves time for heartbeat, examination and message.
 _EARLY = 0.85

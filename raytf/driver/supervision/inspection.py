@@ -24,8 +24,8 @@ from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import memory_keeper
 from raytf.driver.supervision.hang_detector import HangEvidence
 from raytf.errors import one_line
-from raytf.training.beat import HeartbeatState
-from raytf.training.heartbeat import STACKS_SIGNAL
+from raytf.training.process.heartbeat import STACKS_SIGNAL
+from raytf.training.process.heartbeat_types import HeartbeatState
 
 #: Seconds over which a process's use of the CPU is measured, and the share of a CPU from which on it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raytf.training.beat import HeartbeatState
+from raytf.training.process.heartbeat_types import HeartbeatState
 
 #: A rank is slow from this many times its peers' median on, and has recovered below the second number.
 SLOW, RECOVERED = 1.5, 1.25

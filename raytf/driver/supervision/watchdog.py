@@ -14,15 +14,16 @@ import ray
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 
+from raytf._ray import state
 from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, blamed_for_loss
 from raytf.driver.supervision.inspection import Inspector, RankInspection, end, seen_here
-from raytf.driver.supervision.start_guard import StartGuard
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
 from raytf.runs import events
+from raytf.runs.events import Hang
 from raytf.storage.storage import Storage
-from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
-from raytf.training.monitor_client import MonitorClient, Question
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.monitor_client import MonitorClient, Question
 
 #: Seconds between two requests for the heartbeats.
 _ASK_SECONDS = 1.0
@@ -44,6 +45,12 @@ _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
 _GONE = "The worker's process is gone. A process that it has forked, such as one of a data loader, still runs."
+#: Seconds before the first look.
+_FIRST_SECONDS = 10.0
+#: Seconds between two looks; a worker must be found stopped in two in a row.
+_LOOK_SECONDS = 5.0
+#: Name of Ray Train's class of workers.
+_WORKER = "RayTrainWorker"
 
 
 @dataclass
@@ -304,3 +311,62 @@ def _write(monitor: MonitorClient, run: str, name: str, text: str) -> None:
         Storage(run).put(name, text.encode())
     except (StorageError, OSError) as error:
         monitor.say(f"the stacks could not be written to {name}: {error}")
+
+
+# -- start guard -------------------------------------------------------------------------------------------------------
+
+
+class StartGuard:
+    """Ends workers that were stopped while their group starts, in its own thread, until `over` is called.
+
+    Ray Train's controller waits for them meanwhile, and treats their end as a failed start, which it tries again.
+
+    Args:
+        monitor: the driver's.
+        run_uri: the run's folder.
+        group: number of the group.
+    """
+
+    def __init__(self, monitor: MonitorClient, run_uri: str, group: int):
+        self._monitor, self._run_uri, self._group = monitor, run_uri, group
+        self._over = threading.Event()
+        threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
+
+    def over(self) -> None:
+        """Stop watching: the group has started, or could not."""
+        self._over.set()
+
+    def _guard(self) -> None:
+        before: set[tuple[str, int]] = set()
+        seconds = _FIRST_SECONDS
+        while not self._over.wait(seconds):
+            seconds = _LOOK_SECONDS
+            with contextlib.suppress(ray.exceptions.RayError):
+                beats = self._workers()
+                found = Inspector(self._run_uri, beats).collect(_LOOK_SECONDS)
+                stopped = [beat for beat in beats if found[beat.rank].evidence is HangEvidence.STOPPED]
+                if not self._over.is_set():
+                    self._end([beat for beat in stopped if (beat.node, beat.pid) in before])
+                before = {(beat.node, beat.pid) for beat in stopped}
+
+    def _workers(self) -> list[HeartbeatState]:
+        """The job's living workers; they have no ranks yet, so they are numbered."""
+        job = ray.get_runtime_context().job_id
+        actors = state.living_actors(job)
+        places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]
+        return [
+            HeartbeatState(self._group, i, len(places), *place, activity=Activity.START)
+            for i, place in enumerate(places)
+        ]
+
+    def _end(self, beats: list[HeartbeatState]) -> None:
+        for beat in beats:
+            text = f"a worker on node {beat.address} (pid {beat.pid}) was stopped while it started; ending it"
+            self._monitor.say(text)
+            why = "it was stopped while it started"
+            self._monitor.book(Hang(node=beat.node, address=beat.address, pid=beat.pid, where="start", why=why))
+        end(self._run_uri, beats)
+
+
+def _is_worker(actor: dict[str, Any]) -> bool:
+    return actor["ActorClassName"].rpartition(".")[2] == _WORKER

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from raytf.checkpoint import manifest
 from raytf.config.train_config import TrainConfig
-from raytf.driver.tracking import known
-from raytf.driver.tracking import tracker as trackers
-from raytf.driver.tracking.callback_tracker import CallbackTracker
-from raytf.driver.tracking.points import committed, unknown
-from raytf.driver.tracking.tracker import Tracker
+from raytf.driver.tracking import metric_rows, trackers
+from raytf.driver.tracking.metric_rows import committed, unknown
+from raytf.driver.tracking.trackers import CallbackTracker, Tracker
 from raytf.errors import ConfigError, RaytfError, one_line
 from raytf.runs import history, run_log
 from raytf.runs.report.page import draw
@@ -53,7 +51,7 @@ class Following:
             ConfigError: the tracker refuses.
         """
         try:
-            self._tracker.open(known.read(self._run).key, name_of(self._run), parameters(config))
+            self._tracker.open(metric_rows.read_known(self._run).key, name_of(self._run), parameters(config))
         except RaytfError:
             raise
         except Exception as error:
@@ -96,7 +94,7 @@ class Following:
         except Exception as error:
             self._trouble(error, "it has no report and no model of this run")
         if not self._has_trouble:
-            before = known.read(self._run)
+            before = metric_rows.read_known(self._run)
             dataclasses.replace(before, complete=tuple(sorted({*before.complete, self._flag}))).write(self._run)
 
     def close(self, is_finished: bool) -> None:
@@ -157,7 +155,7 @@ def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = Non
     """Whether the tracker that a flag names, and the program's callbacks, if there are any, were told of the run to its
     end."""
     wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
-    return not wanted or wanted <= set(known.read(run).complete)
+    return not wanted or wanted <= set(metric_rows.read_known(run).complete)
 
 
 def _follow(following: Sequence[Following], stop: threading.Event) -> None:
@@ -172,18 +170,18 @@ def _follow(following: Sequence[Following], stop: threading.Event) -> None:
 def _made(flag: str, run: Storage) -> Tracker:
     trackers.check(flag)
     if flag == "mlflow":
-        from raytf.driver.tracking.mlflow_tracker import MlflowTracker
+        from raytf.driver.tracking.trackers import MlflowTracker
 
         return MlflowTracker()
     if flag == "wandb":
-        from raytf.driver.tracking.wandb_tracker import WandbTracker
+        from raytf.driver.tracking.trackers import WandbTracker
 
         return WandbTracker()
     if flag == "tensorboard":
-        from raytf.driver.tracking.tensorboard_tracker import TensorBoardTracker
+        from raytf.driver.tracking.trackers import TensorBoardTracker
 
         return TensorBoardTracker(run)
-    from raytf.driver.tracking.file_tracker import FileTracker
+    from raytf.driver.tracking.trackers import FileTracker
 
     return FileTracker(flag)
 

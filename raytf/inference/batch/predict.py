@@ -18,7 +18,7 @@ from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.cluster.connect import ray_for
 from raytf.config.resources import fitting
-from raytf.data.sources.image_decoder import Fit
+from raytf.data.sources.images import Fit
 from raytf.distributed.gpu import visibility
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.inference import versions
@@ -81,24 +81,24 @@ class Predictor:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         signature, options = self._signature, self._options
         chosen = columns.sources(signature, batch, options.x)
-        given = {name: columns.tensor(chosen[name], batch, spec) for name, spec in signature.inputs.items()}
-        outputs = self._model.run(signature.name, given)
+        inputs = {name: columns.tensor(chosen[name], batch, spec) for name, spec in signature.inputs.items()}
+        outputs = self._model.run(signature.name, inputs)
         beside = {name: batch[name] for name in columns.kept(batch, options.keep)}
         return {**beside, **columns.named(outputs, options.classes, list(beside))}
 
 
 def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
-    """Predict for every record; their number.
+    """Predict for every record; return their number.
 
     Args:
-        show: told how many records are done, and of how many where that is known.
-        say: told what happens.
+        show: called with how many records are done, and of how many where that is known.
+        say: called with what happens.
 
     Raises:
         RaytfError: one line that says what is wrong and how to fix it; then there is no output.
     """
     models, version = find(plan.model, plan.version)
-    sink, given = PredictionWriter(plan.output, plan.overwrite), reader.look(plan.source)
+    sink, source = PredictionWriter(plan.output, plan.overwrite), reader.inspect(plan.source)
     say(f"model {models.locate(version.name)}")
     if not plan.verbose:
         # Ray warns of the arguments that Ray Data gives its actors, which stay while it runs.
@@ -112,7 +112,7 @@ def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Call
         context.print_on_execution_start = plan.verbose
         context.execution_options.preserve_order = True
         try:
-            return _run(plan, models, version, given, sink, show)
+            return _run(plan, models, version, source, sink, show)
         except RaytfError:
             raise
         except Exception as error:
@@ -120,7 +120,7 @@ def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Call
 
 
 def find(uri: str, number: int | None) -> tuple[Storage, Version]:
-    """The folder of versions and the version to use.
+    """Return the folder of versions and the version to use.
 
     Raises:
         ConfigError: there is none such.
@@ -129,20 +129,20 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
     if None not in (named, number) and named != number:
         raise ConfigError(f"--version {number}: {uri} is version {named}.")
     wanted = named if number is None else number
-    found = versions.look(models)
-    good = versions.whole(found)
+    every = versions.inspect(models)
+    good = versions.whole(every)
     for version in good:
         if wanted in (None, version.number):
             return models, version
     there = ", ".join(str(version.number) for version in reversed(good)) or "none"
-    problem = next((f": {v.problem}" for v in found if v.problem and wanted in (None, v.number)), "")
+    problem = next((f": {v.problem}" for v in every if v.problem and wanted in (None, v.number)), "")
     raise ConfigError(
         f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
     )
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
-    """What nodes lack to hold this many workers and what reads the data; empty where they lack nothing.
+    """Return what nodes lack to hold this many workers and what reads the data; empty where they lack nothing.
 
     Args:
         nodes: what each has.
@@ -182,7 +182,7 @@ def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]
 
 
 def explain(error: BaseException) -> RaytfError:
-    """The error for people, out of what Ray Data wrapped it in."""
+    """Return the error for users, out of what Ray Data wrapped it in."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
@@ -201,11 +201,11 @@ def _run(
     plan: PredictionPlan,
     models: Storage,
     version: Version,
-    given: Input,
+    source: Input,
     sink: PredictionWriter,
     show: Callable[[int, int | None], None],
 ) -> int:
-    data, total = reader.read(given, lambda: _signature_of(models, version), plan.options, plan.fit)
+    data, total = reader.read(source, lambda: _signature_of(models, version), plan.options, plan.fit)
     low, high = plan.workers
     threads = max(1, round(plan.cpus))
     predicted = data.map_batches(
@@ -226,10 +226,10 @@ def _run(
 
 
 def _signature(signatures: dict[str, Signature]) -> Signature:
-    found = signatures.get(DEFAULT)
-    if found is None:
+    signature = signatures.get(DEFAULT)
+    if signature is None:
         raise ModelError(f"the model has no signature {DEFAULT}; it has {', '.join(signatures)}.")
-    return found
+    return signature
 
 
 def _signature_of(models: Storage, version: Version) -> Signature:

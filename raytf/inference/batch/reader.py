@@ -15,14 +15,14 @@ import ray.data
 
 from raytf.data import tree
 from raytf.data.image_datasets import load_images
-from raytf.data.sources import TFRecordSource, image_folder
+from raytf.data.sources import TFRecordSource, images
 from raytf.data.sources.base import by_name, record_bytes
 from raytf.data.sources.detect import is_idx
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.image_decoder import Decoder, Fit
+from raytf.data.sources.images import Decoder, Fit
 from raytf.data.sources.schema import read_schema
 from raytf.data.sources.tfrecord import features_of, is_tfrecord
-from raytf.errors import ConfigError, DataError, one_line
+from raytf.errors import ConfigError, DataError, StorageError, one_line
 from raytf.inference.batch import columns
 from raytf.inference.batch.columns import Options
 from raytf.inference.signature import Signature
@@ -33,7 +33,7 @@ _KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz"), "csv"),
     **dict.fromkeys((".jsonl", ".json", ".jsonl.gz"), "json"),
-    **dict.fromkeys(image_folder.ENDINGS, "images"),
+    **dict.fromkeys(images.ENDINGS, "images"),
     ".npz": "npz",
 }
 _NAMED = ("digits", "mnist")
@@ -44,15 +44,11 @@ _TYPED_BYTES = 128 << 20
 
 
 def kind_of(names: Sequence[str]) -> str | None:
-    """What most of some files hold.
-
-    Returns:
-        None where raytf reads none of them.
-    """
-    found = Counter(kind for kind in map(_kind, names) if kind is not None)
-    if not found and any(is_idx(name) for name in names):
+    """Return what most of some files hold, or None where raytf reads none of them."""
+    kinds = Counter(kind for kind in map(_kind, names) if kind is not None)
+    if not kinds and any(is_idx(name) for name in names):
         return "idx"
-    return found.most_common(1)[0][0] if found else None
+    return kinds.most_common(1)[0][0] if kinds else None
 
 
 def _kind(name: str) -> str | None:
@@ -80,8 +76,8 @@ class Input:
     sizes: tuple[int, ...] = ()
 
 
-def look(uri: str) -> Input:
-    """What is there to read; needs no Ray.
+def inspect(uri: str) -> Input:
+    """Return what is there to read; needs no Ray.
 
     Args:
         uri: a file or folder, local or on an object store, or digits or mnist, whose test images it stands for.
@@ -111,8 +107,8 @@ def look(uri: str) -> Input:
     return Input(uri, kind, files.uri, tuple(files.names[i] for i in chosen), tuple(files.sizes[i] for i in chosen))
 
 
-def read(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> tuple[Any, int | None]:
-    """A data set, and how many records it has where that is cheap to know.
+def read(origin: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> tuple[Any, int | None]:
+    """Return a data set, and how many records it has where that is cheap to know.
 
     Args:
         signature: of the model; asked for where the data depend on it.
@@ -122,17 +118,17 @@ def read(given: Input, signature: Callable[[], Signature], options: Options, fit
         ConfigError, DataError: it cannot be read.
         StorageError: storage refuses.
     """
-    if given.kind in ("idx", "npz", "tfrecord", "images"):
-        records = by_number(given, signature, options, fit)
+    if origin.kind in ("idx", "npz", "tfrecord", "images"):
+        records = by_number(origin, signature, options, fit)
         return _dataset(records), records.count
-    filesystem, folder = Storage(given.folder).arrow()
+    filesystem, folder = Storage(origin.folder).arrow()
     # Ray would read all files of a folder, whatever they hold, and in an order of its own.
-    paths = [f"{folder}/{name}" for name in given.names]
-    if given.kind == "parquet":
+    paths = [f"{folder}/{name}" for name in origin.names]
+    if origin.kind == "parquet":
         data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=["parquet", "pq"])
         return data, data.count()
-    if given.kind == "csv":
-        reading = pacsv.ReadOptions(use_threads=False, block_size=_typed_bytes(given))
+    if origin.kind == "csv":
+        reading = pacsv.ReadOptions(use_threads=False, block_size=_typed_bytes(origin))
         return ray.data.read_csv(paths, filesystem=filesystem, read_options=reading), None
     return ray.data.read_json(paths, filesystem=filesystem, file_extensions=None), None
 
@@ -154,17 +150,17 @@ class Records:
     take: Callable[[Any, np.ndarray], dict[str, np.ndarray]]
 
 
-def by_number(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> Records:
-    """What `read` makes a data set of, for kinds of files that raytf reads by itself: idx, npz, tfrecord and images."""
-    if given.kind == "idx":
-        source = load_images(given.uri).test
+def by_number(origin: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> Records:
+    """Return the records of files that raytf reads by itself: idx, npz, tfrecord and images."""
+    if origin.kind == "idx":
+        source = load_images(origin.uri).test
         image, label = source.take(np.arange(source.records))
         return _of_arrays({"image": image, "label": label})
-    if given.kind == "npz":
-        return _of_arrays(_npz(Storage(given.uri)))
-    if given.kind == "tfrecord":
-        return _of_tfrecords(given, signature(), options, fit)
-    return _of_images(given, signature(), fit)
+    if origin.kind == "npz":
+        return _of_arrays(_npz(Storage(origin.uri)))
+    if origin.kind == "tfrecord":
+        return _of_tfrecords(origin, signature(), options, fit)
+    return _of_images(origin, signature(), fit)
 
 
 def _dataset(records: Records) -> Any:
@@ -176,13 +172,13 @@ def _dataset(records: Records) -> Any:
     )
 
 
-def _typed_bytes(given: Input) -> int:
-    """Of a CSV file that are read as one: a column's type is that of its values there, and none other may follow."""
-    is_plain = all(not name.lower().endswith(".gz") for name in given.names)
-    return min(_TYPED_BYTES, max(1 << 20, *given.sizes)) if is_plain else _TYPED_BYTES
+def _typed_bytes(origin: Input) -> int:
+    """Return how many bytes of a CSV file are read as one: they decide the types of its columns."""
+    is_plain = all(not name.lower().endswith(".gz") for name in origin.names)
+    return min(_TYPED_BYTES, max(1 << 20, *origin.sizes)) if is_plain else _TYPED_BYTES
 
 
-def _of_images(given: Input, signature: Signature, fit: Fit) -> Records:
+def _of_images(origin: Input, signature: Signature, fit: Fit) -> Records:
     shape = columns.image_of(signature)
     if shape is None or shape[2] not in (1, 3):
         inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
@@ -190,7 +186,7 @@ def _of_images(given: Input, signature: Signature, fit: Fit) -> Records:
             f"the model takes {inputs}, which is not an image of one size, gray or in colours. Expected another kind "
             "of input."
         )
-    files = Files(given.uri, is_wanted=_is_image)
+    files = Files(origin.uri, is_wanted=_is_image)
     decoder = Decoder(shape[:2], shape[2], fit, resizes=True)
 
     def take(held: tuple[Files, Decoder], ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -207,17 +203,17 @@ def _is_image(name: str) -> bool:
     return _kind(name) == "images"
 
 
-def _of_tfrecords(given: Input, signature: Signature, options: Options, fit: Fit) -> Records:
-    """What training reads of them: what `raytf data convert` has described, else features by their names."""
+def _of_tfrecords(origin: Input, signature: Signature, options: Options, fit: Fit) -> Records:
+    """Return the records as training reads them: as `raytf data convert` described them, else by names of features."""
     shape = columns.image_of(signature)
     pixels: dict[str, Any] = {"size": shape and shape[:2], "channels": shape and shape[2], "fit": fit}
-    schema = read_schema(Storage(given.folder))
+    schema = read_schema(Storage(origin.folder))
     if schema is not None:
-        names, source = schema.names(), TFRecordSource(given.uri, **pixels)
+        names, source = schema.names(), TFRecordSource(origin.uri, **pixels)
     else:
-        wanted = columns.features(signature, options, features_of(given.uri))
+        wanted = columns.features(signature, options, features_of(origin.uri))
         names = [name for _, name in tree.flatten(by_name(wanted))]
-        source = TFRecordSource(given.uri, wanted, None, **pixels)
+        source = TFRecordSource(origin.uri, wanted, None, **pixels)
 
     def take(held: TFRecordSource, ids: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(names, held.take(ids), strict=True))
@@ -229,11 +225,9 @@ def _npz(place: Storage) -> dict[str, np.ndarray]:
     try:
         with np.load(io.BytesIO(place.get(""))) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, KeyError) as error:
-        if hasattr(error, "kind"):
-            raise
-        raise DataError(f"{place.locate('')} is no .npz file, or a damaged one: {one_line(error, 200)}") from error
-    except Exception as error:  # zipfile.BadZipFile and zlib.error, as np.load lets them through
+    except StorageError:
+        raise
+    except Exception as error:  # np.load lets zipfile.BadZipFile and zlib.error through, too
         raise DataError(f"{place.locate('')} is no .npz file, or a damaged one: {one_line(error, 200)}") from error
     if {"x_test", "y_test"} <= set(arrays):
         return {"image": arrays["x_test"], "label": arrays["y_test"]}

@@ -20,7 +20,7 @@ from ray.serve.config import ControllerOptions, HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
 from raytf import _process
-from raytf._process import told_to_stop
+from raytf._process import signal_handler
 from raytf._ray import serve as controller
 from raytf.cluster.connect import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
@@ -127,7 +127,7 @@ def _signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    with told_to_stop(tell):
+    with signal_handler(tell):
         yield stop
 
 

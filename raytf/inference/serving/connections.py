@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from raytf.inference.serving.limits import ServingLimits, least_missed
+from raytf.inference.serving.limits import ServingLimits
 
-#: Seconds between two looks at all connections.
-_LOOK_SECONDS = 0.5
+#: Seconds between two checks of all connections.
+_CHECK_SECONDS = 0.5
 
 
 def install(limits: ServingLimits) -> None:
@@ -29,8 +30,14 @@ def install(limits: ServingLimits) -> None:
 
 
 def bounded(limits: ServingLimits) -> type[Connection]:
-    """Connections of one server, which keep the limits together."""
+    """Return the class of one server's connections, which keep the limits together."""
     return type("BoundedProtocol", (Connection,), {"crowd": Connections(limits), "limits": limits})
+
+
+def least_missed(connections: Iterable[Connection]) -> Connection | None:
+    """Return the connection that makes room for another one, or None where all are being answered."""
+    idle = (connection for connection in connections if connection.is_idle)
+    return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
 
 
 class Connections:
@@ -40,45 +47,44 @@ class Connections:
         self._limits = limits
         self._all: set[Connection] = set()
         self._lingering: set[Connection] = set()
-        self._is_looking = False
+        self._is_checking = False
 
     def add(self, connection: Connection) -> None:
-        """A connection was made; another one may have to go."""
+        """Add a connection that was made; another one may be closed for it."""
         self._all.add(connection)
         if len(self._all) > self._limits.connections:
             victim = least_missed(self._all) or connection
             self._all.discard(victim)
             victim.abort()
-        if not self._is_looking:
-            self._is_looking = True
-            self._look_later()
+        if not self._is_checking:
+            self._check_later()
 
     def remove(self, connection: Connection) -> None:
-        """A connection is no more."""
+        """Forget a connection that has ended."""
         self._all.discard(connection)
         self._lingering.discard(connection)
 
     def linger(self, connection: Connection) -> bool:
-        """Whether there is time to listen to one more that was refused."""
+        """Add a refused connection that is still listened to; return whether there is room for it."""
         if len(self._lingering) >= self._limits.lingering:
             return False
         self._lingering.add(connection)
         return True
 
     def pause(self, size: int) -> float:
-        """Seconds until one that was refused is listened to again: what all of them send is not read any faster."""
+        """Return for how many seconds a refused connection is not read: all of them have one rate."""
         return size * len(self._lingering) / self._limits.linger_rate
 
-    def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+    def _check_later(self) -> None:
+        self._is_checking = bool(self._all)
+        if self._is_checking:
+            asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = time.monotonic()
         for connection in list(self._all):
-            connection.look(now)
-        self._is_looking = bool(self._all)
-        if self._is_looking:
-            self._look_later()
+            connection.check(now)
+        self._check_later()
 
 
 class Connection(HttpToolsProtocol):
@@ -166,10 +172,10 @@ class Connection(HttpToolsProtocol):
         return False  # the application refuses what wants a WebSocket, as any other request
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(HTTPStatus.BAD_REQUEST, "This is not HTTP/1.1 request.")
+        self.refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.")
 
     # Limits
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """End the connection where it has taken too long."""
         limits = self.limits
         if self._stalled_at is not None and now - self._stalled_at > limits.stall_seconds:
@@ -198,7 +204,7 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
         self.end()
-        if self.cycle is not None and not self.cycle.response_complete:  # the application is told
+        if self.cycle is not None and not self.cycle.response_complete:  # tell the application
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
@@ -237,7 +243,7 @@ _TOO_LARGE = "The headers are larger than {} KiB."
 
 
 class _LingeringTransport:
-    """A transport whose end is the connection's matter: `close` lingers, and nothing is written after it."""
+    """A transport that leaves its end to the connection: `close` lingers, and nothing is written after it."""
 
     def __init__(self, real: asyncio.Transport, connection: Connection):
         self._real, self._connection = real, connection

@@ -1,12 +1,8 @@
-"""Requests that are refused: the error, and what it quotes."""
+"""Requests that are refused."""
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
-from typing import Any
-
-from raytf.errors import one_line
 
 
 class Refusal(Exception):
@@ -21,17 +17,6 @@ class Refusal(Exception):
         self.status = status
 
 
-def excerpt(value: Any, limit: int = 80) -> str:
-    """A value as JSON, cut to what a message can hold."""
-    try:
-        text = one_line(json.dumps(value))
-    except RecursionError:
-        text = "lists that are nested too deeply"
-    except TypeError:
-        text = "lists of numbers"  # that are in arrays already
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
 def bad(message: str) -> Refusal:
-    """A bad request."""
+    """Return the refusal of a bad request."""
     return Refusal(HTTPStatus.BAD_REQUEST, message)

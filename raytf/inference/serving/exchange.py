@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from raytf.inference.serving.spool import Spool
+from raytf.inference.serving.rooms import Spool
 
 #: Header of the request from proxy to replica: bytes of the body.
 LARGE = "x-raytf-large"

@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raytf.inference.serving import asgi, connections, memory, rest_api
-from raytf.inference.serving.asgi import App, Receive, Send
+from raytf.inference.serving import connections, rest_api, rooms
 from raytf.inference.serving.errors import Refusal
-from raytf.inference.serving.exchange import AGAIN, LARGE, SETTINGS, Sender
-from raytf.inference.serving.limits import RoomQueue, ServingLimits, in_the_way, is_too_slow
-from raytf.inference.serving.spool import DiskRoom, Spool
+from raytf.inference.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
+from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
+from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
 
 #: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
@@ -30,12 +33,30 @@ VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
 #: Longest wait for a replica that is asked for what it has in memory.
 _ASK_SECONDS = 2.0
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
+#: Bytes of a body that are unpacked, and of an answer that are given to a connection, at once.
+_PART = 64 << 10
+#: Headers of a replica's answer that reach the client, and the one after which it is asked again.
+_SHOWN = ("content-type", "www-authenticate", "retry-after", "x-request-id", AGAIN)
+#: Answers after which the connection ends: what the client still sends is not read.
+_CLOSING = {
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UPGRADE_REQUIRED,
+}
+#: What a refusal adds to the headers of its answer.
+_REFUSED = {
+    HTTPStatus.UNAUTHORIZED: {"www-authenticate": "Bearer"},
+    HTTPStatus.SERVICE_UNAVAILABLE: {"retry-after": "1"},
+    HTTPStatus.UPGRADE_REQUIRED: {"upgrade": "HTTP/1.1"},
+}
 
 
 def middlewares() -> list[Middleware]:
-    """Called by each of Ray Serve's HTTP proxies when it starts, before it listens."""
-    memory.settle()
+    """Return the middleware for an HTTP proxy of Ray Serve, which calls this when it starts, before it listens."""
+    rooms.return_freed_memory()
     limits = ServingLimits()
     connections.install(limits)
     return [Middleware(Front, limits=limits)]
@@ -57,21 +78,6 @@ class ServedModel:
     health: bytes = b""
 
 
-@dataclass(eq=False)
-class _Body:
-    """One that is arriving."""
-
-    began: float
-    timeout: asyncio.Timeout
-    seen_at: float
-    got: int = 0
-    seen: int = 0
-
-
-class _Gone(Exception):
-    """The client has."""
-
-
 class Front:
     """An ASGI application before another one, that of Ray Serve.
 
@@ -79,48 +85,45 @@ class Front:
         clock: injected by tests.
     """
 
-    def __init__(self, app: App, limits: ServingLimits, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, app: ASGIApp, limits: ServingLimits, clock: Callable[[], float] = time.monotonic):
         self._app, self._limits, self._clock = app, limits, clock
-        self._bodies: set[_Body] = set()
-        self._is_looking = False
+        self._bodies: set[ArrivingBody] = set()
+        self._is_checking = False
         self._intake = 0.0  # when what was taken of large bodies was due
         self._disk = DiskRoom(limits.disk_bytes)
         self._memory = RoomQueue(limits.memory_bytes)
         self._large = RoomQueue(limits.large)
         self._served = ServedModel()
         self._learning: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[asgi.Reply] | None = None
+        self._asking: asyncio.Task[Response] | None = None
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there are no WebSockets, see wire
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # there are no WebSockets, see connections
             raise ValueError(f"{scope['type']} is not served")
-        with contextlib.ExitStack() as spools:
+        with contextlib.ExitStack() as spools, contextlib.suppress(ClientDisconnect):
             try:
-                reply = await self._reply(scope, receive, spools)
+                response = await self._respond(scope, receive, spools)
             except Refusal as refusal:
-                reply = asgi.refused(refusal)
-            except _Gone:
-                return
-            await asgi.give(reply, send)
+                headers = {"content-type": "application/json", **_REFUSED.get(refusal.status, {})}
+                response = _response(refusal.status, rest_api.failure(str(refusal)), headers)
+            await response(scope, receive, send)
 
-    async def _reply(self, scope: dict[str, Any], receive: Receive, spools: contextlib.ExitStack) -> asgi.Reply:
+    async def _respond(self, scope: Scope, receive: Receive, spools: contextlib.ExitStack) -> Response:
         method, path = scope["method"], scope["path"]
-        headers = asgi.first_values(scope["headers"])
+        headers = Headers(scope=scope)
         if path.startswith("/-/"):  # Ray Serve's own
-            return await self._ask(scope, receive, "GET", {})
+            return await self._ask(scope, receive, "GET")
         if path == rest_api.HEALTH:
             return await self._health()
-        served = await self._known(headers.get(b"authorization"))
-        if not rest_api.is_allowed(asgi.decoded(headers.get(b"authorization")), served.token_sha256):
-            raise Refusal(
-                HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
-            )
-        if headers.get(b"upgrade", b"").lower() == b"websocket":
+        authorization = headers.get("authorization")
+        served = await self._known(authorization)
+        rest_api.check_token(authorization, served.token_sha256)
+        if headers.get("upgrade", "").lower() == "websocket":
             raise Refusal(HTTPStatus.UPGRADE_REQUIRED, "There are no WebSockets here. Send a plain HTTP/1.1 request.")
         route = rest_api.route(method, path)
-        if served.name and route.model != served.name:
-            raise rest_api.no_such_model(route.model, served.name)
-        kept = {name: headers[name] for name in (b"authorization",) if name in headers}
+        if served.name:
+            rest_api.check_model(route.model, served.name)
+        kept = {} if authorization is None else {"authorization": authorization}
         if method != "POST":
             return await self._ask(scope, receive, method, kept)
         body = spools.enter_context(Spool(self._disk))
@@ -128,68 +131,68 @@ class Front:
         body.rewind()
         if body.size <= self._limits.small_bytes:
             async with _turn(self._memory, body.size, self._limits):
-                reply = await self._ask(scope, receive, method, kept, body.read())
-            if (AGAIN.encode(), b"1") not in reply.headers:
-                return reply
+                response = await self._ask(scope, receive, method, kept, body.read())
+            if AGAIN not in response.headers:
+                return response
             body.rewind()
         answer = spools.enter_context(Spool(self._disk))
         async with _turn(self._large, 1, self._limits):
             return await self._exchange(scope, receive, kept, body, answer)
 
     # What is served
-    async def _known(self, token: bytes | None) -> ServedModel:
-        now = self._clock()
-        age = now - self._served.at
-        wrong = not rest_api.is_allowed(asgi.decoded(token), self._served.token_sha256)
-        if age > _FRESH_SECONDS or (wrong and age > _FRESH_SECONDS / 4):
+    async def _known(self, authorization: str | None) -> ServedModel:
+        """Return what is known of the served model, which is asked for in time."""
+        age = self._clock() - self._served.at
+        is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
+        if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
             if self._learning is None:
                 self._learning = asyncio.create_task(self._learn())
             # Who has waited before need not wait again: replicas may be busy, or on their way.
-            if age > _STALE_SECONDS or wrong:
+            if age > _STALE_SECONDS or is_refused:
                 await asyncio.wait({self._learning}, timeout=_ASK_SECONDS)
         return self._served
 
     async def _learn(self) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                reply = await self._ask(asgi.own_request(SETTINGS), asgi.nothing, "GET", {})
-            if reply.status == HTTPStatus.OK:
-                told = json.loads(reply.data)
-                health = told.pop("health").encode()
-                self._served = ServedModel(at=self._clock(), health=health, **told)
+                response = await self._ask(_own_scope(SETTINGS), _never, "GET")
+            if response.status_code == HTTPStatus.OK:
+                settings = json.loads(response.body)
+                health = settings.pop("health").encode()
+                self._served = ServedModel(at=self._clock(), health=health, **settings)
         except (TimeoutError, ValueError, KeyError, TypeError, Refusal):
             pass  # what was known stays
         finally:
             self._learning = None
 
-    async def _health(self) -> asgi.Reply:
-        """What a replica says; who asks while another one waits for it gets the same answer."""
+    async def _health(self) -> Response:
+        """Return what a replica says; who asks while another one waits for it gets the same answer."""
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(asgi.own_request(rest_api.HEALTH), asgi.nothing, "GET", {}))
-            self._asking.add_done_callback(self._asked)
+            self._asking = asyncio.create_task(self._ask(_own_scope(rest_api.HEALTH), _never, "GET"))
+            self._asking.add_done_callback(self._forget_asking)
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 return await asyncio.shield(self._asking)
         except TimeoutError:
             if self._served.health and self._clock() - self._served.at < _STALE_SECONDS:
-                return asgi.Reply(HTTPStatus.OK, self._served.health, [asgi.JSON])
+                return Response(self._served.health, media_type="application/json")
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "No replica answers. Try again in some seconds.") from None
 
-    def _asked(self, task: asyncio.Task[asgi.Reply]) -> None:
+    def _forget_asking(self, task: asyncio.Task[Response]) -> None:
         self._asking = None
 
     # Bodies
-    async def _read(self, receive: Receive, headers: dict[bytes, bytes], limit: int, into: Spool) -> None:
-        length = headers.get(b"content-length", b"")
-        if length.isdigit():
+    async def _read(self, receive: Receive, headers: Headers, limit: int, into: Spool) -> None:
+        length = headers.get("content-length", "")
+        if length.isdecimal():
             rest_api.check_size(int(length) if len(length) < 20 else limit + 1, limit)
-        unpack = asgi.unpacker(headers.get(b"content-encoding"), limit)
+        unpack = _unpacker(headers.get("content-encoding", ""))
         try:
             async with asyncio.timeout(self._limits.body_seconds) as timeout, self._arriving(timeout) as body:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _Gone
+                        raise ClientDisconnect
                     data = message.get("body", b"")
                     body.got += len(data)
                     for part in unpack(data):  # a little of it may be much, unpacked
@@ -209,87 +212,94 @@ class Front:
         await asyncio.sleep(self._intake - now)
 
     @contextlib.asynccontextmanager
-    async def _arriving(self, timeout: asyncio.Timeout) -> AsyncIterator[_Body]:
+    async def _arriving(self, timeout: asyncio.Timeout) -> AsyncIterator[ArrivingBody]:
         now = self._clock()
-        for victim in in_the_way(self._bodies, now, self._limits):
-            self._end(victim)
-        body = _Body(now, timeout, now)
+        self._make_room(now)
+        body = ArrivingBody(now, now, timeout=timeout)
         self._bodies.add(body)
-        if not self._is_looking:
-            self._is_looking = True
-            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        if not self._is_checking:
+            self._check_later()
         try:
             yield body
         finally:
             self._bodies.discard(body)
 
-    def _look(self) -> None:
+    def _check_later(self) -> None:
+        self._is_checking = bool(self._bodies)
+        if self._is_checking:
+            asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """End bodies that are too slow."""
         now = self._clock()
-        for victim in in_the_way(self._bodies, now, self._limits):
-            self._end(victim)
+        self._make_room(now)
         for body in [body for body in self._bodies if now - body.seen_at > self._limits.grace_seconds]:
-            if is_too_slow(body, now, self._limits):
+            if body.is_too_slow(now, self._limits):
                 self._end(body)
             body.seen_at, body.seen = now, body.got
-        self._is_looking = bool(self._bodies)
-        if self._is_looking:
-            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        self._check_later()
 
-    def _end(self, body: _Body) -> None:
+    def _make_room(self, now: float) -> None:
+        for body in in_the_way(self._bodies, now, self._limits):
+            self._end(body)
+
+    def _end(self, body: ArrivingBody) -> None:
         self._bodies.discard(body)
-        body.timeout.reschedule(asyncio.get_running_loop().time())
+        if body.timeout is not None:
+            body.timeout.reschedule(asyncio.get_running_loop().time())
 
     # Replicas
     async def _ask(
-        self, scope: dict[str, Any], receive: Receive, method: str, headers: dict[bytes, bytes], body: bytes = b""
-    ) -> asgi.Reply:
-        """A request that is small, and whose answer is."""
-        told, reply = False, asgi.Reply(HTTPStatus.SERVICE_UNAVAILABLE)
+        self, scope: Scope, receive: Receive, method: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Response:
+        """Pass on a request that is small, and whose answer is."""
+        is_sent, status = False, int(HTTPStatus.SERVICE_UNAVAILABLE)
+        shown: dict[str, str] = {}
         parts: list[bytes] = []
 
-        async def give() -> dict[str, Any]:
-            nonlocal told
-            if not told:
-                told = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            return await asgi.until_gone(receive)
+        async def give() -> Message:
+            nonlocal is_sent
+            if is_sent:
+                return await _until_gone(receive)
+            is_sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
 
-        async def take(message: dict[str, Any]) -> None:
+        async def take(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                reply.status = message["status"]
-                reply.headers = [(name.lower(), value) for name, value in message["headers"]]
+                status = message["status"]
+                shown.update((name, text) for name, text in Headers(scope=message).items() if name in _SHOWN)
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
-        await self._app(asgi.inner_request(scope, method, headers, len(body)), give, take)
-        reply.data = b"".join(parts)
-        return reply
+        await self._app(_inner_scope(scope, method, headers or {}, len(body)), give, take)
+        return _response(status, b"".join(parts), shown)
 
     async def _exchange(
-        self, scope: dict[str, Any], receive: Receive, headers: dict[bytes, bytes], body: Spool, answer: Spool
-    ) -> asgi.Reply:
-        """A request that is large, or whose answer is."""
+        self, scope: Scope, receive: Receive, headers: Mapping[str, str], body: Spool, answer: Spool
+    ) -> Response:
+        """Pass on a request that is large, or whose answer is."""
         sender = Sender(body, answer)
-        large = {**headers, LARGE.encode(): str(body.size).encode()}
+        large = {**headers, LARGE: str(body.size)}
         inner = asyncio.ensure_future(
-            self._app(asgi.inner_request(scope, "POST", large, body.size), sender.receive, sender.send)
+            self._app(_inner_scope(scope, "POST", large, body.size), sender.receive, sender.send)
         )
-        gone = asyncio.ensure_future(asgi.until_gone(receive))
+        gone = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({inner, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not inner.done():
-                raise _Gone
+                raise ClientDisconnect
             await inner
         finally:
             for task in (inner, gone):
                 task.cancel()
             await asyncio.gather(inner, gone, return_exceptions=True)
         if sender.failed is not None:
-            return asgi.Reply(sender.failed[0], sender.failed[1])
+            return _response(sender.failed[0], sender.failed[1], {})
         if sender.status is None:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The replica has ended. Try again in some seconds.")
         answer.rewind()
-        return asgi.Reply(sender.status, headers=[asgi.JSON], spool=answer)
+        return _response(sender.status, answer, {"content-type": "application/json"})
 
 
 @contextlib.asynccontextmanager
@@ -301,3 +311,83 @@ async def _turn(room: RoomQueue, size: int, limits: ServingLimits) -> AsyncItera
         except TimeoutError:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The server is busy. Try again in some seconds.") from None
         yield
+
+
+def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -> Response:
+    """Return an answer for a client; a part of its bytes at a time where it is not small."""
+    headers = {**headers, "connection": "close"} if status in _CLOSING else headers
+    if isinstance(content, bytes):
+        return Response(content, status, headers)
+
+    async def parts() -> AsyncIterator[bytes]:
+        while part := content.read(_PART):
+            yield part
+
+    return StreamingResponse(parts(), status, {**headers, "content-length": str(content.size)})
+
+
+def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
+    """Return what makes a part of a body what it was before it was compressed, a little at a time.
+
+    Raises:
+        Refusal: it is compressed in another way than by gzip.
+    """
+    if encoding in ("", "identity"):
+        return lambda data: (data[at : at + _PART] for at in range(0, len(data), _PART))
+    if encoding != "gzip":
+        raise Refusal(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding {encoding[:80]} is not known. Expected gzip."
+        )
+    unzip = zlib.decompressobj(31)
+
+    def unpack(data: bytes) -> Iterable[bytes]:
+        while not unzip.eof:
+            try:
+                part = unzip.decompress(data, _PART)
+            except zlib.error as error:
+                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is not gzip: {error}") from error
+            yield part
+            data = unzip.unconsumed_tail
+            if len(part) < _PART:
+                break
+
+    return unpack
+
+
+def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: int) -> Scope:
+    """Return a request for Ray Serve, which takes orders from headers: no client's own get there."""
+    passed = {**headers, "content-length": str(size), FRONT: "1"}
+    name = Headers(scope=scope).get("x-request-id", "")
+    if 0 < len(name) <= 128 and name.isascii() and name.isprintable():
+        passed["x-request-id"] = name
+    return {
+        "type": "http",
+        # From 2.4 on, Starlette leaves the messages of a request to who reads its body.
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "query_string": b"",
+        "headers": [(key.encode("latin-1"), value.encode("latin-1")) for key, value in passed.items()],
+        **{key: scope[key] for key in ("scheme", "path", "raw_path", "root_path", "client", "server")},
+    }
+
+
+def _own_scope(path: str) -> Scope:
+    """Return a request of the proxy itself."""
+    return {
+        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "", "headers": [],
+        "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
+    }  # fmt: skip
+
+
+async def _until_gone(receive: Receive) -> Message:
+    """Wait until the client has gone; return the message that says so."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return message
+
+
+async def _never() -> Message:
+    """Receive nothing, as a request of the proxy itself does."""
+    return await asyncio.get_running_loop().create_future()

@@ -1,23 +1,219 @@
-"""Tensors of a request from its JSON values, as TensorFlow Serving has them."""
+"""Tensors as JSON, as TensorFlow Serving has them: those of a request are read, those of an answer are written.
+
+Python's JSON reader makes 8 to 32 bytes of lists and numbers of each byte of text, and nothing else runs in the process
+meanwhile. Most of a large request is arrays of numbers, each of one shape. `take_numbers` finds these arrays, which are
+then read without a Python object for each number, a little at a time; the rest of the text is small, and is read as
+usual. Each number is still read by Python's own reader, which also reads what is no array of that kind. Answers are
+written a little at a time, too.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 
-from raytf.inference.serving.errors import bad, excerpt
-from raytf.inference.serving.json_numbers import Numbers
+from raytf.errors import one_line
+from raytf.inference.serving.errors import Refusal, bad
 from raytf.inference.signature import Signature, TensorSpec, shape_text
 
-#: That a numpy array may have.
+#: Bytes of text that are read at once.
+_PIECE = 64 << 10
+#: An array of fewer bytes is left to Python's reader.
+_SMALL = 4 << 10
+#: What Python's reader is given at most: values, bytes of text when there are characters beyond ASCII.
+_MOST_VALUES, _MOST_TEXT = 500_000, 16 << 20
+_LONGEST_NUMBER = 4096
+_MOST_DEPTH = 32
+#: Places where an array is looked for: who sends more of them has to send a few at a time.
+_MOST_ARRAYS = 256
+_START = re.compile(rb"[:\[,]\s*(\[)")
+#: What no array of numbers has: text, objects, true, false and null.
+_OTHER = re.compile(rb"[\"{}us:]")
+_NOT_MARKS = bytes(set(range(256)) - set(b"[],"))
+_BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
+_IN_NUMBERS = np.zeros(256, np.bool_)
+_IN_NUMBERS[list(b"0123456789.eE+-")] = True
+#: Dimensions that a numpy array may have.
 _MOST_DIMENSIONS = 64
+#: Values of an answer that are written at once.
+_SOME = 4096
+
+
+class Numbers:
+    """An array of numbers in a text.
+
+    Args:
+        text: from which it is read.
+        start: where it begins.
+        cuts: places of commas in it, and of its end: between two of them are the numbers that are read at once.
+        shape: of the array.
+    """
+
+    def __init__(self, text: bytes | bytearray, start: int, cuts: list[int], shape: tuple[int, ...]):
+        self._text, self._start, self._cuts, self._shape = text, start, cuts, shape
+
+    def array(self, convert: Callable[[list], np.ndarray]) -> np.ndarray:
+        """Read the array.
+
+        Args:
+            convert: makes some of the numbers an array of one dtype.
+
+        Raises:
+            Refusal: it is not JSON, or `convert` says so.
+        """
+        array: np.ndarray | None = None
+        at, done = self._start, 0
+        for cut in self._cuts:
+            part = convert(_values(self._text[at:cut]))
+            if array is None:
+                array = np.empty(int(np.prod(self._shape)), part.dtype)
+            array[done : done + len(part)] = part
+            at, done = cut + 1, done + len(part)
+        if array is None or done != len(array):
+            raise bad("JSON Parse error: a number is missing in an array")
+        return array.reshape(self._shape)
+
+    def values(self) -> np.ndarray:
+        """Read the array in whatever dtype its numbers have."""
+        parts: list[np.ndarray] = []
+
+        def keep(numbers: list) -> np.ndarray:
+            parts.append(np.asarray(numbers))
+            return np.zeros(len(numbers), np.bool_)
+
+        self.array(keep)
+        return np.concatenate(parts).reshape(self._shape)
+
+
+def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]]:
+    """Return the text with a word in the place of each large array of numbers, and a function that puts `Numbers` in
+    the places of these words once the text is read.
+
+    Raises:
+        Refusal: what is left is too much for Python's reader.
+    """
+    mark = secrets.token_hex(8)
+    words: dict[str, Numbers] = {}
+    rest: list[bytes | bytearray] = []
+    done = at = 0
+    for _ in range(_MOST_ARRAYS):
+        match = _START.search(body, at)
+        if match is None:
+            break
+        start, at = match.start(1), _end_of_numbers(body, match.start(1))
+        end = body.rfind(b"]", start, at) + 1
+        numbers = _numbers(body, start, end) if end - start >= _SMALL else None
+        if numbers is not None:
+            word = f"{mark}{len(words)}"
+            rest += [body[done:start], f'"{word}"'.encode()]
+            words[word] = numbers
+            done = end
+    rest.append(body[done:])
+    text = b"".join(rest)
+    _check(text)
+    return text, lambda document: {key: _put(value, words, 3) for key, value in document.items()}
+
+
+def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
+    """Put arrays into instances, inputs, one of them, or one input of an instance; another word is refused as text."""
+    if isinstance(value, str):
+        return words.get(value, value)
+    if depth and words and isinstance(value, list):
+        return [_put(part, words, depth - 1) for part in value]
+    if depth and words and isinstance(value, dict):
+        return {key: _put(part, words, depth - 1) for key, part in value.items()}
+    return value
+
+
+def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
+    """Return where the first text, object, true, false or null is, or the end."""
+    for at in range(start, len(body), _PIECE):
+        match = _OTHER.search(body, at, at + _PIECE)
+        if match is not None:
+            return match.start()
+    return len(body)
+
+
+def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
+    """Return the array that a part of the text is, or None where it is none of one shape, or has endless numbers."""
+    marks = b"".join(
+        bytes(body[at : min(at + _PIECE, end)]).translate(None, _NOT_MARKS) for at in range(start, end, _PIECE)
+    )
+    shape = _shape(marks)
+    cuts = [start]
+    while shape is not None and cuts[-1] < end:
+        cut = body.find(b",", cuts[-1] + _PIECE, end)
+        cuts.append(end if cut < 0 else cut)
+        if cuts[-1] - cuts[-2] > _PIECE + _LONGEST_NUMBER:
+            return None
+    return None if shape is None else Numbers(body, start, cuts[1:], shape)
+
+
+def _shape(marks: bytes) -> tuple[int, ...] | None:
+    """Return the shape of an array from its brackets and commas, or None where its lists differ in length or depth."""
+    depth = len(marks) - len(marks.lstrip(b"["))
+    lists = np.frombuffer(marks, np.uint8)
+    shape: list[int] = []
+    size = 0  # of each item of a list, without the comma that follows it
+    for level in range(1, depth + 1 if depth <= _MOST_DEPTH else 0):
+        end = marks.find(b"]" * level)
+        items = lists[depth - level + 1 : end + level - 1]
+        # All items are as the first one, which is a list of this kind, or a number and has no mark.
+        is_regular = end >= 0 and (len(items) + 1) % (size + 1) == 0 and items[size : size + 1].tobytes() in (b"", b",")
+        if not is_regular or (items[size + 1 :] != items[: max(0, len(items) - size - 1)]).any():
+            return None
+        shape.insert(0, (len(items) + 1) // (size + 1))
+        size = len(items) + 2
+    return tuple(shape) if shape and size == len(marks) else None
+
+
+def _values(piece: bytes | bytearray) -> list:
+    try:
+        # Where a bracket is beside a number, in place of a comma, a space is no JSON either.
+        return json.loads(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
+    except ValueError as error:
+        raise bad(f"JSON Parse error: in an array of numbers: {str(error)[:200]}") from error
+
+
+def _check(text: bytes) -> None:
+    """Refuse what would take Python's reader too much memory, or too long.
+
+    Raises:
+        Refusal: says what.
+    """
+    values, is_ascii = 0, True
+    for at in range(0, len(text), 1 << 20):
+        piece = text[at : at + (2 << 20)]
+        breaks = np.flatnonzero(~_IN_NUMBERS[np.frombuffer(piece, np.uint8)])
+        if np.diff(breaks, prepend=-1, append=len(piece)).max() > 1 << 20:
+            raise bad("JSON Parse error: a number of more than a million digits")
+        piece = piece[: 1 << 20]
+        is_ascii = is_ascii and piece.isascii()
+        values += sum(piece.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MOST_VALUES:
+        raise Refusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The body has more than {_MOST_VALUES:,} values beside arrays of numbers of one shape. Send fewer "
+            "instances at a time.",
+        )
+    if not is_ascii and len(text) > _MOST_TEXT:
+        raise Refusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The body has more than {_MOST_TEXT >> 20} MiB of text with characters beyond ASCII. Send fewer instances "
+            "at a time, or give bytes as base64.",
+        )
 
 
 def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
-    """Values of each input, of a list of instances."""
+    """Return the values of each input, from a list of instances."""
     names = set(signature.inputs)
     if isinstance(instances, Numbers) and len(names) == 1:
         return {next(iter(names)): instances}
@@ -49,7 +245,7 @@ def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
 
 
 def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
-    """Values of each input, of what a request has under its name, or of the only one."""
+    """Return the values of each input, from an object of inputs, or from the value of the only one."""
     names = sorted(signature.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -68,7 +264,7 @@ def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
 
 
 def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
-    """A JSON value as the tensor that a signature wants."""
+    """Return a JSON value as the tensor that a signature wants."""
     if spec.dtype == "string":
         array = _strings(name, value)
     elif isinstance(value, Numbers):
@@ -149,3 +345,69 @@ def _is_object(value: Any) -> bool:
 
 def _is_base64(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)
+
+
+def excerpt(value: Any, limit: int = 80) -> str:
+    """Return a value as JSON, cut to what a message can hold."""
+    try:
+        text = one_line(json.dumps(value))
+    except RecursionError:
+        text = "lists that are nested too deeply"
+    except TypeError:
+        text = "lists of numbers"  # that are in arrays already
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def text_of(name: str, value: np.ndarray) -> Iterator[bytes]:
+    """Write a tensor."""
+    if value.ndim == 0 or value.size <= _SOME:
+        yield json.dumps(plain(name, value)).encode()
+        return
+    rows = max(1, _SOME * len(value) // value.size)
+    for at in range(0, len(value), rows):
+        yield b", " if at else b"["
+        if rows > 1:
+            yield json.dumps(plain(name, value[at : at + rows]))[1:-1].encode()
+        else:
+            yield from text_of(name, value[at])
+    yield b"]"
+
+
+def text_of_rows(outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """Write tensors with equally many rows: an object for each row."""
+    count = len(next(iter(outputs.values())))
+    size = sum(value.size for value in outputs.values())
+    rows = max(1, _SOME * count // max(1, size))
+    yield b"["
+    for at in range(0, count, rows):
+        if at:
+            yield b", "
+        columns = {name: plain(name, value[at : at + rows]) for name, value in outputs.items()}
+        some = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        yield json.dumps(some)[1:-1].encode()
+    yield b"]"
+
+
+def plain(name: str, value: np.ndarray) -> Any:
+    """Return a tensor as JSON values."""
+    if value.dtype.kind in "OSU":
+        plain = np.empty(value.shape, object)
+        for index in np.ndindex(value.shape):
+            plain[index] = _string_of(name, value[index])
+        return plain.tolist()
+    if value.dtype.kind == "V" or value.dtype.name in ("bfloat16", "float16"):
+        value = value.astype(np.float32)
+    if value.dtype == np.float32:
+        # The shortest number that is this float32, not all digits of the same number as a double.
+        value = value.astype("U").astype(np.float64)
+    return value.tolist()
+
+
+def _string_of(name: str, value: Any) -> Any:
+    data = value if isinstance(value, bytes) else str(value).encode()
+    if not name.endswith("_bytes"):
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            pass  # no text: as binary, then
+    return {"b64": base64.b64encode(data).decode()}

@@ -1,21 +1,15 @@
-"""What a client may take of the server: the numbers, who is too slow, who goes when there is no more room.
-
-Pure but for `RoomQueue`, which hands out a number of bytes in the order in which they were asked for.
-"""
+"""Limits on what clients may take of the server: the numbers, and who is too slow. Pure functions."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True)
 class ServingLimits:
-    """Of one HTTP proxy.
+    """Limits of one HTTP proxy.
 
     Attributes:
         header_bytes: of a request's line and headers; more is a 431.
@@ -62,97 +56,34 @@ class ServingLimits:
     turn_seconds: float = 30.0
 
 
-class ArrivingBody(Protocol):
-    """A body that is on its way: when it began, how much of it there is; when it was looked at, how much there was."""
+@dataclass(eq=False)
+class ArrivingBody:
+    """A body that is on its way.
+
+    Attributes:
+        began: when its first byte was expected.
+        seen_at, seen: when its speed was checked last, and how many bytes there were.
+        got: bytes that have arrived.
+        timeout: ends the request.
+    """
 
     began: float
-    got: int
     seen_at: float
-    seen: int
+    got: int = 0
+    seen: int = 0
+    timeout: asyncio.Timeout | None = None
+
+    def is_too_slow(self, now: float, limits: ServingLimits) -> bool:
+        """Whether the body has come too slowly since the last check: the more there is, the less it may slow down.
+
+        To be asked when `grace_seconds` have gone by since then.
+        """
+        least = max(limits.body_rate, self.got / limits.body_seconds)
+        return self.got - self.seen < least * (now - self.seen_at)
 
 
-class IdleConnection(Protocol):
-    """A connection: whether it asks nothing now, whether it has ever got an answer, since when it is as it is."""
-
-    @property
-    def is_idle(self) -> bool: ...
-
-    @property
-    def is_known(self) -> bool: ...
-
-    @property
-    def since(self) -> float: ...
-
-
-A = TypeVar("A", bound=ArrivingBody)
-W = TypeVar("W", bound=IdleConnection)
-
-
-def is_too_slow(body: ArrivingBody, now: float, limits: ServingLimits) -> bool:
-    """Whether a body has come too slowly since it was looked at: the more there is, the less it may slow down.
-
-    To be asked when `grace_seconds` have gone by since then.
-    """
-    least = max(limits.body_rate, body.got / limits.body_seconds)
-    return body.got - body.seen < least * (now - body.seen_at)
-
-
-def in_the_way(bodies: Iterable[A], now: float, limits: ServingLimits) -> list[A]:
-    """The slowest bodies, which make room for another one; none as long as there is some."""
+def in_the_way(bodies: Iterable[ArrivingBody], now: float, limits: ServingLimits) -> list[ArrivingBody]:
+    """Return the slowest bodies, which make room for another one; none as long as there is some."""
     old = [body for body in bodies if now - body.began >= limits.patience_seconds]
     old.sort(key=lambda body: (body.got / (now - body.began), body.began))
     return old[: max(0, len(old) - limits.bodies + 1)]
-
-
-def least_missed(connections: Iterable[W]) -> W | None:
-    """The connection that makes room for another one.
-
-    Returns:
-        None where all are being answered.
-    """
-    idle = (connection for connection in connections if connection.is_idle)
-    return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
-
-
-class RoomQueue:
-    """Bytes of memory or of disk for those who ask, in the order in which they do.
-
-    Args:
-        capacity: in all; who asks for more has it alone.
-    """
-
-    def __init__(self, capacity: int):
-        self._free = self._capacity = max(1, capacity)
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @contextlib.asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[None]:
-        """So many bytes, as soon as there are, until the end."""
-        size = min(size, self._capacity)
-        await self._take(size)
-        try:
-            yield
-        finally:
-            self._free += size
-            self._admit()
-
-    async def _take(self, size: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((size, turn))
-        self._admit()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._free += size
-            else:
-                self._queue = deque(entry for entry in self._queue if entry[1] is not turn)
-            self._admit()
-            raise
-
-    def _admit(self) -> None:
-        while self._queue and self._queue[0][0] <= self._free:
-            size, turn = self._queue.popleft()
-            if not turn.done():
-                self._free -= size
-                turn.set_result(None)

@@ -52,7 +52,7 @@ class LoadedVersions:
     def refresh(self) -> None:
         """Look at the folder, load what is new, drop what is not wanted; with storage away, nothing changes."""
         try:
-            self._known = versions.look(self._models, self._known)
+            self._known = versions.inspect(self._models, self._known)
         except StorageError as error:
             if self._trouble != str(error):
                 self._say(f"new versions cannot be looked for: {error}")

@@ -20,11 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.errors import ModelError
-from raytf.inference.serving import exchange, memory, rest_api
+from raytf.inference.serving import exchange, rest_api, rooms
 from raytf.inference.serving.errors import Refusal, bad
-from raytf.inference.serving.limits import RoomQueue
 from raytf.inference.serving.rest_api import PredictCall
-from raytf.inference.serving.spool import DiskRoom, Spool
+from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
 from raytf.inference.serving.version_policy import Policy
 from raytf.inference.signature import DEFAULT
 
@@ -104,7 +103,7 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         visibility.hide_unless_given()
-        memory.settle()
+        rooms.return_freed_memory()
         _process.load_tensorflow()
         from raytf.inference.serving.loaded_versions import (  # TensorFlow is loaded by now, without its messages
             LoadedVersions,
@@ -194,14 +193,9 @@ class Replica:
         )
 
     def _route(self, request: Request) -> rest_api.RestRoute:
-        settings = self._settings
-        if not rest_api.is_allowed(request.headers.get("authorization"), settings.token_sha256):
-            raise Refusal(
-                HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
-            )
+        rest_api.check_token(request.headers.get("authorization"), self._settings.token_sha256)
         route = rest_api.route(request.method, request.url.path)
-        if route.model != settings.name:
-            raise rest_api.no_such_model(route.model, settings.name)
+        rest_api.check_model(route.model, self._settings.name)
         return route
 
     def _call(self, route: rest_api.RestRoute, body: bytes | bytearray, model: Any) -> PredictCall:

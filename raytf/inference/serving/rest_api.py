@@ -20,10 +20,16 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad, excerpt
-from raytf.inference.serving.json_numbers import take_numbers
-from raytf.inference.serving.json_tensors import of_columns, of_rows, tensor
-from raytf.inference.serving.json_writer import text_of, text_of_rows
+from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving.json_tensors import (
+    excerpt,
+    of_columns,
+    of_rows,
+    take_numbers,
+    tensor,
+    text_of,
+    text_of_rows,
+)
 from raytf.inference.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
@@ -104,9 +110,24 @@ def is_allowed(header: str | None, digest: str | None) -> bool:
     return hmac.compare_digest(given, digest) and scheme.lower() == "bearer"
 
 
-def no_such_model(asked: str, served: str) -> Refusal:
-    """The answer where a path names another model."""
-    return Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
+def check_token(header: str | None, digest: str | None) -> None:
+    """Refuse an Authorization header without the right token.
+
+    Raises:
+        Refusal: says what is expected.
+    """
+    if not is_allowed(header, digest):
+        raise Refusal(HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token.")
+
+
+def check_model(asked: str, served: str) -> None:
+    """Refuse a path that names another model.
+
+    Raises:
+        Refusal: says which one is served.
+    """
+    if asked != served:
+        raise Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
 
 
 def check_size(size: int, limit: int) -> None:

@@ -25,7 +25,7 @@ class Policy:
 
     @classmethod
     def of(cls, text: str, default: int | None = None) -> Policy:
-        """From `latest`, `latest:N`, `all`, or versions such as `1,3`.
+        """Return the policy for `latest`, `latest:N`, `all`, or versions such as `1,3`.
 
         Raises:
             ConfigError: it is none of these.
@@ -44,7 +44,7 @@ class Policy:
         raise ConfigError(f"--versions {text}: expected latest, latest:N, all, or versions such as 1,3.")
 
     def wanted(self, there: Collection[int], broken: Collection[int] = ()) -> list[int]:
-        """The versions to serve, the newest first.
+        """Return the versions to serve, the newest first.
 
         Args:
             there: versions that are whole.
@@ -58,32 +58,19 @@ class Policy:
         return sorted(chosen, reverse=True)
 
     def missing(self, there: Collection[int]) -> list[int]:
-        """Versions that were asked for by number and are not there."""
+        """Return the versions that were asked for by number and are not there."""
         asked = {*self.named, *([] if self.default is None else [self.default])}
         return sorted(asked - set(there))
 
     def answering(self, loaded: Sequence[int]) -> int | None:
-        """The version for a request that names none.
-
-        Returns:
-            None where there is none.
-        """
+        """Return the version for a request that names none, or None where there is none."""
         if self.default is not None:
             return self.default if self.default in loaded else None
         return max(loaded, default=None)
 
 
-def replicas(text: str) -> tuple[int, int]:
-    """(fewest, most) of N or MIN:MAX.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    return bounds("--replicas", text)
-
-
 def bounds(flag: str, text: str) -> tuple[int, int]:
-    """(fewest, most) of N or MIN:MAX, as a flag has them.
+    """Return the fewest and the most of N or MIN:MAX, as a flag has them.
 
     Raises:
         ConfigError: it is none of these.

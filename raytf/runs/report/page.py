@@ -14,7 +14,7 @@ import numpy as np
 from raytf.runs import inventory, spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History
-from raytf.runs.report import charts, learning, series, tables
+from raytf.runs.report import charts, series, tables
 from raytf.runs.report.tables import LANES, section
 from raytf.runs.spikes import Spike
 
@@ -63,8 +63,8 @@ def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str
     """What is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
     found = [] if steps is None else spikes.find(steps)
     timeline, data = _timeline(run, steps, found)
-    data["curves"] = learning.document(run, steps)
-    data["metrics"] = learning.metrics_of(run.epochs)
+    data["curves"] = series.learning_curves(run, steps)
+    data["metrics"] = series.metrics_of(run.epochs)
     told = [head(run), _problems(run), _learning(data["curves"]), timeline, tables.spikes(run, found)]
     told += [tables.account(run), tables.restarts(run), tables.events(run), tables.settings(run)]
     told.append(

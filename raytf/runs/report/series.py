@@ -1,16 +1,18 @@
-"""Numbers of a run over time, thinned out to what a page can show."""
+"""Numbers of a run by time, step and epoch, thinned out to what a page can show."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from raytf.runs.copy_age import TIERS, CopyAges
+from raytf.runs.history import History
 from raytf.runs.ledger import Event
-from raytf.runs.timeline import CATEGORIES, Span
+from raytf.runs.timeline import CATEGORIES, COPY_TIERS, RecoveryPointAges, Span
 from raytf.storage.untrusted_json import number
 
 #: Points of a curve, and pieces of a band, at most; and into how many even ones more are put.
@@ -18,6 +20,12 @@ MOST_POINTS, MOST_PIECES, _EVEN = 2000, 400, 200
 _TRAINING = ("training", "redone")
 #: Losses beyond this are as good as infinite: sums and shares of them would be.
 _MOST_LOSS = 1e100
+#: Points of a curve, at most.
+MOST_CURVE_POINTS = 1500
+_STEP_COLUMNS = ("loss", "learning_rate", "gradient_norm")
+#: Of an epoch's log, what is no metric.
+_NO_METRIC = ("epoch", "step", "learning_rate")
+_FAULTS = ("fault", "resize")
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,8 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
 
 def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
     """(time, age in seconds) of the newest copy of each tier, while the run trained."""
-    found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
-    line = CopyAges()
+    found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
+    line = RecoveryPointAges()
     for event in events:
         line.see(event)
         if event["kind"] in ("progress", "phase") and event.get("phase") == "training":
@@ -180,3 +188,96 @@ def clock_ticks(seconds: float, most: int) -> list[float]:
     if unit is None:
         unit = 86400 * int(np.ceil(seconds / most / 86400))
     return [float(x) for x in np.arange(0, seconds + 1e-9, unit)]
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+    """All curves as JSON; times in seconds since the run's first event, NaN as null.
+
+    Args:
+        run: of which they are.
+        steps: of `raytf.read_steps`.
+    """
+    found = {} if steps is None or not len(steps["step"]) else dict(steps)
+    at = times_of_steps(run.spans, found["step"]) - run.begin if found else np.zeros(0)
+    return {
+        "steps": _of_steps(found, at) if found else _of_events(run.events, run.begin),
+        "epochs": _epochs(run.epochs, found.get("step", np.zeros(0, int)), at),
+        "speed": _speed(run.events, run.begin),
+        "faults": [
+            [round(h.time - run.begin, 2), h.step, f"{h.kind}: {h.text}", h.sort]
+            for h in run.happenings
+            if h.sort in _FAULTS
+        ],
+    }
+
+
+def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the metrics that epochs have, without those of validation that have another one beside them."""
+    names = dict.fromkeys(name for epoch in epochs for name in epoch if name not in _NO_METRIC)
+    return [name for name in names if not (name.startswith("val_") and name.removeprefix("val_") in names)]
+
+
+def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray, most: int = MOST_CURVE_POINTS) -> dict[str, list[Any]]:
+    count = len(steps["step"])
+    starts = np.unique(np.linspace(0, count, min(count, most) + 1).astype(int)[:-1])
+    sizes = np.diff([*starts, count])
+    last = np.minimum(starts + sizes, count) - 1
+    nothing = np.full(count, np.nan)
+    table: dict[str, np.ndarray] = {"step": steps["step"][last], "time": at[last]}
+    table["epoch"] = steps.get("epoch", nothing)[last] + 1
+    for name in _STEP_COLUMNS:
+        values = steps.get(name, nothing)
+        known = np.isfinite(values)
+        sums = np.add.reduceat(np.where(known, values, 0.0), starts)
+        counts = np.add.reduceat(known.astype(int), starts)
+        table[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return {name: _plain(values) for name, values in table.items()}
+
+
+def _of_events(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
+    """The running loss that signs of life carried, where nothing of the steps is on storage yet."""
+    found = [(e.get("step") or 0, e["time"] - begin, e["loss"]) for e in events if number(e.get("loss")) is None]
+    found = found[:: max(1, -(-len(found) // MOST_CURVE_POINTS))]
+    step, time, loss = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
+    nothing = [None] * len(found)
+    return {
+        "step": step,
+        "epoch": nothing,
+        "time": _plain(np.array(time)),
+        "loss": _plain(np.array(loss, float)),
+        **dict.fromkeys(("learning_rate", "gradient_norm"), nothing),
+    }
+
+
+def _epochs(epochs: Sequence[Mapping[str, Any]], steps: np.ndarray, at: np.ndarray) -> list[dict[str, Any]]:
+    rows = []
+    for index, epoch in enumerate(epochs):
+        place = np.searchsorted(steps, epoch.get("step", 0))
+        time = float(at[place]) if place < len(at) else math.nan
+        known = {name: _number(value) for name, value in epoch.items() if isinstance(value, (int, float))}
+        rows.append({**known, "epoch": int(epoch.get("epoch", index)) + 1, "time": _number(time)})
+    return rows
+
+
+def _speed(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
+    rows = [
+        (round(e["time"] - begin, 2), e.get("step") or 0, _number(float(e["samples_per_second"])), e.get("workers"))
+        for e in events
+        if e.get("samples_per_second") and e.get("phase") == "training"
+    ]
+    rows = rows[:: max(1, -(-len(rows) // MOST_CURVE_POINTS))]
+    columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], []]
+    return dict(zip(("time", "step", "samples_per_second", "workers"), columns, strict=True))
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    if values.dtype.kind in "iu":
+        return [int(value) for value in values]
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

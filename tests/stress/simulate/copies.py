@@ -9,9 +9,9 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from raytf.checkpoint.commit import Commit
-from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.keeper_health import TRY_PAUSES, KeeperHealth, Order
+from raytf.checkpoint.keeper_client import TRY_PAUSES, KeeperHealth, Order
+from raytf.checkpoint.memory import CopyTurns
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.checkpoint.tier import Phase, Votes
 from tests.stress.simulate.keepers import SIZE, Keeper, Slot
@@ -80,7 +80,7 @@ class Copies:
         """Whether this rank's newest copy is complete, or has failed."""
         return self._begun == self._sealed
 
-    # -- the group, as `raytf.training.memory_copies` ------------------------------------------------------------------
+    # -- the group, as `memory_copies` --------------------------------------------------------------------------------
 
     def flags(self, step: int) -> CopyFlags:
         """What this rank says in the call that ends at a step."""

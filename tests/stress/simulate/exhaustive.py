@@ -20,11 +20,16 @@ from typing import Any
 
 import tyro
 
-from raytf.distributed.arbiter_messages import of_arbiter, of_worker
-from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
-from raytf.distributed.sealed_lines import encoded
+from raytf.distributed.membership.arbiter_messages import encoded, of_arbiter, of_worker
+from raytf.distributed.membership.member import (
+    DismissedError,
+    Member,
+    RunOverError,
+    step_after_broken_transfer,
+    transfer,
+)
 from raytf.driver.arbitration import Arbitration, HangUp
-from raytf.driver.silence import Silence
+from raytf.driver.supervision.liveness import Silence
 from raytf.errors import WorkerLostError
 from tests.stress.simulate.world import Violation
 

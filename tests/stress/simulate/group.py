@@ -14,14 +14,19 @@ from typing import Any, NamedTuple
 from raytf.checkpoint import naming
 from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.tier import Votes
-from raytf.distributed.arbiter_messages import Dismiss, of_arbiter, of_worker
-from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS
-from raytf.distributed.member import DismissedError, Member, RunOverError, step_after_broken_transfer, transfer
-from raytf.distributed.membership import Generation, node_of
-from raytf.distributed.sealed_lines import encoded
+from raytf.distributed.membership.arbiter_messages import Dismiss, encoded, of_arbiter, of_worker
+from raytf.distributed.membership.generations import Generation, node_of
+from raytf.distributed.membership.member import (
+    DismissedError,
+    Member,
+    RunOverError,
+    step_after_broken_transfer,
+    transfer,
+)
+from raytf.distributed.membership.peer_liveness import BEAT_SECONDS, SILENT_SECONDS
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
 from raytf.driver.monitor.progress import Progress
-from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
+from raytf.driver.supervision.liveness import ALL_SILENT_SECONDS, Silence
 from raytf.errors import WorkerLostError
 from raytf.runs.run_log import new_attempt
 from raytf.runs.status import Status
@@ -109,7 +114,7 @@ class Driver:
             self._carry_out(self.arbiter.hear(worker.member.name, of_worker(line)))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str]) -> None:
-        """Have workers leave for good once others have come, as `raytf.driver.ray_train.dismissal` does."""
+        """Have workers leave for good once others have come, as `raytf.driver.ray_train.scaling_policy` does."""
         self.run.notices |= {name: list(after) for name in names}
         self.arbiter.come("departures")
         self._carry_out(self.arbiter.hear("departures", Dismiss(tuple(names), tuple(after))))

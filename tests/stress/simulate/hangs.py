@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, Heartbeats
-from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
 from tests.stress.simulate.world import BROKEN_SECONDS, Violation
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from raytf.distributed.arbiter_messages import of_arbiter, of_worker
-from raytf.distributed.member import Member
-from raytf.distributed.sealed_lines import ARBITER, WORKER, Seal, encoded
+from raytf.distributed.membership.arbiter_messages import ARBITER, WORKER, Seal, encoded, of_arbiter, of_worker
+from raytf.distributed.membership.member import Member
 from raytf.driver.arbitration import Arbitration, Commands, HangUp
-from raytf.driver.silence import Silence
+from raytf.driver.supervision.liveness import Silence
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """How a simulated rank looks at the ranks that it waits for in a sum.
 
-`Waiting` decides for those of the same host, as in `raytf.distributed.host_allreduce`, and for those of other hosts, as
-in `raytf.distributed.network_allreduce`. What is made up here is /proc and the heartbeats.
+`Waiting` decides for those of the same host, as in `raytf.distributed.allreduce.host`, and for those of other hosts, as
+in `raytf.distributed.allreduce.network`. What is made up here is /proc and the heartbeats.
 """
 
 from __future__ import annotations
@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
-from raytf.distributed.heartbeat_sender import BEAT_SECONDS
-from raytf.distributed.waiting import PROCESS_LOOK_SECONDS, Loss, Sign, Waiting, sign_of_process
+from raytf.distributed.membership.peer_liveness import (
+    BEAT_SECONDS,
+    PROCESS_LOOK_SECONDS,
+    Loss,
+    Sign,
+    Waiting,
+    sign_of_process,
+)
 from tests.stress.simulate.world import Process
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How a simulated worker meets the other ranks of its generation, in place of `raytf.distributed.peer_connections`.
+"""How a simulated worker meets the ranks of its generation, in place of `raytf.distributed.membership.rendezvous`.
 
 `MeetingPoint` decides. What is made up here is what sockets do: a kernel takes connections as soon as a process
 listens, and keeps them until the process answers.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from raytf.distributed.meeting_point import MEET_SECONDS, Link, MeetingPoint
-from raytf.distributed.membership import node_of
+from raytf.distributed.membership.generations import node_of
+from raytf.distributed.membership.rendezvous import MEET_SECONDS, Link, MeetingPoint
 from tests.stress.simulate.world import Process
 
 if TYPE_CHECKING:

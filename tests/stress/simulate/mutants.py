@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-_MEMBERSHIP, _MEMBER = "raytf.distributed.membership", "raytf.distributed.member"
-_ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.silence"
-_REACHABILITY, _COMMIT = "raytf.distributed.reachability", "raytf.checkpoint.commit"
-_MEETING_POINT, _WAITING = "raytf.distributed.meeting_point", "raytf.distributed.waiting"
+_MEMBERSHIP, _MEMBER = "raytf.distributed.membership.generations", "raytf.distributed.membership.member"
+_ARBITRATION, _SILENCE = "raytf.driver.arbitration", "raytf.driver.supervision.liveness"
+_REACHABILITY, _COMMIT = "raytf.distributed.membership.generations", "raytf.checkpoint.commit"
+_MEETING_POINT, _WAITING = "raytf.distributed.membership.rendezvous", "raytf.distributed.membership.peer_liveness"
 _LEASE = "raytf.runs.lease_decisions"
-_FAILURE, _SUPERVISOR = "raytf.driver.supervision.group_failure", "raytf.driver.supervision.supervisor"
+_FAILURE, _SUPERVISOR = "raytf.driver.supervision.failures", "raytf.driver.supervision.retry"
 _HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
 _RESIZING = "raytf.driver.ray_train.resizing"
-_LEDGER, _TURNS = "raytf.checkpoint.slot_ledger", "raytf.checkpoint.copy_turns"
-_PLAN, _HEALTH = "raytf.checkpoint.restore_plan", "raytf.checkpoint.keeper_health"
+_LEDGER, _TURNS = "raytf.checkpoint.slot_ledger", "raytf.checkpoint.memory"
+_PLAN, _HEALTH = "raytf.checkpoint.restore", "raytf.checkpoint.keeper_client"
 
 
 class Mutant(NamedTuple):

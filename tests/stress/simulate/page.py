@@ -16,19 +16,19 @@ _HEAD = """# The simulator
 workers in a simulated world: one thread, with a clock, a network, processes and storage that are drawn from a seed.
 What decides is the code that decides in production:
 
-- in the driver `raytf.driver.arbitration`, `raytf.driver.silence`, `raytf.distributed.membership` and
-  `raytf.distributed.reachability`: who belongs to the group, who is lost, who is left out;
-- in the driver's controller of Ray Train `raytf.driver.supervision.supervisor` with `retry`, `node_exclusion`,
-  `group_failure` and `hang_detector`, and `raytf.driver.ray_train.resizing` and `departures`: whether to start again,
+- in the driver `raytf.driver.arbitration`, `raytf.driver.supervision.liveness` and
+  `raytf.distributed.membership.generations`: who belongs to the group, who is lost, who is left out;
+- in the driver's controller of Ray Train `raytf.driver.supervision.retry` with `node_exclusion`, `failures` and
+  `hang_detector`, and `raytf.driver.ray_train.resizing`: whether to start again,
   on which hosts, how many workers there are, who leaves, and who hangs;
-- in the workers `raytf.distributed.member` and `raytf.checkpoint.commit`: when to meet again, who gives the state to
-  whom, and when a checkpoint is complete;
-- in the workers `raytf.distributed.meeting_point` and `raytf.distributed.waiting`: whom a rank calls and answers, when
-  a meeting has failed, and which of the ranks that a sum waits for are lost;
+- in the workers `raytf.distributed.membership.member` and `raytf.checkpoint.commit`: when to meet again, who gives the
+  state to whom, and when a checkpoint is complete;
+- in the workers `raytf.distributed.membership.rendezvous` and `raytf.distributed.membership.peer_liveness`: whom a
+  rank calls and answers, when a meeting has failed, and which of the ranks that a sum waits for are lost;
 - in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
-  its name. `raytf.checkpoint.retention` decides which checkpoints are deleted;
+  its name. `raytf.checkpoint.cleanup` decides which checkpoints are deleted;
 - in the keepers of copies in memory `raytf.checkpoint.slot_ledger`: which rank gets which memory, and what is freed;
-- in the workers `raytf.checkpoint.keeper_health`, `copy_turns` and `restore_plan`: when a keeper is lost and replaced,
+- in the workers `raytf.checkpoint.keeper_client`, `memory` and `restore`: when a keeper is lost and replaced,
   which of a rank's two slots the next copy takes, and from which copy or checkpoint a new group continues.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from raytf.distributed.member import LeftBehindError, UnreachableError
-from raytf.driver.ray_train.departures import Departures
+from raytf.distributed.membership.member import LeftBehindError, UnreachableError
 from raytf.driver.ray_train.resizing import (
     ClusterView,
+    Departures,
     ResizeDecision,
     Resizer,
     next_size,
     planned_change,
     ranks_to_replace,
 )
-from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.group_failure import failure_of, lost_ranks
+from raytf.driver.supervision.failures import Cause, Failure, failure_of, lost_ranks
 from raytf.driver.supervision.node_exclusion import without
-from raytf.driver.supervision.supervisor import Decision, Scene, Supervisor
+from raytf.driver.supervision.retry import Decision, Scene, Supervisor
 from raytf.errors import HangError, WorkerLostError
 from tests.stress.simulate.hangs import Hangs
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raytf.checkpoint import naming
 from raytf.checkpoint.generations import Generation, generations, is_latest
-from raytf.checkpoint.restore_plan import Candidate, RestorePlan
+from raytf.checkpoint.restore import Candidate, RestorePlan
 from raytf.errors import CheckpointError, StorageError
 from tests.stress.simulate.arithmetic import expected
 from tests.stress.simulate.keepers import Keeper

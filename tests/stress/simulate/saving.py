@@ -1,7 +1,7 @@
 """A simulated rank's part of the checkpoints of its generation: a tier for `raytf.checkpoint.commit.Commit`.
 
-It asks who owns the run at the same places as `raytf.checkpoint.durable_writer` and `raytf.checkpoint.cleanup`, and
-`raytf.runs.lease_decisions` and `raytf.checkpoint.retention` decide.
+It asks who owns the run at the same places as `raytf.checkpoint.durable` and `raytf.checkpoint.cleanup`, and
+`raytf.runs.lease_decisions` and `raytf.checkpoint.cleanup` decide.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raytf.checkpoint import naming, retention
+from raytf.checkpoint import cleanup, naming
 from raytf.checkpoint.tier import Phase, Votes
 from raytf.errors import CheckpointError, RunInUseError, StorageError
 from raytf.runs import lease_decisions
@@ -210,7 +210,7 @@ class SimulatedTier:
             found = yield from self._fence()
             present = self._saver.attempt
             earlier = {naming.attempt_of(name) for name in names if naming.attempt_of(name) < present}
-            for old in retention.to_delete(
+            for old in cleanup.to_delete(
                 names, complete, _KEEP, present, needed=[needed], over={present, *earlier}, writing=writing
             ):
                 yield self._deletion(found, old)

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.supervisor import Decision
+from raytf.driver.supervision.retry import Decision
 from tests.stress.simulate.hangs import HANG_SECONDS, is_hung
 from tests.stress.simulate.ray_train import FEWEST
 from tests.stress.simulate.world import Violation

@@ -18,8 +18,7 @@ import numpy as np
 
 from raytf.checkpoint import codec, generations, manifest, snapshot_slot
 from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
 from raytf.checkpoint.tier import GroupAttempt, Votes
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage

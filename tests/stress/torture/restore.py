@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import durable, generations, manifest, naming, snapshot_slot
-from raytf.checkpoint.restore_plan import RestorePlan
+from raytf.checkpoint.restore import RestorePlan
 from raytf.errors import CheckpointError, StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.state import State

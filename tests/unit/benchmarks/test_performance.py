@@ -127,6 +127,10 @@ def test_each_goal_is_about_a_benchmark_that_was_run():
         ("recovery", "worker lost, seconds to a new step, Ray TensorflowTrainer", "stock Ray"),
         ("input", "arrays, 28x28 uint8, raytf", "from arrays"),
         ("input", "Parquet, local, raytf", "from Parquet"),
+        ("startup", "cold start, 2 workers, to the 20th step, Ray TensorflowTrainer", "twice as fast as stock Ray"),
+        ("startup", "warm start, one worker, to the 20th step, Keras fit", "2.5 times as long as Keras"),
+        ("startup", "second run of a process, 2 workers, to the 20th step", "of a second run"),
+        ("startup", "jobs/mnist.py, two workers, whole", "README's job"),
         ("scale", "a row of nobody's goal", "scale: a row of nobody's goal"),
     ],
 )

@@ -3,10 +3,10 @@
 import pytest
 
 from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS, Cadence, Outage, deadline, retry_pause, snapshot_every
+from raytf.checkpoint.cleanup import to_delete
 from raytf.checkpoint.commit import Event, advance
 from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
-from raytf.checkpoint.retention import to_delete
 from raytf.checkpoint.tier import Phase, Votes
 
 A, B = "20260101T000000-aaaaaa", "20260101T000009-000000"

@@ -7,12 +7,10 @@ import zlib
 import numpy as np
 import pytest
 
-from raytf.checkpoint import audit, cadence, durable, manifest, naming
+from raytf.checkpoint import cadence, durable, manifest, naming, verify
 from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.durable_writer import DurableSave
-from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
+from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
 from raytf.checkpoint.tier import GroupAttempt, Votes
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError
@@ -335,7 +333,7 @@ def test_a_checkpoint_of_format_1_is_read_and_verified(run):
     loaded = durable.load(run, name)
     assert loaded.step == 7
     np.testing.assert_array_equal(loaded.tensors["w1"], np.full(10, 7, np.float32))
-    assert [finding.state for finding in audit.verify(run)] == [audit.Worth.WHOLE]
+    assert [finding.state for finding in verify.verify(run)] == [verify.Worth.WHOLE]
 
     path = f"{FOLDER}/{name}/share-00001.safetensors"
     data = bytearray(run.get(path))

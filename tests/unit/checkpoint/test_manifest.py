@@ -1,11 +1,14 @@
 """The manifest: what makes a folder a checkpoint, and that damage is noticed."""
 
+from __future__ import annotations
+
 import json
 import zlib
 
 import pytest
 
 from raytf.checkpoint import manifest
+from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.checkpoint.naming import name_of
 from raytf.errors import CheckpointError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
@@ -14,6 +17,11 @@ NAME = name_of(7, "a")
 PATH = f"{manifest.FOLDER}/{NAME}/{manifest.FILE}"
 SHARES = [{"file": "share-00000.safetensors", "bytes": 10, "crc32c": 1, "names": ["model/kernel"]}]
 DOCUMENT = {"identity": {"--seed": "0"}, "loss": 0.1, "grün": [1, None]}
+#: As raytf wrote it into manifests and into memory before there was a class for it.
+TOTALS = {"train_seconds": 1.5, "imbalance_seconds": 0.5, "stopped_early": True, "best": ["val_loss", 0.25]}
+SLOW = {"identity": {"model": "a"}, "history": [{"epoch": 0, "step": 7, "val_loss": 0.25}]}
+MANIFEST = {**TOTALS, **SLOW, "callbacks": {"0": {"wait": 3}}, "world_size": 2}
+LIVE = {**TOTALS, "durable_step": 5, "world_size": 2, "weights_hash": 77}
 
 
 @pytest.fixture
@@ -113,3 +121,41 @@ def test_a_newer_format_asks_for_an_update(run):
     run.put(PATH, json.dumps({"body": body, "crc32": zlib.crc32(manifest.dump(body))}).encode())
     with pytest.raises(RunMismatchError, match=r"newer raytf.*Update raytf"):
         manifest.read(run, NAME)
+
+
+def test_a_manifest_is_read_and_written_as_before():
+    found = CheckpointDocument.parse(MANIFEST)
+    assert json.loads(json.dumps(found.of_manifest())) == MANIFEST
+    assert (found.best, found.callbacks, found.missing) == (("val_loss", 0.25), {"0": {"wait": 3}}, ())
+    assert (found.durable_step, found.weights_hash) == (None, None)
+
+
+def test_a_copy_in_memory_is_read_and_written_as_before():
+    found = CheckpointDocument.parse({"attempt": "x", **SLOW, **LIVE})
+    # The order of the keys, too: the bytes in memory are the same.
+    assert json.dumps(found.live()) == json.dumps(LIVE)
+    assert json.dumps(found.slow()) == json.dumps(SLOW)
+    assert found.epochs == 1
+    assert "weights_hash" not in CheckpointDocument().live()
+
+
+def test_a_chain_is_kept_where_there_is_one():
+    document = CheckpointDocument(chain="ab")
+    for told in (document.of_manifest(), document.live()):
+        assert CheckpointDocument.parse({**SLOW, **told}).chain == "ab"
+    assert not {"chain"} & {*CheckpointDocument().of_manifest(), *CheckpointDocument().live()}
+
+
+@pytest.mark.parametrize(
+    "name", ["identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks"]
+)
+def test_what_is_needed_to_go_on_and_is_not_there_is_named(name: str):
+    found = CheckpointDocument.parse({key: value for key, value in MANIFEST.items() if key != name})
+    assert found.missing == (name,)
+
+
+def test_what_other_versions_add_or_leave_out_does_no_harm():
+    assert CheckpointDocument.parse({**MANIFEST, "missing": ["x"], "later": 1}) == CheckpointDocument.parse(MANIFEST)
+    old = {key: value for key, value in MANIFEST.items() if key not in ("best", "world_size")}
+    assert CheckpointDocument.parse(old).best is None
+    assert CheckpointDocument.parse(old).missing == ()

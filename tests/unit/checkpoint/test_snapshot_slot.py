@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint import snapshot_slot
+from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.generations import MemoryShare
-from raytf.checkpoint.tensor_stream import DeviceTensor
 from raytf.errors import CheckpointError
 
 SHARE = MemoryShare(40, "a", 1, 2)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.step_digest import GENESIS
 

@@ -109,7 +109,9 @@ def test_a_run_is_found_by_the_name_that_runs_lists(tmp_path, monkeypatch):
     by_name, by_place = raytf("verify", "first", "--json"), raytf("verify", "~/raytf-runs/first", "--json")
     assert by_name.returncode == 0, by_name.stderr
     assert by_name.stdout == by_place.stdout
-    # A folder of that name here comes first.
+    # A folder of that name here comes first, unless it is no run.
+    (tmp_path / "first" / "images").mkdir(parents=True)
+    assert raytf("verify", "first", "--json").stdout == by_name.stdout
     save(Storage(str(tmp_path / "first")), 5, history=HISTORY)
     assert raytf("verify", "first", "--json").stdout == raytf("verify", "./first", "--json").stdout != by_name.stdout
     gone = raytf("show", "second")
@@ -122,13 +124,13 @@ def test_a_run_is_found_by_the_name_that_runs_lists(tmp_path, monkeypatch):
     [
         ("sho", "Did you mean raytf show?"),
         ("train", "Did you mean raytf run?"),
-        ("zzz", "raytf --help lists those that there are."),
+        ("zzz", "raytf --help lists the commands."),
     ],
 )
 def test_a_command_that_is_none_is_one_line(name, hint):
     done = raytf(name)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: raytf {name}: there is no such command. {hint}\n"
+    assert done.stderr == f"error: raytf {name}: unknown command. {hint}\n"
 
 
 def test_the_version_is_told():

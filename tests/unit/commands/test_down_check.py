@@ -15,9 +15,9 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
-from raytf.cluster.check.local_environment import Surroundings
-from raytf.cluster.leftovers import report, resource
 from raytf.commands import down_check
+from raytf.doctor.leftovers import report, resource
+from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 from tests.support.aws_front import reset
 from tests.unit.conftest import forget_clients
@@ -232,7 +232,7 @@ def test_one_of_several_files_that_cannot_be_looked_for_is_named(tmp_path):
 
 
 def test_no_file_and_no_such_file():
-    assert "there is nothing to look for" in raytf().stderr
+    assert "No file given" in raytf().stderr
     done = raytf("/no/such.yaml")
     assert (done.returncode, "cannot be read" in done.stderr) == (2, True)
 

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 import raytf
-from raytf.cluster.check import run
-from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.local_environment import Surroundings
 from raytf.commands import _shipped, _wheel, init
 from raytf.config.command_line import DESCRIBE
+from raytf.doctor.check import offline
+from raytf.doctor.finding import Severity
+from raytf.doctor.local_environment import Surroundings
 from raytf.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[3]
@@ -92,12 +92,12 @@ def test_nothing_is_wrong_with_what_is_written(cluster: str, tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
     text = (tmp_path / "x" / "cluster.yaml").read_text()
     here = Surroundings(platform.python_version(), "2.60.0", tmp_path / "x", {"HOME": str(tmp_path)})
-    found = [f for f in run.check(text, here).findings if f.severity is not Severity.FILL_IN]
+    found = [f for f in offline.check(text, here).findings if f.severity is not Severity.FILL_IN]
     # The token is made by a command that the file names.
     assert [f for f in found if "auth_token" not in f.problem] == []
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("token")
-    assert [f for f in run.check(text, here).findings if f.severity is not Severity.FILL_IN] == []
+    assert [f for f in offline.check(text, here).findings if f.severity is not Severity.FILL_IN] == []
 
 
 def typed(readme: str) -> list[list[str]]:
@@ -171,7 +171,7 @@ def test_nothing_is_written_over(tmp_path: Path):
     (tmp_path / "x" / "job.py").write_text("mine")
     done = command("init", "x", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: x/job.py is there already, and nothing is written over. Give another folder.\n"
+    assert done.stderr == "error: x/job.py exists already, and nothing is overwritten. Choose another folder.\n"
     assert (tmp_path / "x" / "job.py").read_text() == "mine"
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_written_over(tmp_path: Path):
         (["x", "--cluster", "aws-gpu-spt"], "--cluster aws-gpu-spt is not known. Did you mean aws-gpu-spot?"),
         (["x", "--job", "mnits"], "--job mnits is not known. Did you mean mnist?"),
         (["x", "--job", "../secret"], "--job ../secret is not known."),
-        (["file"], "file is a file, and nothing is written over."),
+        (["file"], "file is a file, and nothing is overwritten."),
         (["/proc/x"], "cannot write to /proc/x: "),
         ([], "expected FOLDER."),
     ],

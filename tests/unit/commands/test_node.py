@@ -52,7 +52,7 @@ def test_arguments_after_the_dashes_are_the_command_s_alone(start: Callable[...,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "there is nothing to run"),
+        ([], "No command given"),
         (["--", "/no/such/program"], "cannot run '/no/such/program'"),
         (["--grace-seconds", "5", "--margin-seconds", "6", "--", "true"], "expected a margin"),
         (["--grace-seconds", "nan", "--", "true"], "expected a margin"),
@@ -116,5 +116,5 @@ def test_a_command_that_outlives_its_ray_node_is_ended_as_by_ray_start(start: Ca
     began = time.monotonic()
     job = start("--", "bash", "-c", f'({raylet}) & wait $!; echo "stopped"; sleep 600 & wait')
     assert job.ended(120) == 128 + signal.SIGTERM
-    assert job.output == "stopped\nraytf node: Ray has ended here; ending the command, which has not noticed\n"
+    assert job.output == "stopped\nraytf node: Ray has stopped here; stopping the command, which has not noticed\n"
     assert time.monotonic() - began > 10

@@ -84,7 +84,7 @@ def test_what_raytf_has_not_written_is_not_deleted(tmp_path: Path, file: str, na
     storage = Storage(str(tmp_path))
     fill(storage)
     storage.put(file, b"mine")
-    with pytest.raises(ConfigError, match=f"{name} also holds what raytf has not written: {named}. Move it"):
+    with pytest.raises(ConfigError, match=f"{name} also has files that raytf did not write: {named}. Move them"):
         rm.find(storage.child(name))
 
 
@@ -113,7 +113,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command(tmp_path: Path):
     storage = Storage(str(tmp_path / "raytf-runs"))
     fill(storage)
-    assert "no run was named. Expected: raytf rm RUN" in command(tmp_path).stderr
+    assert "No run given. Usage: raytf rm RUN" in command(tmp_path).stderr
     asks = command(tmp_path, "mnist")
     assert (asks.returncode, len(asks.stderr.splitlines())) == (2, 1)
     assert "there is no terminal to ask on. Pass --yes." in asks.stderr

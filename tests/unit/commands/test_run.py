@@ -8,15 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from raytf.commands import run
+from raytf.commands import prove, replay, run, submit, tune
 from raytf.config import flags, help_page
 from raytf.testing import environment
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "run"]
 
 
-def test_the_usage_says_where_the_script_is_typed():
-    assert help_page.usage("raytf run", flags.of_command(run.main)) == "raytf run [flags] SCRIPT.py [its arguments]"
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        (run, "raytf [flags] SCRIPT.py [its arguments]"),
+        (submit, "raytf [ADDRESS...] [flags] -- COMMAND ..."),
+        (tune, "raytf [JOB...] [flags] [-- FLAGS OF THE JOB]"),
+        (replay, "raytf RUN [flags] -- COMMAND ..."),
+        (prove, "raytf RUN [flags] -- COMMAND ..."),
+    ],
+)
+def test_the_usage_says_where_the_program_is_typed(command, usage):
+    assert help_page.usage("raytf", flags.of_command(command.main)) == usage
 
 
 @pytest.mark.parametrize(

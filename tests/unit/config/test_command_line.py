@@ -174,9 +174,9 @@ def test_a_hanging_thread_does_not_hold_the_exit_nor_swallow_output(run):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--epoch", "3"], "--epoch: there is no such flag. Did you mean --epochs?"),
-        (["--epoch=3"], "--epoch: there is no such flag. Did you mean --epochs?"),
-        (["--zzz"], "--zzz: there is no such flag. --help lists those that there are."),
+        (["--epoch", "3"], "--epoch: unknown flag. Did you mean --epochs?"),
+        (["--epoch=3"], "--epoch: unknown flag. Did you mean --epochs?"),
+        (["--zzz"], "--zzz: unknown flag. --help lists the flags."),
         (["--epochs", "two"], "--epochs two: expected a whole number."),
         (["--epochs"], "--epochs: expected a whole number, such as --epochs 2."),
         (["--keep", "--exact"], "--keep: expected a whole number, such as --keep 3."),

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from raytf.config.train_config import MIN_LOGICAL_SHARDS, TrainConfig
+from raytf.config.train_config import MIN_LOGICAL_SHARDS, TrainConfig, as_keyword_arguments
 from raytf.errors import ConfigError
 
 SYNC_SERVERS = {"strategy": "parameter-server", "sync_replicas": True}
@@ -57,11 +57,11 @@ REFUSED = [
     ({"strategy": "parameter-server", "mixed_precision": "float16"}, ["float16", "bfloat16"]),
     ({"cpus_per_worker": 0.0}, ["cpus_per_worker=0", "above 0"]),
     *[
-        ({"workers": w}, [f"--workers {w}", "1:4"])
+        ({"workers": w}, [f"--workers {w}:", "1:4"])
         for w in ("", "0", "-1", "two", "3:2", "0:2", ":4", "1:2:3", "2-4", "1.5")
     ],
     *[
-        ({"run": r}, ["--run", repr(r), "letters, digits"])
+        ({"run": r}, ["run=", repr(r), "letters, digits"])
         for r in ("", ".hidden", "..", "a/b", "a b", "a\n", "a\\b", "s3://x")
     ],
 ]
@@ -80,7 +80,7 @@ WRONG_TYPES = [
     ({"run": 3}, ["run=3", "a string"]),
     ({"storage": 3}, ["storage=3", "a string or a path"]),
     ({"workers": 2.5}, ["workers=2.5", "a string or a whole number"]),
-    ({"workers": "2:"}, ["--workers 2:"]),
+    ({"workers": "2:"}, ["--workers 2::"]),
     *[({"strategy": "parameter-server", "ps": n}, [f"ps={n!r}", "number"]) for n in ("x", 1.5, 0)],
     (
         {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": "x"},
@@ -101,7 +101,8 @@ def test_refused_with_one_clear_line(settings, words):
     with pytest.raises(ConfigError) as refused:
         TrainConfig.of(**settings).check()
     message = str(refused.value)
-    assert [w for w in words if w not in message] == []
+    assert [w for w in map(as_keyword_arguments, words) if w not in message] == []
+    assert "--" not in message
     assert "\n" not in message
 
 
@@ -138,10 +139,43 @@ def test_the_constructor_takes_settings_and_sections():
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+def test_a_run_of_a_program_has_a_whole_name():
+    config = TrainConfig.among({"run": "train", "exact": True})
+    first = config.of_program("/runs/train", 1)
+    assert (config.run_name, first.run_name, first.run.name, first.run.storage) == (
+        "train",
+        "train/1",
+        "1",
+        "/runs/train",
+    )
+    assert pickle.loads(pickle.dumps(first.replace(epochs=3))).run_name == "train/1"
+    assert first.is_from_flags
+
+
 def test_flags_are_checked_as_flags():
     config = TrainConfig.among({"keep": 0})
     with pytest.raises(ConfigError, match="--keep 0: expected a number, 1 or more"):
         config.check()
+    config = TrainConfig.among({"exact": True}).replace(reduction="float")
+    with pytest.raises(ConfigError, match=r"--exact with --reduction float: .*Leave out --reduction float, or --exact"):
+        config.check()
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"),
+    [
+        ("--exact with --no-jit: leave out --exact.", "exact=True with jit=False: leave out exact=True."),
+        ("take --reduction fixed, or --logical-shards 4.", "take reduction='fixed', or logical_shards=4."),
+        ("--epochs and --steps exclude each other", "epochs and steps exclude each other"),
+        ("--run a: no. Choose another --run name.", "run='a': no. Choose another run name."),
+        ("go on with --run a-2, or --workers 1:4.", "go on with run='a-2', or workers='1:4'."),
+        ("--notice-url http://a:1: expected", "notice_url='http://a:1': expected"),
+        ("--gpus-per-worker 0.5 with --use-gpu; more --workers", "gpus_per_worker=0.5 with use_gpu=True; more workers"),
+        ("ray job submit --working-dir .", "ray job submit --working-dir ."),
+    ],
+)
+def test_a_message_names_what_a_program_passes(flags, arguments):
+    assert as_keyword_arguments(flags) == arguments
 
 
 def test_defaults_are_fine():
@@ -246,10 +280,10 @@ def test_any_batch_can_be_cut_but_with_parameter_servers_whose_advice_works(size
     config = config.replace(strategy="parameter-server", sync_replicas=True)
     with pytest.raises(ConfigError) as refused:
         config.check()
-    advice = re.findall(r"--(global-batch-size|logical-shards) (\d+)", str(refused.value).partition("Use ")[2])
+    advice = re.findall(r"(global_batch_size|logical_shards)=(\d+)", str(refused.value).partition("Use ")[2])
     assert advice
-    for flag, value in advice:
-        config.replace(**{flag.replace("-", "_"): int(value)}).check()
+    for name, value in advice:
+        config.replace(**{name: int(value)}).check()
 
 
 @pytest.mark.parametrize(("workers", "shards"), [("1", 4), ("2", 4), ("4", 4), ("5", 8), ("1:9", 16)])

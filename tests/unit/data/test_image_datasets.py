@@ -13,11 +13,11 @@ import pytest
 from raytf.data import ImageFolderSource, load_images
 from raytf.data.image_datasets import open_splits, read_idx
 from raytf.data.sources.detect import is_idx
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
-from tests.support.data_files import examples, pictures, tfrecords
+from tests.support.data_files import examples, pictures, put_tree, tfrecords
 
 
 def idx(array, code=0x08):
@@ -208,7 +208,7 @@ def test_a_folder_of_parquet_files(tmp_path):
 
 
 def test_parquet_on_s3(s3, tmp_path):
-    Storage(s3()).put_tree(str(parquet_folder(tmp_path / "d", arrays())), "images")
+    put_tree(Storage(s3()), str(parquet_folder(tmp_path / "d", arrays())), "images")
     images = load_images(s3("images"))
     assert (images.train.records, images.classes) == (6, 3)
 
@@ -314,7 +314,7 @@ def test_tfrecords_and_image_folders_on_s3(s3, tmp_path):
     for split in ("train", "test"):
         tfrecords(tmp_path / "t" / split)
         pictures(tmp_path / "i" / split)
-    Storage(s3()).put_tree(str(tmp_path), "d")
+    put_tree(Storage(s3()), str(tmp_path), "d")
     assert load_images(s3("d/t")).train.records == 13
     assert load_images(s3("d/i")).image_shape == (6, 5, 3)
 

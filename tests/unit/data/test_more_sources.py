@@ -11,6 +11,7 @@ from raytf.data import ArraySource, CsvSource, MappingSource, NpzSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
+from tests.support.data_files import put_tree
 
 
 def refused(call, *words):
@@ -111,8 +112,8 @@ def test_csv_columns_of_true_and_false(tmp_path, block):
     ("later", "words"),
     [
         ("7,7", ["column 'a' holds numbers here and true and false elsewhere"]),
-        ("true,7", ["column 'label' holds numbers here and true", "Give classes=[...]"]),
-        ("true,cow", ["column 'label' holds text here and true", "Give classes=[...]"]),
+        ("true,7", ["column 'label' holds numbers here and true", "Pass classes=[...]"]),
+        ("true,cow", ["column 'label' holds text here and true", "Pass classes=[...]"]),
     ],
 )
 def test_csv_columns_of_two_kinds(tmp_path, later, words):
@@ -177,7 +178,7 @@ def test_csv_files_that_differ(table, tmp_path):
 
 
 def test_csv_on_s3(s3, table):
-    Storage(s3()).put_tree(table, "d")
+    put_tree(Storage(s3()), table, "d")
     assert again(CsvSource(s3("d"))).take(np.array([41]))[0][0].tolist() == [41, 20.5]
 
 
@@ -251,7 +252,7 @@ def test_npz_that_is_not_there(tmp_path):
 def test_npz_on_s3(s3, tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez_compressed(tmp_path / "b.npz", **arrays())
-    Storage(s3()).put_tree(str(tmp_path), "d")
+    put_tree(Storage(s3()), str(tmp_path), "d")
     for name in ("a", "b"):
         x, y = again(NpzSource(s3(f"d/{name}.npz"), block_bytes=400)).take(np.array([49, 3]))
         assert (x.tobytes(), y.tolist()) == (arrays()["x"][[49, 3]].tobytes(), [0, 3])
@@ -364,7 +365,7 @@ class Raises(Squares):
         ),
         (lambda: MappingSource({0: np.float32(1), 1: 1e300}).take(np.arange(2)), ["record 1: x is float64", "float32"]),
         (lambda: MappingSource({0: np.float32(1), 1: 2**24 + 1}).take(np.arange(2)), ["record 1: x is int64"]),
-        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and gave 2", "one for each"]),
+        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and returned 2", "one for each"]),
         (lambda: MappingSource(Raises()).take(np.arange(9)), ["raised at record 7: OSError: disk on fire"]),
     ],
 )

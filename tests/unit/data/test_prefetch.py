@@ -7,9 +7,8 @@ from contextlib import closing
 import numpy as np
 
 from raytf.data import ArraySource
-from raytf.data.pipeline import Pipeline
+from raytf.data.pipeline import DEPTH, Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.prefetch import DEPTH, Prefetch
 
 PLAN = StepPlan(40, 4, 2)
 

@@ -36,9 +36,9 @@ def test_a_conversion_that_has_not_ended_is_kept(tmp_path):
     folder.write(layout.name(0), [other.take(np.arange(3))])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.keys() == {layout.name(0), UNFINISHED}
-    with pytest.raises(ConfigError, match="a conversion that has not ended of other records") as error:
+    with pytest.raises(ConfigError, match="an unfinished conversion of other records") as error:
         RayDataSource(Records(), str(tmp_path))
-    assert "Give another folder, or delete this one" in str(error.value)
+    assert "Choose another folder, or delete this one" in str(error.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert write(Storage(str(tmp_path)), other, layout, "me")
 

@@ -16,6 +16,7 @@ from raytf.data.sources import fingerprint
 from raytf.data.sources.parquet import explained
 from raytf.errors import DataError, StorageError
 from raytf.storage.storage import Storage
+from tests.support.data_files import put_tree
 
 # Arrays.
 
@@ -232,13 +233,13 @@ def test_no_label(tmp_path):
 
 
 def test_parquet_on_s3(s3, data):
-    Storage(s3()).put_tree(data, "data")
+    put_tree(Storage(s3()), data, "data")
     source = ParquetSource(s3("data"))
     assert source.take(np.array([12, 0]))[0][:, 0].tolist() == [12, 0]
 
 
 def test_a_single_file_on_s3(s3, data):
-    Storage(s3()).put_tree(data, "data")
+    put_tree(Storage(s3()), data, "data")
     assert ParquetSource(s3("data/b.parquet")).records == 3
 
 
@@ -344,7 +345,7 @@ def test_an_outage_while_reading_is_no_fault_of_the_data(data, s3_endpoint):
         host, port = server.get_host_and_port()
         boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").create_bucket(Bucket="outage")
         uri = f"s3://outage/data?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-        Storage(uri).put_tree(data, "part")
+        put_tree(Storage(uri), data, "part")
         source = ParquetSource(uri)
     finally:
         server.stop()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from raytf.data import streams, tree
 from raytf.data.sources.base import Spec
-from raytf.data.stream_kinds import from_arrays, from_generator, from_iterable, from_py_dataset
-from raytf.data.streams import Stream, batch_of, misfit
+from raytf.data.streams import Stream, batch_of, from_arrays, from_generator, from_iterable, from_py_dataset, misfit
 from raytf.errors import DataError
 
 LENGTH = 7
@@ -104,7 +103,7 @@ def test_a_generator_that_is_skipped_to_goes_on_from_there():
 
 
 def test_a_generator_for_several_epochs_needs_their_length():
-    with pytest.raises(DataError, match=r"can be read once, and there are 2 epochs\. Give steps_per_epoch"):
+    with pytest.raises(DataError, match=r"can be read once, and there are 2 epochs\. Pass steps_per_epoch"):
         from_generator(iter([]), "train", None, 2)
 
 
@@ -226,7 +225,7 @@ def test_a_py_dataset_is_told_of_epochs_that_are_parts_of_a_pass(count: int | No
 @pytest.mark.parametrize(
     ("batches", "steps", "words"),
     [
-        (None, None, "has no end. Give steps_per_epoch"),
+        (None, None, "has no end. Pass steps_per_epoch"),
         (0, None, "has no batches"),
         (5, 0, "steps_per_epoch=0: expected 1 or more"),
     ],

@@ -15,12 +15,11 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import fingerprint
 from raytf.data.sources.base import SMALL_BYTES, is_by_record
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.record_index import INDEX, IndexEntry, index
 from raytf.data.sources.tfrecord import is_tfrecord
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import INDEX, IndexEntry, frame, index
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
-from tests.support.data_files import examples, tfrecords
+from tests.support.data_files import examples, put_tree, tfrecords
 
 SPEC = {"image": Spec((4, 4, 1), "uint8")}
 
@@ -257,7 +256,7 @@ def test_other_mistakes_are_refused_in_one_line(data, tmp_path):
 @pytest.mark.parametrize("order", ["records", "blocks"])
 def test_s3(s3, data, order):
     uri, image, label = data
-    Storage(s3()).put_tree(uri, "d")
+    put_tree(Storage(s3()), uri, "d")
     source = TFRecordSource(s3("d"), features=SPEC, order=order, block_bytes=400)
     ids = np.array([12, 0, 9, 4])
     x, y = pickle.loads(pickle.dumps(source)).take(ids)
@@ -266,13 +265,13 @@ def test_s3(s3, data, order):
 
 
 def test_a_single_file_on_s3(s3, data):
-    Storage(s3()).put_tree(data[0], "d")
+    put_tree(Storage(s3()), data[0], "d")
     assert TFRecordSource(s3("d/1.tfrecord")).records == 3
 
 
 def test_what_is_requested_of_an_object_store(s3, data):
     """Blocks, and not records: a request costs as much as a megabyte."""
-    Storage(s3()).put_tree(data[0], "d")
+    put_tree(Storage(s3()), data[0], "d")
     source = pickle.loads(pickle.dumps(TFRecordSource(s3("d"), features=SPEC)))
     reader = source.reader(4)
     for i in range(13):
@@ -283,7 +282,7 @@ def test_what_is_requested_of_an_object_store(s3, data):
 
 def test_gcs(gcs, data):
     uri, image, _ = data
-    Storage(gcs).put_tree(uri, "d")
+    put_tree(Storage(gcs), uri, "d")
     base, mark, query = gcs.partition("?")
     source = TFRecordSource(f"{base}/d{mark}{query}", features=SPEC, order="blocks", block_bytes=400)
     assert source.take(np.array([12, 3]))[0].tobytes() == image[[12, 3]].tobytes()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from raytf.data import ArraySource, ImageFolderSource, Spec
 from raytf.data.sources.detect import ReadOptions
-from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.tfrecord_files import frame
 from raytf.data.sources.writer import FileLayout, write
 from raytf.data.validation import check
 from raytf.storage.storage import Storage
@@ -219,7 +219,7 @@ def test_a_conversion_that_has_not_ended_is_a_problem(tmp_path):
     write(Storage(str(tmp_path)), ArraySource(np.arange(5)), FileLayout("tfrecord", 5, 5), "me")
     (tmp_path / UNFINISHED).write_text("{}")
     (found,) = check(str(tmp_path), ReadOptions(x=("x",), y=""))
-    assert ["has not ended" in why for _, why in found.problems] == [True]
+    assert ["is not finished" in why for _, why in found.problems] == [True]
     assert found.records == 5
 
 

@@ -16,8 +16,8 @@ import pytest
 from raytf.data import ArraySource, ParquetSource, Spec, TFRecordSource, load_images
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
-from raytf.data.sources.record_index import INDEX
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
+from raytf.data.sources.tfrecord_files import INDEX
 from raytf.data.sources.writer import FileLayout, identity_of, named, write
 from raytf.errors import ConfigError, DataError, StorageError
 from raytf.storage.storage import Storage
@@ -121,7 +121,7 @@ def test_a_conversion_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path, to
             write(Stopping(str(folder)), source(), layout, "me")
         if UNFINISHED not in files(folder):
             break
-        with pytest.raises(DataError, match=r"has not ended\. The same `raytf data convert` command"):
+        with pytest.raises(DataError, match=r"is not finished\. Run the same `raytf data convert` command"):
             kind(str(folder))
         assert write(Storage(str(folder)), source(), layout, "me")
         assert files(folder) == whole
@@ -296,7 +296,7 @@ def test_a_write_that_fails_on_s3_is_gone_on_with(s3_endpoint, s3):
         proxy.fail_writes(1, after=4)
         with pytest.raises(StorageError):
             write(Storage(s3("d").replace(s3_endpoint, proxy.endpoint)), source(), layout, "me")
-    with pytest.raises(DataError, match="has not ended"):
+    with pytest.raises(DataError, match="is not finished"):
         TFRecordSource(s3("d"))
     assert write(Storage(s3("d")), source(), layout, "me")
     back = TFRecordSource(s3("d"))
@@ -328,7 +328,7 @@ def test_image_folders_of_many_sizes(tmp_path):
     [
         (("convert", "/nowhere", "OUT", "--to", "parquet"), ["/nowhere", "no such file or folder"]),
         (("convert", "s3://no-such-bucket-1/x", "OUT", "--to", "parquet"), ["no-such-bucket-1"]),
-        (("convert", "digits", "OUT", "--to", "tfrecord", "--file-mb", "0"), ["expected 1 or more"]),
+        (("convert", "digits", "OUT", "--to", "tfrecord", "--file-mb", "0"), ["expected a number, 1 or more"]),
         (("convert", "digits", "OUT", "--to", "zip"), ["zip"]),
         (("check", "OUT/none"), ["no such file or folder"]),
         (("check", str(ROOT / "docs")), ["nothing to read", ".md"]),

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from benchmarks.step.namespaces import namespaces, reason_not_possible
-from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
-from raytf.distributed.member import DismissedError, LeftBehindError, RunOverError, UnreachableError
-from raytf.distributed.peer_connections import MEET_SECONDS, connect_all
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.membership.member import DismissedError, LeftBehindError, RunOverError, UnreachableError
+from raytf.distributed.membership.rendezvous import MEET_SECONDS, connect_all
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
 from raytf.testing.processes import wait_until
@@ -148,7 +148,7 @@ needs_namespaces = pytest.mark.skipif(bool(reason_not_possible()), reason=reason
 #: A worker that joins and then does nothing.
 WORKER = """
 import sys, time
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
 link = ArbiterLink.connect(ArbiterAddress(sys.argv[1], bytes.fromhex(sys.argv[2])), "b")
 link.join("h:2", int(sys.argv[3]))
 print("member", flush=True)
@@ -317,7 +317,7 @@ def until(condition: Any, seconds: float = 20) -> None:
 def test_members_that_meet_hear_at_once_that_one_has_left():
     with serving() as arbiter:
         links = [ArbiterLink.connect(arbiter, name) for name in "abc"]
-        joining = [aside(link.join, meeting.listen("127.0.0.1"), 3, order) for order, link in enumerate(links)]
+        joining = [aside(link.join, rendezvous.listen("127.0.0.1"), 3, order) for order, link in enumerate(links)]
         places = [one(each)[1] for each in joining]
         waiting = [aside(connect_all, place, 4.5) for place in places[:2]]
         places[2].close()

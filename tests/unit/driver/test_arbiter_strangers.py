@@ -15,16 +15,16 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from benchmarks.step.namespaces import namespaces
-from raytf.distributed import meeting
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
-from raytf.distributed.member import LeftBehindError, RunOverError
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.membership.member import LeftBehindError, RunOverError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.testing.processes import wait_until
 from tests.unit.driver.test_arbiter import aside, needs_namespaces, one, pair, serving
 
 
 def called(stack: ExitStack, arbiter: ArbiterAddress) -> socket.socket:
-    return stack.enter_context(socket.create_connection(meeting.parsed(arbiter.address), 10))
+    return stack.enter_context(socket.create_connection(rendezvous.parsed(arbiter.address), 10))
 
 
 def has_hung_up(peer: socket.socket) -> bool:
@@ -64,7 +64,7 @@ def test_the_oldest_strangers_are_sent_away_and_workers_are_let_in(caplog: pytes
 #: An arbiter that can open no further file until it is told to close some.
 FULL = """
 import os, resource, socket, sys
-from raytf.distributed.meeting import parsed
+from raytf.distributed.membership.rendezvous import parsed
 from raytf.driver.arbiter import ArbiterServer
 server, files = ArbiterServer("127.0.0.1"), []
 with socket.create_connection(parsed(server.address.address)) as first:
@@ -95,7 +95,7 @@ def test_an_arbiter_without_files_accepts_connections_once_it_has_some():
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        address = meeting.parsed(process.stdout.readline().strip())
+        address = rendezvous.parsed(process.stdout.readline().strip())
         with socket.create_connection(address, 0.3) as worker:
             with pytest.raises(TimeoutError):
                 worker.recv(100)
@@ -142,14 +142,14 @@ def relayed(
             with suppress(OSError):
                 while True:
                     worker, _ = server.accept()
-                    onward = socket.create_connection(meeting.parsed(arbiter.address))
+                    onward = socket.create_connection(rendezvous.parsed(arbiter.address))
                     stack.enter_context(worker)
                     stack.enter_context(onward)
                     for ends in ((worker, onward, change), (onward, worker, back)):
                         threading.Thread(target=forward, args=ends, daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
-        yield ArbiterAddress(meeting.joined(*server.getsockname()), arbiter.key)
+        yield ArbiterAddress(rendezvous.joined(*server.getsockname()), arbiter.key)
         server.shutdown(socket.SHUT_RDWR)
 
 
@@ -207,7 +207,7 @@ def test_no_key_travels_and_all_members_derive_the_same_one():
 #: A worker that says when it has lost the arbiter.
 CUT_OFF = """
 import sys, threading
-from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink
+from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
 lost = threading.Event()
 link = ArbiterLink.connect(ArbiterAddress(sys.argv[1], bytes.fromhex(sys.argv[2])), "b", left_behind=lost.set)
 print("connected", flush=True)

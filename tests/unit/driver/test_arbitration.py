@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raytf.distributed.arbiter_messages import Join, Leave, Over
-from raytf.distributed.membership import Place
+from raytf.distributed.membership.arbiter_messages import Join, Leave, Over
+from raytf.distributed.membership.generations import Place
 from raytf.driver.arbitration import Arbitration, HangUp, Tell
-from raytf.driver.silence import Silence
+from raytf.driver.supervision.liveness import Silence
 
 #: Looks.
 SILENT, ALL_SILENT, LEAVE, REFUSE = 4, 10, 6, 3

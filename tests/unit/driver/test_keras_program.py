@@ -10,7 +10,7 @@ import pytest
 from raytf.driver import keras_program
 from raytf.errors import DataError, JobError
 from raytf.inference.user_model import run_user_code
-from raytf.training import user_errors
+from raytf.training.user import user_errors
 
 SCRIPT = """
 from tests.unit.driver.test_keras_program import fit

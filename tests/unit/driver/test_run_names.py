@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import raytf
+from raytf.config import continuing
 from raytf.config.program import Program
 from raytf.driver import run_names
 from raytf.runs import start_command
@@ -70,9 +71,55 @@ def settled(
         run_names.named(config, own), own, config.run.run is not None, told.append, first, started
     )
     assert not config.run.new
-    assert told == ([f"--new starts run {config.run.name}; to continue it later, replace --new by --run "
-                     f"{config.run.name}"] if settings.get("new") else [])  # fmt: skip
+    free = config.run.name
+    before = f"run={settings['run']!r} and new=True" if "run" in settings else "new=True"
+    line = f"new=True starts run {free}; to continue it later, replace {before} by run={free!r}"
+    assert told == ([line] if settings.get("new") else [])
     return config.run.name
+
+
+@pytest.fixture(autouse=True)
+def replacements(monkeypatch) -> list[tuple[str, str]]:
+    """What this process types in place of `--new`: nothing yet."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(continuing, "_replacements", found)
+    return found
+
+
+def test_what_continues_a_new_run(tmp_path: Path):
+    assert continuing.from_last_checkpoint() == "the same command goes on from the last checkpoint"
+    settled(tmp_path, None, run="a", new=True)
+    assert continuing.next_command() == "the same command, with run='a' in place of run='a' and new=True,"
+    told: list[str] = []
+    flags = raytf.TrainConfig.among({"storage": str(tmp_path), "new": True})
+    own = Program("a")
+    run_names.settled(run_names.named(flags, own), own, False, told.append)
+    assert told == ["--new starts run a-2; to continue it later, replace --new by --run a-2"]
+    text = "the same command, with --run a-2 in place of --new, goes on from the last checkpoint"
+    assert continuing.from_last_checkpoint() == text
+
+
+def test_what_continues_a_submitted_run():
+    assert continuing.next_submission("python job.py --run new") == "the same command"
+    told = "the same command, with --run and the name that the job printed in place of --new,"
+    assert continuing.next_submission("python job.py --new --workers '1:4'") == told
+    assert continuing.next_submission("python 'job.py --new") == told
+
+
+def test_a_run_keeps_the_command_of_its_own_program(tmp_path: Path):
+    run, first, other = Storage(str(tmp_path / "a")), BEFORE, dataclasses.replace(BEFORE, digest="1")
+    with start_command.recorded(run, first) as is_same:
+        assert not is_same
+    with start_command.recorded(run, first) as is_same:
+        assert is_same
+    with contextlib.suppress(raytf.RunMismatchError), start_command.recorded(run, other) as is_same:
+        assert not is_same
+        assert start_command.read(run) == other
+        raise raytf.RunMismatchError
+    assert start_command.read(run) == first
+    with contextlib.suppress(KeyboardInterrupt), start_command.recorded(run, other):
+        raise KeyboardInterrupt
+    assert start_command.read(run) == other
 
 
 def start(storage: Path, name: str, program: Path) -> None:
@@ -97,8 +144,8 @@ def test_a_second_program_of_a_name_is_refused_by_its_path(tmp_path: Path, progr
     with pytest.raises(raytf.RunMismatchError) as caught:
         settled(storage, two, first)
     assert str(caught.value) == (
-        f"run 'train' in {storage} belongs to {one}, and this program is {two}. Name this one's run with --run NAME, "
-        "start train-2 with --new, or continue that run with --run train."
+        f"run 'train' in {storage} belongs to {one}, and this program is {two}. Name this one's run with run='NAME', "
+        "start train-2 with new=True, or continue that run with run='train'."
     )
     assert settled(storage, two, first, run="train") == "train"
     assert settled(storage, two, first, new=True) == "train-2"
@@ -108,7 +155,7 @@ def test_a_second_program_of_a_name_is_refused_by_its_path(tmp_path: Path, progr
 
 def test_a_run_and_the_runs_of_a_program_are_kept_apart(tmp_path: Path, programs: tuple[Path, Path]):
     start(tmp_path, "train/1", programs[0])
-    with pytest.raises(raytf.RunMismatchError, match=r"train holds the runs of a program .* start train-2 with --new"):
+    with pytest.raises(raytf.RunMismatchError, match=r"train holds the runs of a program .* start train-2 with new"):
         settled(tmp_path, programs[0])
     start(tmp_path, "train", programs[0])
     with pytest.raises(raytf.RunMismatchError, match="train holds a run that was not started by `raytf run`"):

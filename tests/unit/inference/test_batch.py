@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 
 from raytf.data.sources import ArraySource, ImageFolderSource
-from raytf.data.sources.image_decoder import Fit
+from raytf.data.sources.images import Fit
 from raytf.data.sources.schema import UNFINISHED
 from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import ConfigError, DataError
 from raytf.inference.batch import columns
 from raytf.inference.batch.columns import Options
 from raytf.inference.batch.predict import shortage
-from raytf.inference.batch.reader import by_number, kind_of, look
+from raytf.inference.batch.reader import by_number, inspect, kind_of
 from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from raytf.storage.storage import Storage
@@ -154,7 +154,7 @@ def test_a_folder_is_read_as_what_most_of_it_is(tmp_path: Path, files, kind, nam
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    found = look(str(tmp_path))
+    found = inspect(str(tmp_path))
     assert (found.kind, list(found.names)) == (kind, names)
 
 
@@ -163,7 +163,7 @@ DEFAULTS = Options()
 
 def taken(uri: object, signature: Signature, options: Options = DEFAULTS, fit: Fit = "crop") -> dict[str, np.ndarray]:
     """All records, from what a process of Ray gets."""
-    records = by_number(look(str(uri)), lambda: signature, options, fit)
+    records = by_number(inspect(str(uri)), lambda: signature, options, fit)
     return records.take(pickle.loads(pickle.dumps(records.held)), np.arange(records.count))
 
 
@@ -208,7 +208,7 @@ def test_what_is_converted_is_found_and_nothing_beside_it(tmp_path: Path, to):
     source = ArraySource(np.arange(40, dtype=np.uint8).reshape(10, 2, 2), np.arange(10))
     layout = FileLayout.of(to, source.spec, 10, 200, 50)
     assert write(Storage(str(tmp_path)), source, layout, "a test")
-    found = look(str(tmp_path))
+    found = inspect(str(tmp_path))
     assert (found.kind, {name.partition(".")[2] for name in found.names}) == (to, {to})
     if to == "tfrecord":
         columns_found = taken(tmp_path, IMAGE)
@@ -219,8 +219,8 @@ def test_what_is_converted_is_found_and_nothing_beside_it(tmp_path: Path, to):
 def test_a_conversion_that_has_not_ended_is_refused(tmp_path: Path):
     (tmp_path / "part-00000.parquet").touch()
     (tmp_path / UNFINISHED).touch()
-    with pytest.raises(DataError, match="a conversion into this folder has not ended"):
-        look(str(tmp_path))
+    with pytest.raises(DataError, match="a conversion into this folder is not finished"):
+        inspect(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_inputs_that_are_refused_before_ray_is_started(tmp_path: Path, files, te
     for file in files:
         (tmp_path / file).touch()
     with pytest.raises(ConfigError, match=text):
-        look(str(tmp_path))
+        inspect(str(tmp_path))
 
 
 BATCHES = [

@@ -23,7 +23,7 @@ from raytf.inference.serving import connections, exchange
 from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.front import Front
 from raytf.inference.serving.limits import ServingLimits
-from raytf.inference.serving.spool import DiskRoom, Spool
+from raytf.inference.serving.rooms import DiskRoom, Spool
 
 TOKEN = "a token of the test"
 PREDICT = "/v1/models/m:predict"

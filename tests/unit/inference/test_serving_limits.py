@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from raytf.inference.serving.limits import RoomQueue, ServingLimits, in_the_way, is_too_slow, least_missed
+from raytf.inference.serving.connections import least_missed
+from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
+from raytf.inference.serving.rooms import RoomQueue
 
 LIMITS = ServingLimits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
-
-
-@dataclass(eq=False)
-class Body:
-    began: float
-    got: int
-    seen_at: float = 0
-    seen: int = 0
 
 
 @dataclass(eq=False)
@@ -39,16 +33,16 @@ class Connection:
     ],
 )
 def test_a_body_is_too_slow_below_the_lowest_rate(seconds, seen, got, is_slow):
-    assert is_too_slow(Body(0, got, 100, seen), 100 + seconds, LIMITS) == is_slow
+    assert ArrivingBody(0, 100, got, seen).is_too_slow(100 + seconds, LIMITS) == is_slow
 
 
 def test_the_slowest_bodies_make_room_but_none_that_has_just_begun():
-    new, slow, fast = Body(99.5, 0), Body(90, 10), Body(0, 100_000)
+    new, slow, fast = ArrivingBody(99.5, 0, 0), ArrivingBody(90, 0, 10), ArrivingBody(0, 0, 100_000)
     assert in_the_way([new, slow, fast], 100, LIMITS) == [slow]
     assert in_the_way([new, fast], 100, LIMITS) == []
     assert in_the_way([new] * 1000, 100, LIMITS) == []
-    older = Body(80, 0)
-    assert in_the_way([fast, Body(90, 0), older, slow], 100, LIMITS)[0] is older
+    older = ArrivingBody(80, 0, 0)
+    assert in_the_way([fast, ArrivingBody(90, 0, 0), older, slow], 100, LIMITS)[0] is older
     assert in_the_way([slow, older, fast], 100, LIMITS) == [older, slow]
 
 

@@ -9,10 +9,10 @@ import sys
 PROGRAM = """
 import ctypes, sys, threading
 import psutil
-from raytf.inference.serving import memory
+from raytf.inference.serving import rooms
 
 if "settle" in sys.argv:
-    memory.settle()
+    rooms.return_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.errors import ConfigError
-from raytf.inference.serving.version_policy import Policy, replicas
+from raytf.inference.serving.version_policy import Policy, bounds
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_versions_that_are_not_there_are_told():
     assert Policy.of("latest").missing([]) == []
 
 
-@pytest.mark.parametrize(("text", "bounds"), [("1", (1, 1)), ("2", (2, 2)), ("1:4", (1, 4))])
-def test_replicas(text, bounds):
-    assert replicas(text) == bounds
+@pytest.mark.parametrize(("text", "expected"), [("1", (1, 1)), ("2", (2, 2)), ("1:4", (1, 4))])
+def test_replicas(text, expected):
+    assert bounds("--replicas", text) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "", "a", "2:1", "1:", "0:2", "1:x", "-1", "²", "1:²", "9" * 5000])
 def test_replicas_that_cannot_be(text):
     with pytest.raises(ConfigError, match="--replicas"):
-        replicas(text)
+        bounds("--replicas", text)

@@ -63,7 +63,7 @@ def test_versions_are_numbered_by_themselves_and_keep_what_was_noted(models, tmp
     folder = saved_model(tmp_path / "m")
     numbers = [versions.publish(folder, models, {"step": step}).number for step in (10, 20)]
     assert numbers == [1, 2]
-    found = versions.look(models)
+    found = versions.inspect(models)
     assert [(v.number, v.problem, v.notes["step"]) for v in found] == [(2, "", 20), (1, "", 10)]
     target = tmp_path / "copy"
     versions.download(models, found[0], str(target))
@@ -75,7 +75,7 @@ def test_the_next_number_follows_what_others_left(models, tmp_path: Path):
     models.put("00000007/saved_model.pb", b"of another tool")
     models.put("9/variables/variables.index", b"half of one")
     assert versions.publish(saved_model(tmp_path / "m"), models, {}).number == 10
-    assert [v.number for v in versions.whole(versions.look(models))] == [10, 7]
+    assert [v.number for v in versions.whole(versions.inspect(models))] == [10, 7]
 
 
 class Poller(Storage):
@@ -97,7 +97,7 @@ class Poller(Storage):
 
     def _look(self) -> None:
         plain = Storage(self.uri)
-        whole = [v.name for v in versions.whole(versions.look(plain))]
+        whole = [v.name for v in versions.whole(versions.inspect(plain))]
         self.seen.append((whole, [n for n in plain.list(recursive=True) if n.endswith(versions.GRAPHS)]))
 
 
@@ -120,7 +120,7 @@ def test_an_upload_that_fails_leaves_no_version_and_the_next_one_is_whole(s3, tm
     again = Storage(models.uri)
     assert again.files() == []
     versions.publish(folder, again, {})
-    assert [v.problem for v in versions.look(again)] == [""]
+    assert [v.problem for v in versions.inspect(again)] == [""]
 
 
 def test_a_killed_upload_is_passed_over(s3, tmp_path: Path):
@@ -128,7 +128,7 @@ def test_a_killed_upload_is_passed_over(s3, tmp_path: Path):
     models.create(".raytf-claim-1", b"")
     models.put("1/variables/variables.data", b"d")  # and then the process was killed
     assert versions.publish(saved_model(tmp_path / "m"), models, {}).number == 2
-    assert [v.number for v in versions.whole(versions.look(models))] == [2]
+    assert [v.number for v in versions.whole(versions.inspect(models))] == [2]
 
 
 @pytest.mark.parametrize("skew", [-86400, 86400])
@@ -177,7 +177,7 @@ def test_exports_at_the_same_time_get_numbers_of_their_own(models, tmp_path: Pat
         thread.start()
     for thread in threads:
         thread.join()
-    found = versions.whole(versions.look(models))
+    found = versions.whole(versions.inspect(models))
     assert sorted(numbers) == [1, 2, 3, 4]
     assert sorted(v.notes["who"] for v in found) == [0, 1, 2, 3]
     for version in found:
@@ -206,19 +206,19 @@ def test_a_mark_that_cannot_be_read_is_a_problem(tmp_path: Path):
     models = Storage(str(tmp_path))
     models.put("1/saved_model.pb", b"")
     models.put(f"1/{versions.MARK}", b'{"files": ')
-    (version,) = versions.look(models)
+    (version,) = versions.inspect(models)
     assert version.problem.startswith(f"{versions.MARK} cannot be read: it is not JSON, or cut off")
 
 
 def test_what_was_seen_whole_is_not_read_again(tmp_path: Path):
     models = Storage(str(tmp_path / "models"))
     versions.publish(saved_model(tmp_path / "m"), models, {"step": 1})
-    known = versions.look(models)
+    known = versions.inspect(models)
     (tmp_path / "models" / "1" / versions.MARK).write_bytes(
         b"?" * len((tmp_path / "models/1" / versions.MARK).read_bytes())
     )
-    assert versions.look(models, known) == known
-    assert versions.look(models)[0].problem
+    assert versions.inspect(models, known) == known
+    assert versions.inspect(models)[0].problem
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_model_is_a_run_a_folder_of_versions_or_a_version(tmp_path: Path, uri,
         saved_model(tmp_path / place)
     models, found, number = versions.models_of(str(tmp_path / uri))
     assert (found, number) == (name, version)
-    assert [v.number for v in versions.whole(versions.look(models))] == [3 if "mnist" in uri else 1]
+    assert [v.number for v in versions.whole(versions.inspect(models))] == [3 if "mnist" in uri else 1]
 
 
 @pytest.mark.parametrize(

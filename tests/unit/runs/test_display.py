@@ -168,7 +168,7 @@ def test_the_bar_and_the_metrics_are_two_lines_that_fit(out, clock, width):
     big = status(123456, total=1234567, epoch=100, epochs=1000, seconds_left=12345.0, metrics=FULL.metrics)
     with Display(Console(file=out, force_terminal=True, width=width, no_color=True), clock) as display:
         display.show(big)
-        drawn = seen(out).splitlines()
+        drawn = [line for line in seen(out).splitlines() if line and "preparing the run" not in line]
     assert len(drawn) == 2
     assert all(len(line) <= width for line in drawn)
     bar = drawn[0].partition(" ")[0]
@@ -182,6 +182,13 @@ def test_trouble_with_saves_is_a_third_line(out, clock):
     with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock) as display:
         display.show(status(trouble=SaveTrouble(130, 40, "disk full")))
     assert "saved nothing yet, saving has failed for 2:10 (disk full), next try in 0:40" in out.getvalue()
+
+
+def test_a_terminal_is_not_silent_before_the_first_stage(out, clock):
+    with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock):
+        assert "0:00 preparing the run" in seen(out)
+        clock.now = 3.0
+        wait_until(lambda: "0:03 preparing the run" in seen(out))
 
 
 def test_a_stage_turns_and_counts_seconds_until_the_run_trains(out, clock):

@@ -15,8 +15,8 @@ from rich.console import Console
 from raytf.commands import show
 from raytf.errors import ConfigError
 from raytf.runs import events, history, lease_decisions, ledger
-from raytf.runs.copy_age import CopyAges
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
+from raytf.runs.timeline import RecoveryPointAges
 from raytf.storage.storage import Storage
 from tests.support.runs import BEGIN, Script, a_run, add_result
 
@@ -256,7 +256,7 @@ def test_a_later_driver_whose_clock_is_behind_makes_no_time_negative(behind):
 
 
 def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():
-    line = CopyAges()
+    line = RecoveryPointAges()
     assert line.seconds(5) == {}
 
     def progress(time, step, **fields):
@@ -361,5 +361,5 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     done = raytf("show", str(tmp_path), "--follow", "--json")
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
-        ["error: --follow shows tables, and --json prints one document. Give one of them."],
+        ["error: --follow shows tables, and --json prints one document. Pass one of them."],
     )

@@ -357,7 +357,7 @@ import functools, os, signal, sys, threading, time
 import numpy as np
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.durable import DurableSave
 from raytf.checkpoint.tier import GroupAttempt
 from raytf.runs.lease import Lease, check_owner
 from raytf.storage.storage import Storage

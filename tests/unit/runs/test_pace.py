@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.runs.pace import Moment, Pace
+from raytf.runs.status import Moment, Pace
 
 
 def paced(*moments: tuple[int, float, bool] | tuple[int, float, bool, float]) -> Pace:

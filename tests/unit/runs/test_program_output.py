@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from raytf.driver import background
+from raytf.driver.monitor import reader
 from raytf.inference import user_model
 from raytf.runs.display import Display
 from raytf.runs.program_output import Explained, Printed
@@ -50,7 +50,7 @@ def test_text_goes_to_what_stands_for_standard_output_as_it_was_written():
     out, display = io.StringIO(), Said()
     with contextlib.redirect_stdout(out):
         for message in forwarded(call):
-            background._deliver(message, display)
+            reader._deliver(message, display)
     assert (out.getvalue(), display.lines) == ("ab\x1b[1mc;", [])
 
 
@@ -76,7 +76,7 @@ def test_a_warning_passes_the_programs_filters():
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for message in sent:
-                background._deliver(message, Said())
+                reader._deliver(message, Said())
         return [(str(one.message), one.category, one.filename) for one in seen]
 
     sent = forwarded(call, [("always", None, Warning, None, 0)])
@@ -96,8 +96,8 @@ def test_a_filter_that_makes_it_an_error_raises_it_in_the_code():
 def test_an_explanation_is_shown_once():
     display, topic = Said(), "a topic of this test"
     for text in ("why", "why again"):
-        background._deliver(pickle.loads(pickle.dumps(Explained(text, topic))), display)
-    background._deliver(Explained("something else", f"another {topic}"), display)
+        reader._deliver(pickle.loads(pickle.dumps(Explained(text, topic))), display)
+    reader._deliver(Explained("something else", f"another {topic}"), display)
     assert display.lines == ["why", "something else"]
 
 
@@ -120,7 +120,7 @@ def test_records_reach_the_loggers_of_the_program_with_its_levels(caplog):
     caplog.clear()
     with caplog.at_level(logging.INFO):
         for message in sent:
-            background._deliver(message, Said())
+            reader._deliver(message, Said())
     assert [(r.name, r.levelname, r.getMessage()) for r in caplog.records] == [
         ("mine.own", "INFO", "epoch 3"),
         ("root", "ERROR", "failed"),
@@ -128,5 +128,5 @@ def test_records_reach_the_loggers_of_the_program_with_its_levels(caplog):
     assert "ValueError: of the callback" in caplog.records[1].exc_text
     caplog.clear()
     with caplog.at_level(logging.ERROR, "mine.own"):
-        background._deliver(sent[0], Said())
+        reader._deliver(sent[0], Said())
     assert not caplog.records

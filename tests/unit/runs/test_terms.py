@@ -9,10 +9,10 @@ import pytest
 from raytf.checkpoint import naming
 from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.distributed.step_digest import DigestLayout
-from raytf.runs import digest_log, ledger, run_log, terms
+from raytf.runs import digest_log, ledger, run_log
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.storage.storage import Storage
-from raytf.training import attempt as attempts
+from raytf.training import session
 
 #: As earlier versions named them; the second one by a clock that is far ahead.
 OLD, AHEAD = "20260101T000000.000-ffffff", "29990101T000000.000-ffffff"
@@ -26,7 +26,7 @@ def run(tmp_path):
 
 
 def lease(run):
-    return Lease(run, lambda text: None, sleep=lambda seconds: None, latest_term=lambda: terms.latest(run))
+    return Lease(run, lambda text: None, sleep=lambda seconds: None, latest_term=lambda: ledger.latest_term(run))
 
 
 def write(log, first, last):
@@ -103,7 +103,7 @@ def test_late_writes_of_a_suspended_driver_do_not_count_as_newer(run):
 )
 def test_a_term_is_higher_than_all_in_the_names_of_the_run(run, file, term):
     run.put(file, b"")
-    assert terms.latest(run) == term
+    assert ledger.latest_term(run) == term
     with lease(run) as held:
         assert held.owner["term"] == json.loads(run.get(LEASE_FILE))["term"] == term + 1
 
@@ -145,7 +145,7 @@ def test_an_attempt_has_its_generation_even_if_rank_0_was_suspended():
         begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})
     )
     job, group = SimpleNamespace(monitor=monitor, term=3), SimpleNamespace(rank=0, share=lambda data: data)
-    late, early = (attempts._begin(job, group, number)[0] for number in (12, 2))
+    late, early = (session._begin(job, group, number)[0] for number in (12, 2))
     assert early < late
     assert told == [late, early]
     assert naming.term_of(late) == 3

@@ -12,10 +12,10 @@ import pytest
 from raytf.errors import ConfigError, StorageError
 from raytf.storage import local_files
 from raytf.storage.refusals import classify
-from raytf.storage.storage import Storage
-from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 from raytf.testing import StorageProxy
 from raytf.testing import storage_proxy as storage_module
+from tests.support.data_files import put_tree
 
 
 @pytest.fixture(params=["folder", "s3", "gcs", "azure"])
@@ -183,7 +183,7 @@ def test_trees(storage, tmp_path):
     (source / "sub").mkdir(parents=True)
     (source / "one").write_bytes(b"1")
     (source / "sub" / "two").write_bytes(b"2")
-    storage.put_tree(str(source), "tree")
+    put_tree(storage, str(source), "tree")
     storage.get_tree("tree", str(target))
     assert (target / "one").read_bytes() == b"1"
     assert (target / "sub" / "two").read_bytes() == b"2"

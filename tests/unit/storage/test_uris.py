@@ -129,7 +129,7 @@ def test_a_folder_with_a_colon(tmp_path, monkeypatch):
     storage.put("x", b"1")
     assert (tmp_path / "a:b" / "x").read_bytes() == b"1"
     assert storage.child("run").root == f"{tmp_path}/a:b/run"
-    with pytest.raises(ConfigError, match=r"given as \./NAME"):
+    with pytest.raises(ConfigError, match=r"as \./NAME"):
         Storage("a:b")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.distributed.audit import AuditChoice, AuditVerdict
+from raytf.audit.shard_audit import AuditChoice, AuditVerdict
 from raytf.training.auditing import sentence
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
-from raytf.distributed import handover, pieces
-from raytf.training.batch_hooks import BatchHooks
+from raytf.distributed import state_transfer
+from raytf.distributed.allreduce import control_plane
 from raytf.training.regroup import HeldState, hand_over
+from raytf.training.user.batch_hooks import BatchHooks
 
 
 class Ranks:
@@ -50,10 +51,10 @@ class One:
         return self.broadcast([np.frombuffer(own, np.uint8)], giver)[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        return pieces.broadcast(arrays, self.rank == giver, self.sum)
+        return control_plane.broadcast(arrays, self.rank == giver, self.sum)
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        return handover.hand(self, "127.0.0.1", lambda: False, arrays, givers, takers)
+        return state_transfer.hand(self, "127.0.0.1", lambda: False, arrays, givers, takers)
 
 
 class Value:

@@ -47,7 +47,7 @@ def test_another_search_under_the_same_name_is_refused(search: Storage):
     search_record.keep_identity(search, asked, "a")
     with pytest.raises(RunMismatchError) as caught:
         search_record.keep_identity(search, {**asked, "--search": '{"x": "uniform(0, 2)"}'}, "a")
-    assert "search 'a' in storage asks something else: --search: " in str(caught.value)
+    assert "search 'a' in storage has other settings: --search: " in str(caught.value)
     assert "choose another --name" in str(caught.value)
 
 

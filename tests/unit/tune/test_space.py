@@ -55,7 +55,7 @@ def test_expressions(text: str, expected: Dimension):
         ("x=quniform(0,1e308,1e-308)", ["STEP 1e-308 is too small"]),
         ("x=randint(0,1.5)", ["whole numbers", "1.5"]),
         ("x=choice()", ["choice has no values"]),
-        ("x=grid(1,2,1)", ["given twice"]),
+        ("x=grid(1,2,1)", ["appears twice"]),
         ("x=choice(/data,b)", ["put others in quotes"]),
         ("x=choice([1,2],3)", ["put others in quotes"]),
         ("x=choice(__import__('os').getcwd(),3)", ["put others in quotes"]),
@@ -89,7 +89,7 @@ def test_bounds_from_which_nothing_can_be_drawn_are_refused_in_one_line(text: st
 def test_each_flag_is_searched_once_and_one_at_least():
     with pytest.raises(ConfigError, match="nothing to search"):
         SearchSpace([])
-    with pytest.raises(ConfigError, match="learning_rate is given twice"):
+    with pytest.raises(ConfigError, match="learning_rate appears twice"):
         SearchSpace(["learning_rate=grid(1,2)", "learning-rate=uniform(0,1)"])
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from raytf.config.objective import MetricObjective
 from raytf.tune.search_record import TrialOutcome, TrialRecord
-from raytf.tune.table import LiveTable, TrialRow, TrialTable, told
+from raytf.tune.table import LiveTable, TrialRow, TrialTable, change_text
 
 GOAL = MetricObjective.of("val_accuracy")
 
@@ -53,8 +53,8 @@ def test_a_terminal_gets_the_table_and_others_only_lines():
 def test_changes_as_lines():
     rows = board().rows
     rows[4].state = "running"
-    assert told(4, rows[4], GOAL) == "trial-004 starts: learning_rate=0.0001"
-    assert told(0, TrialRow({}, "running"), GOAL) == "trial-000 starts: the defaults"
-    assert told(2, rows[2], GOAL) == "trial-002 finished: val_accuracy 0.97 after 6 epochs"
-    assert told(1, rows[1], GOAL) == "trial-001 stopped: others were better"
-    assert told(3, rows[3], GOAL) == "trial-003 failed: the loss became nan"
+    assert change_text(4, rows[4], GOAL) == "trial-004 starts: learning_rate=0.0001"
+    assert change_text(0, TrialRow({}, "running"), GOAL) == "trial-000 starts: the defaults"
+    assert change_text(2, rows[2], GOAL) == "trial-002 finished: val_accuracy 0.97 after 6 epochs"
+    assert change_text(1, rows[1], GOAL) == "trial-001 stopped: others were better"
+    assert change_text(3, rows[3], GOAL) == "trial-003 failed: the loss became nan"

@@ -87,7 +87,7 @@ def test_a_job_tells_what_its_flags_say():
     ("job", "flags", "words"),
     [
         ("jobs/none.py", [], "jobs/none.py: there is no such file"),
-        (MNIST, ["--learning-rat=1"], "--learning-rat: there is no such flag. Did you mean --learning-rate"),
+        (MNIST, ["--learning-rat=1"], "--learning-rat: unknown flag. Did you mean --learning-rate"),
         (MNIST, ["--learning-rate=x"], "learning-rate"),
     ],
 )
@@ -101,7 +101,7 @@ def test_flags_that_a_job_refuses_are_told(job: str, flags: list[str], words: st
 def test_a_job_without_raytfs_flags_is_refused(tmp_path: Path, page: str):
     job = tmp_path / "job.py"
     job.write_text(page)
-    with pytest.raises(ConfigError, match=r"did not tell its flags.*raytf\.cli\(main\)"):
+    with pytest.raises(ConfigError, match=r"did not report its flags.*raytf\.cli\(main\)"):
         describe(str(job), [])
 
 
@@ -174,6 +174,6 @@ def test_another_search_under_the_same_name_is_refused_before_a_trial_starts(tmp
     values = describe(MNIST, ["--dropout", "0.5"])
     kept = identity(asked, SearchSpace(["dropout=grid(0,0.25)"]), values)
     search_record.keep_identity(Storage(str(tmp_path)).child("tune"), kept, "tune")
-    with pytest.raises(RunMismatchError, match=r"search 'tune' in storage asks something else: --search: .*--name"):
+    with pytest.raises(RunMismatchError, match=r"search 'tune' in storage has other settings: --search: .*--name"):
         run(asked)
     assert [found.name for found in (tmp_path / "tune").iterdir()] == ["search"], "a trial has begun"

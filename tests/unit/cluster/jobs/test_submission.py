@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.jobs import working_dir
 from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
 from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
 from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
+from raytf.commands import submit
 from raytf.commands.submit import arguments
 from raytf.errors import ConfigError
 from raytf.runs.start_command import submission
@@ -90,7 +90,7 @@ def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
         (project / name).write_text(name)
     (project / ".gitignore").write_text("data/\n")
     scratch.mkdir()
-    with zipfile.ZipFile(working_dir.pack(str(project), scratch)) as packed:
+    with zipfile.ZipFile(submit.pack_working_dir(str(project), scratch)) as packed:
         assert {name for name in packed.namelist() if not name.endswith("/")} == {
             ".gitignore",
             "jobs/a.py",
@@ -101,9 +101,9 @@ def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
 def test_a_package_that_the_job_server_would_refuse_is_not_sent(tmp_path: Path):
     project = tmp_path / "project"
     project.mkdir()
-    (project / "noise.bin").write_bytes(os.urandom(working_dir.MOST_BYTES + (1 << 20)))
+    (project / "noise.bin").write_bytes(os.urandom(submit.MOST_BYTES + (1 << 20)))
     with pytest.raises(ConfigError, match=r"a package of 101 MiB, and Ray's job server takes 100 MiB\. .*\.rayignore"):
-        working_dir.pack(str(project), tmp_path)
+        submit.pack_working_dir(str(project), tmp_path)
 
 
 def test_a_folder_far_too_large_is_not_even_packed(tmp_path: Path):
@@ -112,7 +112,7 @@ def test_a_folder_far_too_large_is_not_even_packed(tmp_path: Path):
     with (project / "hole.bin").open("wb") as file:
         file.truncate(600 << 20)
     with pytest.raises(ConfigError, match=r"has more than 512 MiB: hole\.bin \(600 MiB\)"):
-        working_dir.pack(str(project), tmp_path)
+        submit.pack_working_dir(str(project), tmp_path)
     assert not (tmp_path / "working_dir.zip").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.cluster.providers import error_codes
+from raytf.cluster.providers import capacity
 from raytf.cluster.providers.capacity import (
     LONG_SECONDS,
     CapacityOffer,
@@ -234,13 +234,13 @@ def test_never_more_than_was_asked_for_and_all_that_there_is(has, counts, pause,
 @pytest.mark.parametrize(
     ("found", "code", "everywhere", "lasting"),
     [
-        (error_codes.aws("InsufficientInstanceCapacity"), "InsufficientInstanceCapacity", False, False),
-        (error_codes.aws("SpotMaxPriceTooLow"), "SpotMaxPriceTooLow", False, False),
-        (error_codes.aws("MaxSpotInstanceCountExceeded"), "MaxSpotInstanceCountExceeded", True, False),
-        (error_codes.aws("VcpuLimitExceeded"), "VcpuLimitExceeded", True, False),
-        (error_codes.aws("Unsupported"), "Unsupported", False, True),
+        (capacity.aws_shortage("InsufficientInstanceCapacity"), "InsufficientInstanceCapacity", False, False),
+        (capacity.aws_shortage("SpotMaxPriceTooLow"), "SpotMaxPriceTooLow", False, False),
+        (capacity.aws_shortage("MaxSpotInstanceCountExceeded"), "MaxSpotInstanceCountExceeded", True, False),
+        (capacity.aws_shortage("VcpuLimitExceeded"), "VcpuLimitExceeded", True, False),
+        (capacity.aws_shortage("Unsupported"), "Unsupported", False, True),
         (
-            error_codes.gcp(
+            capacity.gcp_shortage(
                 "{'errors': [{'code': 'ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS', 'message': 'The zone ... does not "
                 "have enough resources available to fulfill the request'}]}"
             ),
@@ -248,30 +248,30 @@ def test_never_more_than_was_asked_for_and_all_that_there_is(has, counts, pause,
             False,
             False,
         ),
-        (error_codes.gcp("{'errors': [{'code': 'QUOTA_EXCEEDED'}]}"), "QUOTA_EXCEEDED", True, False),
+        (capacity.gcp_shortage("{'errors': [{'code': 'QUOTA_EXCEEDED'}]}"), "QUOTA_EXCEEDED", True, False),
         (
-            error_codes.gcp("Machine type with name 'g2-standard-4' does not exist in zone 'us-central1-f'."),
+            capacity.gcp_shortage("Machine type with name 'g2-standard-4' does not exist in zone 'us-central1-f'."),
             "does not exist in zone",
             False,
             True,
         ),
         (
-            error_codes.azure("(DeploymentFailed) ... (SkuNotAvailable) The requested VM size"),
+            capacity.azure_shortage("(DeploymentFailed) ... (SkuNotAvailable) The requested VM size"),
             "SkuNotAvailable",
             False,
             True,
         ),
         (
-            error_codes.azure("No available zones for VM size Standard_T4"),
+            capacity.azure_shortage("No available zones for VM size Standard_T4"),
             "No available zones for VM size",
             False,
             True,
         ),
-        (error_codes.azure('{"code":"ZonalAllocationFailed"}'), "ZonalAllocationFailed", False, False),
-        (error_codes.azure("AllocationFailed"), "AllocationFailed", False, False),
-        (error_codes.azure("OverconstrainedAllocationRequest"), "OverconstrainedAllocationRequest", False, False),
+        (capacity.azure_shortage('{"code":"ZonalAllocationFailed"}'), "ZonalAllocationFailed", False, False),
+        (capacity.azure_shortage("AllocationFailed"), "AllocationFailed", False, False),
+        (capacity.azure_shortage("OverconstrainedAllocationRequest"), "OverconstrainedAllocationRequest", False, False),
         (
-            error_codes.azure(
+            capacity.azure_shortage(
                 "OperationNotAllowed: ... results in exceeding approved standardNCASv3Family Cores quota."
             ),
             "exceeding approved standardNCASv3Family Cores quota",
@@ -286,7 +286,7 @@ def test_the_clouds_words_for_a_shortage(found, code, everywhere, lasting):
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "RequestLimitExceeded", "InvalidParameterValue", ""])
 def test_other_errors_are_none(code):
-    assert error_codes.aws(code) is error_codes.gcp(code) is error_codes.azure(code) is None
+    assert capacity.aws_shortage(code) is capacity.gcp_shortage(code) is capacity.azure_shortage(code) is None
 
 
 class Detail:
@@ -301,7 +301,7 @@ class Failed(Exception):
 
 
 def test_what_an_error_says_below_its_text_is_read():
-    found = error_codes.azure(
-        error_codes.text_of(Failed("(DeploymentFailed) At least one resource deployment operation failed."))
+    found = capacity.azure_shortage(
+        capacity.text_of(Failed("(DeploymentFailed) At least one resource deployment operation failed."))
     )
     assert found == Shortage("AllocationFailed")

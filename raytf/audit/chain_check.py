@@ -1,0 +1,170 @@
+"""Whether a run's records fit together: the chain over its steps, its checkpoints, and what each says of the last one.
+
+Nothing is computed again here. What is changed in one place alone breaks the chain; who changes all of it alike is
+found by computing steps again, see `chance`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytf.checkpoint import manifest, naming, verify
+from raytf.checkpoint.manifest import CheckpointDocument
+from raytf.checkpoint.verify import Worth
+from raytf.distributed import step_digest
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
+from raytf.runs import digest_log, run_log
+from raytf.storage.storage import Storage
+
+_NO_DIGESTS = "steps have no digests: only their losses are in the chain, and none can be computed again"
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run's records say.
+
+    Attributes:
+        problems: what does not fit, one line each.
+        notes: what could not be checked, one line each.
+        checkpoints: names of those that are whole, by their steps, the first one first.
+        steps: that the log has.
+        has_digests: whether the last of them has digests, so that it can be computed again.
+    """
+
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    steps: int
+    has_digests: bool = True
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Steps between two checkpoints, which can be computed again.
+
+    Attributes:
+        begin: name of the checkpoint before them; None for the run's beginning.
+        end: name of the one after the last of them.
+    """
+
+    begin: str | None
+    end: str
+
+    @property
+    def steps(self) -> range:
+        """Those that are computed, counted from 1."""
+        first = 0 if self.begin is None else naming.split_name(self.begin)[0]
+        return range(first + 1, naming.split_name(self.end)[0] + 1)
+
+
+def check(run: Storage) -> Records:
+    """Check all that a run's folder says of its steps, and every byte of its checkpoints.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    found = verify.verify(run)
+    for finding in found:
+        if finding.state in (Worth.DAMAGED, Worth.NEWER):
+            problems.append(f"checkpoint {finding.name}: {'; '.join(finding.problems)}")
+    whole = sorted((f.name for f in found if f.state is Worth.WHOLE), key=naming.split_name)
+    try:
+        chains = _chains(run, problems, notes)
+    except DamagedFileError as error:
+        problems.append(f"{error.file}: {error.reason}")
+        chains = {}
+    kept: dict[str, str] = {}
+    for name in whole:
+        try:
+            kept[name] = manifest.link(run, name).sha256
+            problems += _problems_of(run, name, chains, kept, notes)
+        except StorageError as error:
+            if error.kind != "missing":  # a run that trains deletes old ones
+                raise
+            kept.pop(name, None)
+    notes = list(dict.fromkeys(notes))
+    return Records(tuple(problems), tuple(notes), tuple(kept), len(chains), _NO_DIGESTS not in notes)
+
+
+def intervals(checkpoints: Sequence[str]) -> list[Interval]:
+    """What can be computed again: from the run's beginning to the first checkpoint, and from each to the next."""
+    by_step: dict[int, str] = {}
+    for name in checkpoints:
+        by_step[naming.split_name(name)[0]] = name
+    names = [by_step[step] for step in sorted(by_step)]
+    before: list[str | None] = [None, *names]
+    return [Interval(begin, end) for begin, end in zip(before, names, strict=False)]
+
+
+def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[Interval]:
+    """Some of the intervals at random, until they have a share of all their steps; at least one.
+
+    Args:
+        share: between 0 and 1.
+        seed: of the draw; by default nobody can know it before.
+    """
+    generator: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
+    left, chosen = list(of), list[Interval]()
+    wanted = share * sum(len(each.steps) for each in of)
+    while left and (not chosen or sum(len(each.steps) for each in chosen) < wanted):
+        chosen.append(left.pop(generator.randrange(len(left))))
+    return sorted(chosen, key=lambda each: each.steps.start)
+
+
+def chance(computed: int, of: int, forged: int = 1) -> float:
+    """The probability that at least one of some forged steps, anywhere in a run, is among those that were computed
+    again: draws without replacement."""
+    missed = 1.0
+    for i in range(min(forged, of)):
+        missed *= max(0, of - computed - i) / (of - i)
+    return 1.0 - missed
+
+
+def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, bytes]:
+    """The chain after each step of the log, which must have every step from the first."""
+    table, digests = run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS)
+    steps = table["step"]
+    gaps = np.flatnonzero(np.diff(steps, prepend=0) != 1)
+    if len(gaps):
+        at = int(gaps[0])
+        before = int(steps[at - 1]) if at else 0
+        problems.append(f"the log of steps goes from step {before} to step {int(steps[at])}")
+        return {}
+    chains, chain = {}, step_digest.GENESIS
+    for step, loss, rate in zip(*(table[name].tolist() for name in ("step", "loss", "learning_rate")), strict=True):
+        kept = digests.of(step)
+        chain = step_digest.chained(chain, step, [(loss, rate)], [b"" if kept is None else kept[1]])
+        chains[step] = chain
+    if len(steps) and digests.of(int(steps[-1])) is None:
+        notes.append(_NO_DIGESTS)
+    return chains
+
+
+def _problems_of(
+    run: Storage, name: str, chains: dict[int, bytes], kept: dict[str, str], notes: list[str]
+) -> list[str]:
+    """What of a checkpoint does not fit to the log and to the checkpoint before it."""
+    found, step = [], naming.split_name(name)[0]
+    try:
+        body = manifest.read(run, name)
+    except (CheckpointError, RunMismatchError) as error:
+        return [str(error)]
+    chain = CheckpointDocument.parse(body["document"]).chain
+    if not chain:
+        notes.append("checkpoints of an older raytf have no chain")
+    elif step in chains and chains[step].hex() != chain:
+        found.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
+    elif step not in chains and chains:
+        found.append(f"checkpoint {name}: the log of steps ends before step {step}")
+    before = body.get("before")
+    if before is not None:
+        known = kept.get(before["name"])
+        if known is not None and known != before["sha256"]:
+            found.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
+    return found

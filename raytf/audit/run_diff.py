@@ -1,0 +1,292 @@
+"""The first step at which two runs differ, and why, as far as their folders tell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raytf.checkpoint import manifest
+from raytf.checkpoint.manifest import CheckpointDocument
+from raytf.config.canonical_text import plainly
+from raytf.data.order import EpochOrder
+from raytf.data.plan import StepPlan
+from raytf.distributed import step_digest
+from raytf.distributed.step_digest import LOSS, Difference
+from raytf.errors import CheckpointError, DamagedFileError
+from raytf.runs import digest_log, run_log
+from raytf.runs.digest_log import RunDigests
+from raytf.storage.storage import Storage
+from raytf.storage.untrusted_json import LARGE, decode
+
+#: Of the identity: what is no part of what is learned.
+_ANSWERS = ("validation data", "test data", "model compiled metrics")
+#: Of the identity: hashes of what the architecture says in words.
+_HASHES = ("model architecture", "model structure")
+_ARCHITECTURE = "architecture.json"
+#: What `raytf.training.run_identity.contents` says of arrays alone. Where blocks of other data begin, no run keeps.
+_ARRAYS = re.compile(r"\d+ records, CRC-32 ")
+_SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed")
+
+
+@dataclass(frozen=True)
+class RunTrace:
+    """What a run's folder tells of its steps.
+
+    Attributes:
+        place: the folder, for people.
+        steps: columns of `raytf.read_steps`.
+        digests: of its steps.
+        identity: settings, data and model, as its newest checkpoint has them.
+        architecture: of the model; None where it cannot be said.
+    """
+
+    place: str
+    steps: Mapping[str, np.ndarray]
+    digests: RunDigests
+    identity: Mapping[str, str] = field(default_factory=dict)
+    architecture: Any = None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs part.
+
+    Attributes:
+        same: steps that are equal in both, from the first.
+        step: the first one that is not; None where all that both have are.
+        difference: in which shards and tensors; None where digests cannot tell.
+        settings: what differs in settings, data and model: key, and its value in each run.
+        rates: the learning rates of the last equal step or of this one, where they differ, with that step.
+        is_loss_equal: whether that step has the same loss in both.
+        records: numbers of the records that each run had in the shards that differ; None where it does not tell.
+    """
+
+    same: int
+    step: int | None
+    difference: Difference | None
+    settings: tuple[tuple[str, str, str], ...]
+    rates: tuple[int, float, float] | None = None
+    is_loss_equal: bool = False
+    records: tuple[list[int] | None, list[int] | None] = (None, None)
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether it is the weights before the step that differ: then all shards do, and so do their losses."""
+        differs = self.difference
+        is_forward_equal = differs is not None and self.is_loss_equal and LOSS not in differs.tensors
+        return differs is not None and differs.is_everywhere and not is_forward_equal
+
+
+def load(run: Storage) -> RunTrace:
+    """Read a run.
+
+    Raises:
+        DamagedFileError: its log of steps cannot be read.
+        StorageError: storage refuses.
+    """
+    identity: Mapping[str, str] = {}
+    for name in manifest.list_complete(run):
+        try:
+            identity = CheckpointDocument.parse(manifest.read(run, name)["document"]).identity
+            break
+        except CheckpointError:  # the one before says the same
+            continue
+    return RunTrace(
+        run.locate(""), run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS), identity, _architecture(run)
+    )
+
+
+def part(one: RunTrace, other: RunTrace) -> Parting:
+    """Find the first step at which two runs differ, and what differs between them."""
+    settings = tuple(_settings(one, other))
+    count = min(len(one.steps["step"]), len(other.steps["step"]))
+    for i in range(count):
+        step = int(one.steps["step"][i])
+        difference = _difference(one, other, step)
+        is_loss_equal = not _losses_differ(one, other, i)
+        if difference is not None or not is_loss_equal:
+            shards = () if difference is None else difference.shards
+            ours, theirs = (record_numbers(trace.identity, step, shards) for trace in (one, other))
+            return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal, (ours, theirs))
+    return Parting(count, None, None, settings)
+
+
+def why(found: Parting) -> list[str]:
+    """What made the runs part, for people, the likeliest first."""
+    lines = [f"{key}: {a} and {b}" for key, a, b in found.settings]
+    if found.rates is not None and not any("learning_rate" in line for line in lines):
+        step, a, b = found.rates
+        lines.append(f"learning rate of step {step}: {a:g} and {b:g}")
+    if found.step is None:
+        return lines
+    if found.difference is None:
+        lines.append(f"loss of step {found.step}: the digests of these runs cannot be compared")
+    elif found.has_other_weights:
+        if found.step == 1:
+            lines.append("all shards differ: the first weights do, or what is computed from them")
+        else:
+            before = f"the weights after step {found.step - 1}"
+            lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
+    else:
+        where = f"{_shards(found.difference)} in {_tensors(found.difference)}"
+        lines.append(f"{where}; the weights before the step are the same")
+        lines += _records(found)
+        if not found.settings:
+            lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
+    return lines
+
+
+def _records(found: Parting) -> list[str]:
+    """The records of the shards that differ."""
+    ours, theirs = found.records
+    if not ours or not theirs:
+        return []
+    if ours == theirs:
+        return [f"both runs had {_listed(ours)} of the data there"]
+    return [f"one run had {_listed(ours)} of its data there, the other one {_listed(theirs)}"]
+
+
+def _listed(records: Sequence[int], most: int = 64) -> str:
+    return f"records {', '.join(map(str, records[:most]))}{' ...' * (len(records) > most)}"
+
+
+def _tensors(differs: Difference, most: int = 8) -> str:
+    """The tensors that differ, with the forward pass first."""
+    names = sorted(differs.tensors, key=lambda name: name != LOSS)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "tensors that are not known"
+
+
+def _shards(differs: Difference) -> str:
+    if differs.is_everywhere:
+        return "all shards differ"
+    if len(differs.shards) == 1:
+        return f"shard {differs.shards[0]} of the batch differs"
+    several = ", ".join(map(str, differs.shards[:8])) or "none by its own digest"
+    return f"shards {several} of the batch differ"
+
+
+def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
+    """How the digests of a step differ; None where they are equal, or cannot be compared."""
+    a, b = one.digests.of(step), other.digests.of(step)
+    if a is None or b is None or (a[0].shards, a[0].kind) != (b[0].shards, b[0].kind) or a[1] == b[1]:
+        return None
+    if a[0] != b[0]:  # the models have other weights
+        return Difference(tuple(range(a[0].shards)), (), a[0].shards)
+    return step_digest.difference(a[0], a[1], b[1])
+
+
+def _losses_differ(one: RunTrace, other: RunTrace, i: int) -> bool:
+    a, b = one.steps["loss"][i], other.steps["loss"][i]
+    return not (a == b or (np.isnan(a) and np.isnan(b)))
+
+
+def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] | None:
+    for at in (max(0, i - 1), i):
+        a, b = one.steps["learning_rate"][at], other.steps["learning_rate"][at]
+        if a != b:
+            return int(one.steps["step"][at]), float(a), float(b)
+    return None
+
+
+def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
+    """What differs in settings, data and model, in as few words as say it."""
+    a, b = one.identity, other.identity
+    if not a or not b:
+        return
+    is_model = False
+    for key in sorted(a.keys() | b.keys()):
+        before, after = plainly(a.get(key, "nothing")), plainly(b.get(key, "nothing"))
+        if before == after or key in _ANSWERS:
+            continue
+        if key in _HASHES:
+            is_model = True
+            continue
+        inner = list(_of_json(before, after))
+        whole = [(key, _short(before, 120), _short(after, 120))]
+        yield from ((f"{key}, {path}", x, y) for path, x, y in inner) if inner else whole
+    if is_model:
+        named = list(_paths(one.architecture, other.architecture, ""))[:8]
+        yield from ((f"model, {path}", x, y) for path, x, y in named)
+        if not named:
+            yield "model", "one structure", "another one, which the folders do not tell"
+
+
+def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
+    """What differs within texts that end with an object of JSON, such as an optimizer's settings."""
+    try:
+        a, b = (json.loads(text[text.index("{") :]) for text in (before, after))
+    except ValueError:
+        return
+    if before[: before.index("{")] == after[: after.index("{")]:
+        yield from _paths(a, b, "")
+
+
+def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """The innermost places at which two JSON values differ."""
+    if a is None and b is None:
+        return
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(k for k in b if k not in a)]:
+            yield from _paths(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for place, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _paths(x, y, f"{path}[{_layer(y) or place}]")
+    elif isinstance(a, list) and isinstance(b, list) and all(map(_layer, [*a, *b])):
+        names = [_short(", ".join(str(_layer(each)) for each in layers), 120) for layers in (a, b)]
+        yield path, names[0], names[1]
+    elif a != b:
+        yield path, _short(a), _short(b)
+
+
+def _layer(value: Any) -> str | None:
+    """The name of a layer out of its configuration."""
+    config = value.get("config") if isinstance(value, dict) else None
+    return config.get("name") if isinstance(config, dict) else None
+
+
+def _short(value: Any, most: int = 60) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _architecture(run: Storage) -> Any:
+    """The model's configuration; None where it cannot be read."""
+    data = run.get_or_none(_ARCHITECTURE, LARGE)
+    if data is None:
+        return None
+    try:
+        found = decode(data)
+    except (ValueError, DamagedFileError):
+        return None
+    return found.get("config") if isinstance(found, dict) else None
+
+
+def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
+    """Numbers of records, as the data count them from 0.
+
+    Args:
+        identity: of the run.
+        step: counted from 1.
+        shards: of which logical shards, one after another.
+
+    Returns:
+        None where the run does not keep what tells it.
+    """
+    if not _ARRAYS.match(identity.get("contents of the training data", "")):
+        return None
+    try:
+        records, batch, of, seed = (int(identity[key]) for key in _SIZES)
+        if min(records, batch, of) < 1:
+            return None
+        plan = StepPlan(records, batch, of)
+        epoch, inside = plan.locate(step - 1)
+        order = EpochOrder(plan, None, seed, epoch, 1, identity.get("shuffle") != "off")
+        return [int(n) for shard in shards for n in order.of_steps(shard, inside, inside + 1)]
+    except (KeyError, ValueError, IndexError):  # an identity that no raytf has written
+        return None

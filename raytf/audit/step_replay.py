@@ -1,0 +1,367 @@
+"""Steps of a run computed again by the run's own program, in another folder, and compared with what the run noted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raytf.checkpoint import durable, manifest, naming
+from raytf.config.terminal_text import say, visible
+from raytf.config.train_config import TrainConfig
+from raytf.distributed import step_digest
+from raytf.distributed.step_digest import Difference, DigestKind, DigestLayout
+from raytf.errors import CheckpointError, ConfigError, RaytfError, StorageError
+from raytf.runs import digest_log, run_log, start_command
+from raytf.runs.digest_log import RunDigests
+from raytf.storage.storage import Storage
+
+#: What callbacks keep, which they go on with.
+_OF_CALLBACKS = "files"
+#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
+_COMPUTED = ("model/", "optimizer/", "reduction/")
+#: Environment variable with which `raytf replay` tells the program, which need not know of it.
+VARIABLE = "RAYTF_REPLAY"
+#: Name of the run that computes again.
+RUN = "replay"
+#: Settings that only write elsewhere, or end a run early.
+_WITHOUT: dict[str, Any] = {
+    "track": None,
+    "keep_best": None,
+    "status_file": None,
+    "histograms_every": 0,
+    "warm_workers": False,
+}
+
+
+def words_of(run: Storage, program: str, usage: str) -> list[str]:
+    """Return the words of the command that trains a run, which the reader of the run passes.
+
+    Args:
+        run: its folder. The command that it records is shown and never run.
+        program: the command, as one text for a shell.
+        usage: the reader's own command up to `--`.
+
+    Raises:
+        ConfigError: there is no command, or it cannot be read.
+    """
+    if not program:
+        raise ConfigError(_no_program(run, usage))
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
+        raise ConfigError(f"the command {visible(program)} cannot be read: {error}.") from None
+    return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
+
+
+def _no_program(run: Storage, usage: str) -> str:
+    try:
+        command = start_command.read(run)
+    except (RaytfError, StorageError):
+        command = None
+    recorded = "The run's folder does not record which command started it."
+    if command is not None and command.words:
+        recorded = (
+            f"The run's folder records this command, started in {visible(command.folder)}; check it before you pass "
+            f"it: {start_command.text(command)}"
+        )
+    return (
+        "computing steps again runs the program that trained the run, and what a run's folder records is never run. "
+        f"Pass the command after `--`: {usage} -- python train.py. {recorded}"
+    )
+
+
+def seed_before(run: Storage, folder: str, step: int) -> int:
+    """Let the run that computes again begin with the newest whole checkpoint before a step.
+
+    Args:
+        run: folder of the run.
+        folder: in which steps are computed again.
+
+    Returns:
+        The checkpoint's step, 0 where there is none: then it begins anew.
+    """
+    for name in manifest.list_complete(run):
+        if naming.split_name(name)[0] < step and seed(run, folder, name):
+            return naming.split_name(name)[0]
+    return 0
+
+
+def seed(run: Storage, folder: str, name: str) -> bool:
+    """Let the run that computes again begin with a checkpoint; False where that is damaged, or deleted meanwhile."""
+    again = Storage(folder).child(RUN)
+    place = f"{manifest.FOLDER}/{name}"
+    try:
+        manifest.read(run, name)
+        os.makedirs(os.path.join(again.root, place))
+        run.get_tree(place, os.path.join(again.root, place))
+    except (RaytfError, StorageError):
+        again.delete(place)
+        return False
+    if run.list(_OF_CALLBACKS):
+        run.get_tree(_OF_CALLBACKS, os.path.join(again.root, _OF_CALLBACKS))
+    return True
+
+
+def compute(words: list[str], plan: ReplayPlan) -> Storage:
+    """Run the program; returns the folder of the run that computed again.
+
+    Raises:
+        ConfigError: it did not come to the call that trains the run.
+    """
+    say(f"running {shlex.join(['python' if word == sys.executable else word for word in words])}")
+    # On this machine, where the folders are: not on a cluster that this shell has chosen.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    try:
+        done = subprocess.run(words, env={**environment, **plan.told()}, check=False)
+    except OSError as error:
+        raise ConfigError(f"{visible(words[0])} cannot be run: {error.strerror or error}.") from None
+    again = Storage(plan.folder).child(RUN)
+    if not again.exists(run_log.RESULT):
+        raise ConfigError(
+            f"the program has not computed the steps (exit code {done.returncode}): {visible(shlex.join(words))}. What "
+            "it has printed says why; if nothing does, it has not called fit for this run."
+        )
+    return again
+
+
+def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
+    """What a checkpoint has that is not what the steps before it have computed.
+
+    Args:
+        run, again: folders of the run, and of the one that has computed up to a step again.
+        name: the checkpoint's; by default any of that step.
+
+    Returns:
+        One line for people; empty where all is equal, and where the run keeps no checkpoint of the step.
+    """
+    name = name or _at(run, step)
+    if name is None:
+        return ""
+    ended = _at(again, step)
+    if ended is None:
+        return f"the program has not come to step {step}"
+    try:
+        ours, theirs = (durable.load(*each).tensors for each in ((again, ended), (run, name)))
+    except (CheckpointError, StorageError) as error:
+        return f"checkpoint {name} cannot be compared: {error}"
+    names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
+    wrong = [key for key in names if not _are_equal(ours.get(key), theirs.get(key))]
+    return f"checkpoint {name} is not what its steps compute: {', '.join(wrong[:5])}" if wrong else ""
+
+
+def _at(run: Storage, step: int) -> str | None:
+    return next((name for name in manifest.list_complete(run) if naming.split_name(name)[0] == step), None)
+
+
+def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+# -- replaying ---------------------------------------------------------------------------------------------------------
+#
+# The program is the run's own. Its call of `fit` for that run trains in another folder, from a copy of a checkpoint up
+# to the step that is wanted, and ends the process: what comes after it in the program belongs to the run.
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What to compute again.
+
+    Attributes:
+        run: URI of the run's folder.
+        step: the last step.
+        workers: how many compute.
+        folder: where the run that computes again is kept, as `RUN`.
+        dump: folder for what there is to see of the step; empty for none.
+    """
+
+    run: str
+    step: int
+    workers: int
+    folder: str
+    dump: str = ""
+
+    def told(self) -> dict[str, str]:
+        """The environment of the program."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def requested(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
+    """What this process is to compute again of the run that a configuration names; None where that is to be trained."""
+    plan = _plan(environment)
+    if plan is None:
+        return None
+    run = Storage(config.storage_uri).child(config.run.name)
+    return plan if run.locate("") == Storage(plan.run).locate("") else None
+
+
+def is_requested(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process was started to compute steps of a run again."""
+    return bool(environment.get(VARIABLE))
+
+
+def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
+    """The settings by which a program starts a Ray for all its runs: it must have room for who computes steps again."""
+    plan = _plan(environment)
+    if plan is None or config.strategy.strategy != "multi-worker-mirrored":
+        return config
+    return config.replace(workers=str(plan.workers))
+
+
+def _plan(environment: Mapping[str, str]) -> ReplayPlan | None:
+    text = environment.get(VARIABLE)
+    return ReplayPlan(**json.loads(text)) if text else None
+
+
+def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -> None:
+    """Do nothing where no step is computed again; else refuse to train a run that is not the one that is asked for.
+
+    Raises:
+        ConfigError: it has not finished.
+        StorageError: storage refuses.
+    """
+    if is_requested(environment) and not run.exists(run_log.RESULT):
+        raise ConfigError(
+            f"the program trains {run.locate('')}, which has not finished, before it comes to the run whose steps are "
+            "to be computed again. Give a command after `--` that trains that run, with the same --storage and --run."
+        )
+
+
+def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
+    """The settings with which steps are computed again: what is learned is the same.
+
+    Raises:
+        ConfigError: nobody can compute them again.
+    """
+    if config.strategy.strategy == "parameter-server":
+        raise ConfigError(
+            "steps of parameter servers depend on which worker comes first, so that none can be computed again. "
+            "`raytf bisect` compares the losses of two runs."
+        )
+    changed = {name: value for name, value in _WITHOUT.items() if name in config.settings}
+    if config.strategy.strategy == "multi-worker-mirrored":
+        changed["workers"] = str(plan.workers)
+    return config.replace(storage=plan.folder, run=RUN, **changed)
+
+
+# -- step comparison ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NotedSteps:
+    """What a run has noted of its steps.
+
+    Attributes:
+        digests: of those that have one.
+        losses: of all, by step from 1.
+    """
+
+    digests: RunDigests
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """What a comparison has found.
+
+    Attributes:
+        same: steps whose digests are equal, up to the first that differs.
+        unknown: steps of which one side has no digest, or one that cannot be compared.
+        differs: the first step that differs; None for none.
+        difference: in what.
+        why: what cannot be compared, for people; empty where everything could.
+        losses: how many of the unknown steps have a loss on both sides.
+        farthest: of those, the step whose losses differ most, and both of them; None where all are equal.
+    """
+
+    same: int
+    unknown: int
+    differs: int | None = None
+    difference: Difference | None = None
+    why: str = ""
+    losses: int = 0
+    farthest: tuple[int, float, float] | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether something was compared, and nothing differs."""
+        return self.differs is None and self.farthest is None and bool(self.same or self.losses)
+
+
+def read_noted(run: Storage) -> NotedSteps:
+    """What a run has noted.
+
+    Raises:
+        DamagedFileError: a segment of its log is none that raytf has written.
+        StorageError: storage refuses.
+    """
+    table = run_log.read_steps(run.uri)
+    losses = dict(zip(table["step"].tolist(), table["loss"].tolist(), strict=True))
+    return NotedSteps(digest_log.read(run, run_log.STEPS), losses)
+
+
+def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepComparison:
+    """Compare the digests of some steps, in order, up to the first that differs; losses where digests cannot be.
+
+    Args:
+        noted: by the run.
+        again: computed again.
+        steps: which to compare.
+    """
+    same, unknown, why = 0, list[int](), ""
+    differs, difference = None, None
+    for step in steps:
+        before, after = noted.digests.of(step), again.digests.of(step)
+        if before is None or after is None:
+            unknown.append(step)
+            why = why or f"step {step} has no digest"
+        elif before[0] != after[0]:
+            unknown.append(step)
+            why = why or _unlike(before[0], after[0])
+        else:
+            difference = step_digest.difference(before[0], before[1], after[1])
+            if difference is not None:
+                differs = step
+                break
+            same += 1
+    both = [step for step in unknown if step in noted.losses and step in again.losses]
+    pairs = [(step, noted.losses[step], again.losses[step]) for step in both]
+    farthest = max(pairs, key=_apart, default=None)
+    if farthest is not None and not _apart(farthest):
+        farthest = None
+    return StepComparison(same, len(unknown), differs, difference, why, len(both), farthest)
+
+
+def _apart(pair: tuple[int, float, float]) -> float:
+    """How far two losses of a step are apart, relative to the larger one."""
+    _, one, other = pair
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other))
+
+
+def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
+    """Why digests of two layouts cannot be compared."""
+    if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
+        return "an older raytf made the digests of one of the two in another way"
+    if noted.kind != again.kind:
+        run, here = ("on GPUs", "on CPUs") if noted.kind == DigestKind.DEVICE else ("on CPUs", "on GPUs")
+        return f"the run computed {run} and this machine computes {here}, whose last bits differ"
+    if noted.shards != again.shards:
+        return f"the run has {noted.shards} logical shards, and the program asks for {again.shards}"
+    added, gone = set(again.tensors) - set(noted.tensors), set(noted.tensors) - set(again.tensors)
+    named = ", ".join(sorted(added or gone)[:3]) or "their order"
+    return f"the model has other weights than that of the run: {named}"

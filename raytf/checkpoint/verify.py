@@ -1,0 +1,177 @@
+"""Looks at the checkpoints of a run without restoring any: which are whole, which damaged, which unfinished.
+
+`inspect` compares files with what the manifest says of them, by size; `verify` reads every byte as well. Neither
+changes anything, and both may run beside a live run, whose retention deletes while they read.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.checkpoint import codec, manifest, naming
+from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
+from raytf.storage.storage import Storage
+
+#: Shares that are read at the same time; each is in memory whole.
+_READERS = 2
+
+
+class Worth(enum.Enum):
+    """What a folder of a checkpoint is worth."""
+
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    NEWER = "newer"  # written by a newer raytf, which alone can tell
+    UNFINISHED = "unfinished"  # no manifest: under way, or left by a save that was cut off
+
+
+@dataclass(frozen=True)
+class CheckpointFinding:
+    """What was found of one checkpoint.
+
+    Attributes:
+        name: its folder.
+        step: global steps that it has seen, by its name.
+        bytes: of all its files.
+        problems: what is damaged; empty where nothing is.
+        document: of its manifest; empty where that cannot be read.
+    """
+
+    name: str
+    step: int
+    state: Worth
+    bytes: int
+    problems: tuple[str, ...]
+    document: CheckpointDocument = field(default_factory=CheckpointDocument)
+
+
+def inspect(run: Storage) -> list[CheckpointFinding]:
+    """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
+    folders: dict[str, dict[str, int]] = {}
+    for file in run.files(FOLDER, skipped=[]):
+        name, _, inner = file.name.partition("/")
+        if inner and naming.split_name(name)[0] >= 0:
+            folders.setdefault(name, {})[inner] = file.bytes
+    found = (_look(run, name, folders[name]) for name in naming.restore_order(folders))
+    return [finding for finding in found if finding is not None]
+
+
+def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda finding: None) -> list[CheckpointFinding]:
+    """As `inspect`, with every byte of every share read and decoded.
+
+    Args:
+        on: told about each checkpoint as soon as it was read.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    verified = []
+    for seen in inspect(run):
+        finding: CheckpointFinding | None = seen
+        if seen.state is Worth.WHOLE:
+            finding = _read(run, seen)
+        if finding is not None:
+            verified.append(finding)
+            on(finding)
+    return verified
+
+
+def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
+    """The checkpoint that a resume restores.
+
+    Returns:
+        None where there is none.
+    """
+    whole = {finding.name: finding for finding in findings if finding.state is Worth.WHOLE}
+    order = naming.restore_order(whole)
+    return whole[order[0]] if order else None
+
+
+def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
+    """A finding by sizes.
+
+    Returns:
+        None where the checkpoint is deleted at this moment.
+    """
+    step, total = naming.split_name(name)[0], sum(sizes.values())
+    if manifest.FILE not in sizes:
+        return CheckpointFinding(name, step, Worth.UNFINISHED, total, ())
+    try:
+        body = manifest.read(run, name)
+    except CheckpointError as error:
+        problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
+        return CheckpointFinding(name, step, Worth.DAMAGED, total, (problem,))
+    except RunMismatchError as error:
+        return CheckpointFinding(name, step, Worth.NEWER, total, (_newer(error),))
+    except StorageError as error:
+        if error.kind == "missing":
+            return None
+        if error.kind != "denied":
+            raise
+        return CheckpointFinding(
+            name,
+            step,
+            Worth.DAMAGED,
+            total,
+            (f"{manifest.FILE} cannot be read: access is denied",),
+            CheckpointDocument(),
+        )
+    problems = manifest.size_problems(body["shares"], sizes)
+    if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
+        return None
+    state = Worth.DAMAGED if problems else Worth.WHOLE
+    return CheckpointFinding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
+
+
+def _newer(error: RunMismatchError) -> str:
+    return str(error).partition(" was ")[2].rstrip(".")
+
+
+def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
+    """A finding by every byte.
+
+    Returns:
+        None where the checkpoint is deleted at this moment.
+    """
+    try:
+        shares = manifest.read(run, seen.name)["shares"]
+    except CheckpointError as error:  # damaged in this moment
+        return CheckpointFinding(seen.name, seen.step, Worth.DAMAGED, seen.bytes, (str(error),), seen.document)
+    except StorageError as error:
+        if error.kind == "missing":
+            return None
+        raise
+
+    def check(share: dict[str, Any]) -> str | None:
+        try:
+            data = run.get(f"{FOLDER}/{seen.name}/{share['file']}", codec.readable(share["bytes"]))
+        except DamagedFileError as error:
+            return f"{share['file']}: {error.reason}"
+        except StorageError as error:
+            if error.kind == "missing":
+                return f"{share['file']} is missing"
+            if error.kind == "denied":
+                return f"{share['file']} cannot be read: access is denied"
+            raise
+        if len(data) != share["bytes"]:
+            return f"{share['file']} has {len(data)} of {share['bytes']} bytes"
+        if not codec.is_intact(data, share):
+            return f"{share['file']} has a wrong checksum"
+        try:
+            names = sorted(codec.decode(data))
+        except CheckpointError as error:
+            return f"{share['file']}: {error}".rstrip(".")
+        return None if names == share["names"] else f"{share['file']} holds other tensors than the manifest says"
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        problems = tuple(p for p in pool.map(check, shares) if p is not None)
+    if not problems:
+        return seen
+    if not run.exists(f"{FOLDER}/{seen.name}/{manifest.FILE}"):
+        return None
+    return CheckpointFinding(seen.name, seen.step, Worth.DAMAGED, seen.bytes, problems, seen.document)

@@ -1,0 +1,95 @@
+"""Arrays in pieces, as `host` and `network` add them, and what both raise."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+#: Alignment in bytes of memory that TensorFlow takes over without a copy.
+_ALIGNMENT = 64
+
+Parts = list[np.ndarray]
+
+
+class PeerLostError(RuntimeError):
+    """A process is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
+
+
+class OrderError(RuntimeError):
+    """Two processes add different things: what they computed from then on would have no meaning."""
+
+
+@contextlib.contextmanager
+def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Iterator[None]:
+    """Whoever cannot finish a sum hangs up, so that nobody waits for it.
+
+    Args:
+        whose: the processes, for messages.
+        are_there: whether there are connections with them.
+        close: hangs up.
+
+    Raises:
+        PeerLostError: a process is gone, or was before.
+    """
+    if not are_there:
+        raise PeerLostError(f"Collective: a worker of {whose} was lost before")
+    try:
+        yield
+    except OSError as error:
+        close()
+        raise PeerLostError(f"Collective: a worker of {whose} is gone ({error})") from None
+    except BaseException:
+        close()
+        raise
+
+
+def empty(like: np.ndarray) -> np.ndarray:
+    """An array as large as another one, in memory that TensorFlow takes over without a copy."""
+    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def pieces(
+    values: Sequence[np.ndarray], out: Sequence[np.ndarray], most_bytes: int
+) -> Iterator[tuple[Parts, Parts, int]]:
+    """Parts of the values and of the results, together of so many bytes at most, and how many numbers these are."""
+    room = most_bytes // values[0].itemsize
+    mine, total, size = [], [], 0
+    for value, result in zip(values, out, strict=True):
+        flat, target, begin = value.reshape(-1), result.reshape(-1), 0
+        while True:
+            end = min(len(flat), begin + room - size)
+            mine.append(flat[begin:end])
+            total.append(target[begin:end])
+            size, begin = size + end - begin, end
+            if begin == len(flat):
+                break
+            yield mine, total, size
+            mine, total, size = [], [], 0
+    yield mine, total, size
+
+
+def copy_in(parts: Parts, slot: np.ndarray) -> None:
+    """Lay parts side by side into a vector."""
+    begin = 0
+    for part in parts:
+        slot[begin : begin + len(part)] = part
+        begin += len(part)
+
+
+def copy_out(slot: np.ndarray, parts: Parts) -> None:
+    """Lay the parts of a vector where they belong."""
+    begin = 0
+    for part in parts:
+        part[:] = slot[begin : begin + len(part)]
+        begin += len(part)
+
+
+def sum_of(parts: list[np.ndarray], out: np.ndarray) -> None:
+    """Add at least two vectors, in their order."""
+    np.add(parts[0], parts[1], out=out)
+    for other in parts[2:]:
+        np.add(out, other, out=out)

@@ -1,0 +1,414 @@
+"""What ranks exchange outside of the step, over CPUs and host memory only.
+
+TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
+the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its
+memory (`host`), and only the first of each host talks to those of other hosts. Gradients can take this path,
+too: on CPUs it is the usual one, and on GPUs the one that needs nothing of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from raytf import _tensorflow
+from raytf.distributed import state_transfer
+from raytf.distributed.allreduce.array_parts import PeerLostError
+from raytf.distributed.allreduce.host import HostSum
+from raytf.distributed.allreduce.network import NetworkSum
+from raytf.distributed.allreduce.reduction import packed
+from raytf.distributed.membership.rendezvous import Meeting, parsed
+from raytf.errors import WorkerLostError
+
+#: Bytes of the row in which a rank describes itself.
+_ROW_BYTES = 1024
+#: Random bits in the name of a host's meeting point.
+_BITS = 60
+#: Bytes that travel at a time: that much memory is needed in addition to the arrays.
+PIECE_BYTES = 1 << 26
+#: Up to this many bytes it is not worth a separate message to say which arrays are zero.
+_SMALL_BYTES = 1 << 16
+#: This process's own, whether it is in a cluster or not.
+_DEVICE = "/device:CPU:0"
+#: Keys of the groups of all ranks and of the first rank of each host, far from those that the strategy gives its own.
+_ALL_KEY, _HOSTS_KEY = 2_000_000, 1_000_000
+
+
+class ControlPlane(abc.ABC):
+    """This rank's link to all others over CPUs; each rank must make the same calls in the same order.
+
+    Args:
+        rank: this rank.
+        world_size: how many ranks there are.
+        device: full name of this rank's CPU.
+
+    Attributes:
+        on_host: the sum over the ranks of this host, where several share its memory.
+        hosts: how many groups of ranks share memory; the number of ranks where none do.
+    """
+
+    def __init__(self, rank: int, world_size: int, device: str):
+        self.rank, self.world_size, self.hosts = rank, world_size, world_size
+        self.on_host: HostSum | None = None
+        self._device = device
+        #: Whether the meeting must end, and whether a rank is lost; see `Meeting`.
+        self._is_over: Callable[[], bool] = lambda: False
+        self._is_lost: Callable[[], bool] = lambda: False
+
+    @abc.abstractmethod
+    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
+
+    @abc.abstractmethod
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of an array over all ranks, computed at once.
+
+        Raises:
+            tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
+        """
+
+    @abc.abstractmethod
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        """As `sum`, before the ranks of a host share memory."""
+
+    @abc.abstractmethod
+    def _join_hosts(self, firsts: Sequence[int]) -> None:
+        """Prepare sums over hosts, now that ranks share memory.
+
+        Args:
+            firsts: the first rank of each host.
+        """
+
+    def gather(self, row: bytes) -> list[bytes]:
+        """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
+        table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
+        table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
+        found = self._sum_before(table.view(np.int32))
+        return [each.tobytes().rstrip(b"\0") for each in found.view(np.uint8)]
+
+    def meet(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
+        """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
+
+        Args:
+            hosts: for each rank, what it has in common with the ranks that it can share memory with.
+            tokens: random, one for each rank; those of a host make the name of its meeting point.
+        """
+        ranks_of: dict[str, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            ranks_of.setdefault(host, []).append(rank)
+        if len(ranks_of) < self.world_size:
+            self._share_memory(ranks_of[hosts[self.rank]], len(ranks_of), tokens)
+        alone = self.hosts == self.world_size
+        self._join_hosts(range(self.world_size) if alone else [ranks[0] for ranks in ranks_of.values()])
+
+    def _share_memory(self, own: Sequence[int], hosts: int, tokens: Sequence[str]) -> None:
+        on_host, failed = None, 0
+        if len(own) > 1:
+            drawn = hashlib.sha256("".join(tokens[rank] for rank in own).encode()).digest()
+            try:
+                name = int.from_bytes(drawn[:8]) >> 64 - _BITS
+                number, secret = own.index(self.rank), drawn[8:]
+                on_host = HostSum(name, number, len(own), self._is_lost, secret, is_left=self._is_over)
+            except OSError:
+                failed = 1
+        if not self._sum_before(np.array([failed], np.int32))[0]:
+            self.on_host, self.hosts = on_host, hosts
+        elif on_host is not None:
+            on_host.close()
+
+    def share(self, data: bytes, giver: int = 0) -> bytes:
+        """The bytes of one rank, of any length, on every rank."""
+        length = int(self.sum(np.array([len(data) if self.rank == giver else 0], np.float64))[0])
+        own = data if self.rank == giver else bytes(length)
+        return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
+
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
+        """The arrays of one rank, bit for bit, on every rank; see `broadcast`."""
+        return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
+
+
+def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
+    found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
+    return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]
+
+
+@contextlib.contextmanager
+def as_tensorflow() -> Iterator[None]:
+    """Raise the loss of a rank as TensorFlow does in a graph."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise tf.errors.UnavailableError(None, None, str(error)) from None
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def broadcast(
+    arrays: list[np.ndarray],
+    is_first: bool,
+    add: Callable[[np.ndarray], np.ndarray],
+    piece_bytes: int = PIECE_BYTES,
+) -> list[np.ndarray]:
+    """Rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
+
+    Adding integer zeros keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot of
+    Adam in a new run, does not travel: one number marks it.
+
+    Args:
+        arrays: of rank 0; the other ranks give arrays of the same shapes and dtypes, whose values do not matter.
+        is_first: whether this is rank 0.
+        add: sums a vector of int32 over all ranks.
+        piece_bytes: the most bytes that are added at a time; a multiple of 4.
+
+    Returns:
+        The arrays. Some may share memory, so do not write to them.
+    """
+    travels = np.ones(len(arrays), np.int32)
+    if sum(a.nbytes for a in arrays) > _SMALL_BYTES:
+        mine = [int(_has_bits(a)) if is_first else 0 for a in arrays]
+        travels = add(np.array(mine, np.int32))
+    sent = [a for a, travel in zip(arrays, travels, strict=True) if travel]
+    if is_first:
+        for piece in _pieces(sent, piece_bytes):
+            add(piece)
+        return arrays
+    received = iter(_received([a.nbytes for a in sent], add, piece_bytes))
+    return [
+        (next(received) if travel else np.zeros(a.nbytes, np.uint8)).view(a.dtype).reshape(a.shape)
+        for a, travel in zip(arrays, travels, strict=True)
+    ]
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _has_bits(array: np.ndarray) -> bool:
+    """Whether any bit is set; -0.0 has one."""
+    data = _bytes_of(array)
+    whole = len(data) - len(data) % 8
+    return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
+
+
+def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
+    """The arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
+    left = sum(a.nbytes for a in arrays)
+    piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
+    for array in arrays:
+        data, begin = _bytes_of(array), 0
+        while begin < len(data):
+            end = min(len(data), begin + piece.nbytes - filled)
+            piece.view(np.uint8)[filled : filled + end - begin] = data[begin:end]
+            filled, begin = filled + end - begin, end
+            if filled == piece.nbytes:
+                yield piece
+                left -= filled
+                piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
+    if filled:
+        yield piece
+
+
+def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
+    """Byte arrays of these sizes, as the `_pieces` of another rank arrive."""
+    out = [np.empty(size, np.uint8) for size in sizes]
+    left, number, begin = sum(sizes), 0, 0
+    while left > 0:
+        data = add(np.zeros(_words(min(left, piece_bytes)), np.int32)).view(np.uint8)
+        left, used = left - len(data), 0
+        while number < len(out) and used < len(data):
+            end = min(len(out[number]), begin + len(data) - used)
+            out[number][begin:end] = data[used : used + end - begin]
+            used, begin = used + end - begin, end
+            if begin == len(out[number]):
+                number, begin = number + 1, 0
+    return out
+
+
+def _words(size: int) -> int:
+    return -(-size // 4)
+
+
+# -- socket plane ------------------------------------------------------------------------------------------------------
+
+
+class SocketPlane(ControlPlane):
+    """A control plane over TCP; see `ControlPlane`. A graph that adds stays valid when the ranks meet again.
+
+    Attributes:
+        loss: why the last sum failed, because a rank is lost; empty while all are there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, _DEVICE)
+        self.loss = ""
+        #: Address at which others reach this rank.
+        self._host = ""
+        #: Over all ranks at first, then over the first ones of each host; None on any other rank.
+        self._network: NetworkSum | None = None
+
+    @classmethod
+    def connect(cls, meeting: Meeting) -> SocketPlane:
+        """A plane of ranks that have met.
+
+        Raises:
+            WorkerLostError: they do not reach each other; says which.
+        """
+        plane = cls()
+        plane.join(meeting)
+        return plane
+
+    def join(self, meeting: Meeting) -> None:
+        """Connect this rank with all others of a meeting, and leave those of the one before; `meet` comes next.
+
+        Raises:
+            WorkerLostError: they do not reach each other; says which.
+        """
+        self.leave()
+        self.rank, self.world_size, self.hosts, self.loss = meeting.rank, meeting.world_size, meeting.world_size, ""
+        self._is_over, self._is_lost = meeting.is_over, meeting.is_lost
+        self._host, _ = parsed(meeting.addresses[meeting.rank])
+        if meeting.world_size == 1:
+            meeting.close()
+            return
+        try:
+            self._network = NetworkSum.connect(meeting)
+        except OSError as error:
+            lost = WorkerLostError(
+                f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
+                "be able to reach each other at any port."
+            )
+            lost.unreached = getattr(error, "ranks", frozenset())
+            raise lost from None
+
+    def leave(self) -> None:
+        """Hang up; ranks that wait for this one then see that it is gone."""
+        for each in (self._network, self.on_host):
+            if each is not None:
+                each.close()
+        self._network = self.on_host = None
+
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
+        """Send arrays straight from some ranks to others; see `Ranks.hand`."""
+        return state_transfer.hand(self, self._host, self._is_over, arrays, givers, takers)
+
+    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            return by_host(self._add_here, tensors)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        with as_tensorflow():
+            return self._add_here(np.asarray(values, order="C"))[0]
+
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        with as_tensorflow(), self._hanging_up():
+            return values if self._network is None else self._network.add(values)[0]
+
+    def _join_hosts(self, firsts: Sequence[int]) -> None:
+        if self._network is None:
+            return
+        if self.hosts > 1:
+            self._network.keep(firsts)
+        if self.hosts == 1 or self.rank not in firsts:
+            self._network.close()
+            self._network = None
+
+    def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
+        """Sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
+        with self._hanging_up():
+            found = list(values) if self.on_host is None else self.on_host.add(*values)
+            if self._network is not None:
+                found = self._network.add(*found)
+            if self.on_host is not None and self.hosts > 1:
+                found = self.on_host.hand_out(*found)
+        return found
+
+    @contextlib.contextmanager
+    def _hanging_up(self) -> Iterator[None]:
+        """If another host or a rank of this one is lost, tell the others that wait for this rank."""
+        if self.loss:
+            raise PeerLostError(self.loss)
+        try:
+            yield
+        except PeerLostError as error:
+            self.loss = str(error)
+            self.leave()
+            raise
+        except BaseException:
+            self.leave()
+            raise
+
+
+# -- ring plane --------------------------------------------------------------------------------------------------------
+#
+# The ranks' CPUs form a group of collectives separate from the strategy's, just as TensorFlow's strategy has a separate
+# one for host values. What is traced here names its device, so that none of it is placed on a GPU.
+
+
+class Ring:
+    """TensorFlow's ring over gRPC among the CPU devices of some ranks.
+
+    Args:
+        key: of the group, the same on all of its ranks.
+        size: how many ranks there are.
+        device: full name of this rank's CPU.
+    """
+
+    def __init__(self, key: int, size: int, device: str):
+        self._device = device
+        self._all_reduce = _tensorflow.ring(key, size, device)
+
+    def add(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks; may be traced."""
+        with tf.device(self._device):
+            if tensor.dtype != tf.uint32:
+                return self._all_reduce(tensor)
+            # There is no kernel that adds uint32; as int32 they have the same sum, bit for bit.
+            return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
+
+
+class RingPlane(ControlPlane):
+    """A control plane over TensorFlow's ring; see `ControlPlane`."""
+
+    def __init__(self, rank: int, world_size: int):
+        super().__init__(rank, world_size, f"/job:worker/replica:0/task:{rank}/device:CPU:0")
+        self._all = Ring(_ALL_KEY, world_size, self._device)
+        self._over_hosts: Ring | None = None
+        self._sum_vector = tf.function(lambda vector: self.add([vector])[0], reduce_retracing=True, autograph=False)
+        # A separate function: what is traced before the ranks of a host have met would not change afterwards.
+        self._sum_all = tf.function(self._all.add, reduce_retracing=True, autograph=False)
+
+    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            if self.hosts == self.world_size:
+                return packed(self._all.add)(tensors)
+            if self.on_host is not None:
+                tensors = by_host(self.on_host.add, tensors)
+            if self._over_hosts is not None:
+                tensors = packed(self._over_hosts.add)(tensors)
+            if self.on_host is not None and self.hosts > 1:
+                tensors = by_host(self.on_host.hand_out, tensors)
+            return tensors
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        if self.on_host is not None and self.hosts == 1:
+            with as_tensorflow():
+                return self.on_host.add(np.ascontiguousarray(values))[0]
+        return self._now(self._sum_vector, values)
+
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        return self._now(self._sum_all, values)
+
+    def _join_hosts(self, firsts: Sequence[int]) -> None:
+        if 1 < self.hosts < self.world_size and self.rank in firsts:
+            self._over_hosts = Ring(_HOSTS_KEY, self.hosts, self._device)
+
+    def _now(self, add: Callable[[tf.Tensor], tf.Tensor], values: np.ndarray) -> np.ndarray:
+        with tf.device(self._device):
+            return add(tf.convert_to_tensor(values)).numpy()

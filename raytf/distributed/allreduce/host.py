@@ -1,0 +1,367 @@
+"""Sums over the processes of one host, through memory that they share.
+
+Between processes of one machine a collective of TensorFlow goes through gRPC: the data is copied several times, by
+threads that the workers' arithmetic needs. Here each process writes its values where the others read them. Two
+processes each add the other's values to their own; with more, each adds one part and reads the other parts from the
+others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication
+operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
+
+Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
+at once. If a child that C code has forked still holds the socket, /proc shows within a second that the process is gone.
+/proc also shows whether a process was stopped. For a process that /proc does not show, the arbiter reports that its
+generation is over. The memory has no name, so a killed process leaves none behind. Only processes of the same user that
+know the group's secret receive the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytf.distributed.allreduce.array_parts import (
+    OrderError,
+    Parts,
+    PeerLostError,
+    all_or_none,
+    copy_in,
+    copy_out,
+    empty,
+    pieces,
+    sum_of,
+)
+from raytf.distributed.membership.peer_liveness import (
+    PROCESS_LOOK_SECONDS,
+    STOPPED_SECONDS,
+    Loss,
+    Sign,
+    Waiting,
+    sign_of_process,
+)
+from raytf.distributed.membership.rendezvous import end
+from raytf.distributed.sockets import close_in_children
+
+#: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
+CHUNK_BYTES = 1 << 22
+#: From this many bytes on, more than two processes add a part each; below, saving one wait is worth more.
+_PARTS_BYTES = 1 << 16
+#: Seconds for all processes to connect, on a loaded machine.
+_MEET_SECONDS = 60.0
+#: Seconds between two looks whether a process that is waited for is lost.
+_MEET_LOOK_SECONDS = 0.1
+#: Seconds for a caller to identify itself.
+_CALL_SECONDS = 1.0
+#: The first message of a process: its number and the group's secret.
+_HELLO = struct.Struct("<i32s")
+
+
+def host_identity() -> str | None:
+    """What processes have in common that can share memory through sockets.
+
+    Returns:
+        None where it cannot be determined.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    except OSError:
+        return None
+
+
+class HostSum:
+    """This process's part in sums over the processes of its host; each must make the same calls in the same order.
+
+    Args:
+        name: of the meeting point, 60 random bits that all of them know.
+        number: of this process among them.
+        count: how many processes there are, at least two.
+        is_over: whether a process of the group is known to be lost; ends every wait.
+        secret: at most 32 bytes that the processes of the group know. The name is not secret: the system shows it.
+        stopped_seconds: how long a process may be stopped before it counts as lost.
+        is_left: whether a process is known to have left the group; ends the meeting, but no sum.
+
+    Raises:
+        OSError: the processes did not connect, or the system refused the memory.
+    """
+
+    def __init__(
+        self,
+        name: int,
+        number: int,
+        count: int,
+        is_over: Callable[[], bool] = lambda: False,
+        secret: bytes = b"",
+        stopped_seconds: float = STOPPED_SECONDS,
+        is_left: Callable[[], bool] = lambda: False,
+    ):
+        self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
+        self._secret, self._is_left = secret.ljust(32, b"\0"), is_left
+        self._peers: list[tuple[socket.socket, _Process]] = []
+        # An abstract address leaves no file to remove.
+        address = f"\0raytf-{name:x}"
+        self._turn = 0
+        try:
+            memory = self._open(address) if number == 0 else self._join(address)
+        except BaseException:
+            self.close()
+            raise
+        self._slots = [
+            [np.frombuffer(memory, np.uint8, CHUNK_BYTES, (turn * count + i) * CHUNK_BYTES) for i in range(count)]
+            for turn in range(2)
+        ]
+        self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
+
+    def add(self, *values: np.ndarray) -> list[np.ndarray]:
+        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
+
+        Raises:
+            PeerLostError: a process is gone, or stopped.
+        """
+        out = [empty(v) for v in values]
+        with self._all_or_none():
+            for mine, total, size in pieces(values, out, CHUNK_BYTES):
+                self._add(mine, total, size)
+        return out
+
+    def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
+        """The first process's values, on every process.
+
+        Raises:
+            PeerLostError: a process is gone, or stopped.
+        """
+        out = [empty(v) for v in values]
+        with self._all_or_none():
+            for mine, total, size in pieces(values, out, CHUNK_BYTES):
+                slot = self._next_slots(mine[0].dtype, size)[0]
+                if self.number == 0:
+                    copy_in(mine, slot)
+                self._meet(size)
+                copy_out(slot, total)
+        return out
+
+    def close(self) -> None:
+        """Close the connections; processes that wait for this one then see that it is gone."""
+        for peer, _ in self._peers:
+            end(peer)
+        self._peers = []
+
+    def _add(self, mine: Parts, total: Parts, size: int) -> None:
+        # Slots are used in turns: after the last meeting, all have read what was in the slot that is written next.
+        dtype = mine[0].dtype
+        slots = self._next_slots(dtype, size)
+        copy_in(mine, slots[self.number])
+        self._meet(size)
+        if self.count == 2 or size * dtype.itemsize < _PARTS_BYTES:
+            begin = 0
+            for part in total:
+                own = slice(begin, begin + len(part))
+                sum_of([slot[own] for slot in slots], part)
+                begin += len(part)
+            return
+        shared = self._total[: size * dtype.itemsize].view(dtype)
+        bounds = [size * i // self.count for i in range(self.count + 1)]
+        own = slice(bounds[self.number], bounds[self.number + 1])
+        sum_of([slot[own] for slot in slots], shared[own])
+        self._meet(size)
+        copy_out(shared, total)
+
+    def _next_slots(self, dtype: np.dtype[Any], size: int) -> list[np.ndarray]:
+        self._turn = 1 - self._turn
+        return [slot[: size * dtype.itemsize].view(dtype) for slot in self._slots[self._turn]]
+
+    # -- meeting -------------------------------------------------------------------------------------------------------
+
+    def _open(self, address: str) -> mmap.mmap:
+        size = (2 * self.count + 1) * CHUNK_BYTES
+        descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)
+        with contextlib.closing(_server(address, self.count)) as server:
+            try:
+                os.ftruncate(descriptor, size)
+                found: dict[int, socket.socket] = {}
+                deadline = time.monotonic() + _MEET_SECONDS
+                server.settimeout(_MEET_LOOK_SECONDS)
+                while len(found) < self.count - 1:
+                    self._check_time(deadline)
+                    try:
+                        peer, _ = server.accept()
+                    except TimeoutError:
+                        continue
+                    caller = self._caller(peer)
+                    if caller is None or caller in found:
+                        peer.close()  # a stranger
+                    else:
+                        found[caller] = peer
+                for number in sorted(found):
+                    socket.send_fds(found[number], [b"\0"], [descriptor])
+                    self._add_peer(found[number])
+                return mmap.mmap(descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    def _join(self, address: str) -> mmap.mmap:
+        deadline = time.monotonic() + _MEET_SECONDS
+        while True:
+            first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            first.settimeout(_MEET_LOOK_SECONDS)
+            try:
+                first.connect(address)
+                break
+            except OSError:  # the first process does not listen yet, or strangers have filled its queue
+                first.close()
+                self._check_time(deadline)
+                time.sleep(0.005)
+        if not _is_of_this_user(first):
+            first.close()
+            raise PermissionError("another user has taken the meeting point of this host's processes")
+        try:
+            first.sendall(_HELLO.pack(self.number, self._secret))
+            descriptors = self._handed(first, deadline)
+        except BaseException:
+            first.close()
+            raise
+        try:
+            self._add_peer(first)
+            return mmap.mmap(descriptors[0], (2 * self.count + 1) * CHUNK_BYTES)
+        finally:
+            os.close(descriptors[0])
+
+    def _handed(self, first: socket.socket, deadline: float) -> list[int]:
+        """Return the memory's descriptor, once the first process has heard from all."""
+        while True:
+            self._check_time(deadline)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
+            except TimeoutError:
+                continue
+            if not descriptors:
+                raise ConnectionError("the first process of this host is gone")
+            return descriptors
+
+    def _caller(self, peer: socket.socket) -> int | None:
+        """Return the number of the process that has connected; None for a stranger or a silent process."""
+        if not _is_of_this_user(peer):
+            return None
+        peer.settimeout(_CALL_SECONDS)
+        try:
+            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            return None
+        if len(hello) < _HELLO.size:
+            return None
+        number, secret = _HELLO.unpack(hello)
+        return number if hmac.compare_digest(secret, self._secret) and 0 < number < self.count else None
+
+    def _check_time(self, deadline: float) -> None:
+        if self._is_over() or self._is_left():
+            raise ConnectionError("a process of this host is lost")
+        if time.monotonic() > deadline:
+            raise TimeoutError("a process of this host did not come in time")
+
+    def _add_peer(self, peer: socket.socket) -> None:
+        close_in_children(peer)
+        # A time limit of the system: Python's would cost another system call for each byte.
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(PROCESS_LOOK_SECONDS), 0))
+        self._peers.append((peer, _Process(_credentials(peer)[0])))
+
+    def _meet(self, size: int) -> None:
+        """Wait until all processes have come here.
+
+        Args:
+            size: how many numbers this process has brought, as all others must have.
+        """
+        mark = bytes([size % 251])
+        if self.number:
+            self._peers[0][0].send(mark)
+            self._wait_for(*self._peers[0], mark)
+            return
+        for peer, process in self._peers:
+            self._wait_for(peer, process, mark)
+        for peer, _ in self._peers:
+            peer.send(mark)
+
+    def _wait_for(self, peer: socket.socket, process: _Process, mark: bytes) -> None:
+        waiting: Waiting | None = None
+        while True:
+            try:
+                found = peer.recv(1)
+            except BlockingIOError:
+                waiting = waiting or Waiting.for_processes(self._stopped_seconds)
+                _check(waiting.look({0: process.sign()}, self._is_over()), process)
+                continue
+            if found == mark:
+                return
+            if found:
+                raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
+            raise PeerLostError("Collective: a worker of this host is gone")
+
+    def _all_or_none(self) -> AbstractContextManager[None]:
+        return all_or_none("this host", bool(self._peers), self.close)
+
+
+def _server(address: str, count: int) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(address)
+        server.listen(count)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
+    """Return the process number, the user and the group of the other side of a connection."""
+    pid, user, group = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user, group
+
+
+def _is_of_this_user(peer: socket.socket) -> bool:
+    return _credentials(peer)[1] == os.getuid()
+
+
+def _check(loss: Loss | None, process: _Process) -> None:
+    if loss is None:
+        return
+    if loss.number is None:
+        raise PeerLostError("Collective: a worker of this group is lost")
+    raise PeerLostError(f"Collective: {process} {'is gone' if loss.sign is Sign.GONE else 'was stopped'}")
+
+
+class _Process:
+    """Another process of this host, as /proc shows it.
+
+    Args:
+        number: its process number; 0 where this process cannot see it, as between containers.
+    """
+
+    def __init__(self, number: int):
+        self._number, self._started = number, _status_of(number)[1]
+
+    def __str__(self) -> str:
+        return f"process {self._number} of this host"
+
+    def sign(self) -> Sign:
+        """Return what /proc shows of the process now."""
+        return sign_of_process(*_status_of(self._number), self._started)
+
+
+def _status_of(number: int) -> tuple[str, str]:
+    """Return the state of a process, and when it started: another process may get its number. Empty if not visible."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""

@@ -1,0 +1,400 @@
+"""What travels between workers in a step: reduced in one go, with a sum that does not depend on the order of addition.
+
+Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
+a matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
+arrives bit for bit, and all ranks add the V rows in the same order.
+
+Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
+last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each
+tensor has an exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of
+them cannot overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it
+pre-rounding). The exponent follows the largest value of the previous step, with headroom, so that no worker has to wait
+for a maximum first. If a step outgrows it, all ranks see that in the reduced rows and repeat the step's arithmetic with
+the right exponent. Exponents are a function of the step alone and are saved with the weights. The number of bytes on
+the wire is that of float32.
+
+With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
+the word of the sums as long as these fit 16 bits, so any sum of int32 will do. For V shards each value has
+16 - log2(V) bits, sign included, instead of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of
+headroom costs one bit, so exponents then follow more closely, and a step is repeated more often. Values are rounded to
+the nearest. Layers' updates are averages that accumulate, where such rounding would remain: they travel in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed.allreduce import buckets
+from raytf.distributed.allreduce.buckets import Buckets, Overlap, after
+from raytf.distributed.encoding import digests, wire
+from raytf.distributed.encoding.fixed_point import EachTensor, Encoding, InBlocks
+from raytf.distributed.encoding.wire import HOST, AllReduce, Span, WireLayout, WireWords, pack, placed, zeros
+from raytf.distributed.step_digest import DigestKind
+
+#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
+_HEADROOM = 3
+#: An exponent is lowered only when it leaves more than this: otherwise noise would outgrow it again and again.
+_SLACK = 4
+#: The same where 16 bits must do.
+_SMALL_HEADROOM, _SMALL_SLACK = 1, 2
+#: The lowest exponent, below which values round to zero; it keeps the scale a normal float32.
+_LEAST = -90
+#: The highest exponent.
+_MOST = 128
+
+#: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
+#: of all workers if there are such sums; rows [L, M + digests + extra]; packed slices of this worker's shards).
+Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]]
+
+
+class Reduced(NamedTuple):
+    """A step after reduction.
+
+    Attributes:
+        tensors: the sums.
+        row: [M] added over all shards.
+        flags: [F] added over all ranks.
+        finite: whether all numbers in the tensors are finite.
+        slices: packed slices of this worker's shards, as computed.
+        exponents: of the next step, for `settle`; None where there are none.
+        digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
+        audit: None where no step is audited.
+        outputs: of all shards, what metrics of the whole batch get; filled in by the caller.
+    """
+
+    tensors: list[tf.Tensor]
+    row: tf.Tensor
+    flags: tf.Tensor
+    finite: tf.Tensor
+    slices: Sequence[tf.Tensor] = ()
+    exponents: tf.Tensor | None = None
+    digests: tf.Tensor | None = None
+    audit: wire.AuditRow | None = None
+    outputs: Sequence[tf.Tensor] = ()
+
+
+class Reduction(Protocol):
+    """A way to add tensors over shards and workers.
+
+    Attributes:
+        layout: of the tensors.
+        shapes, dtype: of the tensors that `encode` makes of a shard's.
+        extra: columns that `encode` appends to a shard's row.
+    """
+
+    layout: WireLayout
+    shapes: list[tuple[int, ...]]
+    dtype: tf.DType
+    extra: int
+
+    def state(self) -> dict[str, keras.Variable]:
+        """What must be saved with the weights."""
+        ...
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """A shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
+        ...
+
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        """[digest_width] columns of a shard's row, before those of `encode`: digests of each tensor, of all packed
+        slices and of the row."""
+        ...
+
+    def digest_width(self, slices: int) -> int:
+        """How many columns `digest` appends, for so many packed slices."""
+        ...
+
+    def reduce(
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: Span,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
+        audit: wire.AuditPlaces | None = None,
+        outputs: int = 0,
+    ) -> Reduced:
+        """Compute this worker's shards and add them over all workers.
+
+        Args:
+            all_reduce: sums tensors over workers; None if this is the only worker.
+            compute: computes this worker's part.
+            flags: [F] this worker's flags, whole numbers.
+            shards: of this worker.
+            total_shards: V.
+            slices: specs of the packed slices that `compute` returns.
+            audit: where the rows of a shard are that another worker computes, too; None where no step is audited.
+            outputs: how many of the slices, the last ones, are rows for metrics, which have no digests.
+        """
+        ...
+
+    def settle(self, reduced: Reduced) -> None:
+        """Note what the next step needs of a step, once all that the workers add in it is known: until then nothing has
+        changed, and the step can be computed again."""
+        ...
+
+
+class FloatReduction:
+    """Plain float addition: one pass, and last bits that depend on the number of workers.
+
+    Args:
+        layout, dtype: of the tensors, and in which they travel.
+        overlap: add over workers in buckets while gradients are computed; by default all at once.
+    """
+
+    extra = 0
+
+    def __init__(self, layout: WireLayout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
+        self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
+        sizes = [size * dtype.size for size in layout.sizes]
+        self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
+
+    def state(self) -> dict[str, keras.Variable]:
+        return {}
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
+
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        return tf.zeros([0])  # the last bits of a shard may depend on how many its worker has
+
+    def digest_width(self, slices: int) -> int:
+        return 0
+
+    def reduce(
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: Span,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
+        audit: wire.AuditPlaces | None = None,
+        outputs: int = 0,
+    ) -> Reduced:
+        if all_reduce is None:
+            summed, rows, found = compute(tf.zeros([0]), None)
+            tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), found)
+        early = None
+        if self._overlap is not None:
+            early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
+        summed, rows, found = compute(tf.zeros([0]), early)
+        beside = [tf.cast(placed(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
+        if early is None:
+            *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
+        else:
+            tensors, (matrix, flags_sum) = summed, all_reduce(after(summed, beside))
+        finite = all_finite(tensors)
+        tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
+        row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
+        return Reduced(tensors, row, flags_sum, finite, found)
+
+    def settle(self, reduced: Reduced) -> None:
+        """A step needs nothing of the one before."""
+
+
+class FixedPointReduction:
+    """Integer addition in fixed point: the same bits for every number of workers and every order.
+
+    Args:
+        layout: of the tensors.
+        total_shards: V.
+        compressed: how many of the tensors, from the first, travel as 16 bits.
+        words: how the devices hold whole numbers; all choices give the same bits.
+        overlap: add over workers in buckets while gradients are computed, with the same bits; by default all at once,
+            after all gradients are known.
+        digests: of what each shard adds, in its row; None for none.
+    """
+
+    def __init__(
+        self,
+        layout: WireLayout,
+        total_shards: int,
+        compressed: int = 0,
+        words: WireWords = HOST,
+        overlap: Overlap | None = None,
+        digests: DigestKind | None = None,
+    ):
+        self._digests = digests
+        self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
+        self._words, self.dtype = words, words.dtype
+        spent = math.ceil(math.log2(max(2, total_shards)))
+        #: Bits of a shard's value. The largest is 2**bits less a few units, as float32 has only 24: V fit an int32.
+        self.bits = 31 - spent
+        #: The bits, headroom and slack of each tensor, which depend on whether it is compressed.
+        small = np.arange(self.extra) < compressed
+        self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
+        self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
+        self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
+        together = buckets.of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
+        make: Callable[..., Encoding] = InBlocks if words.is_on_gpu else EachTensor
+        self._encoding = make(layout, compressed, 2.0 ** (15 - spent) - 1, words, together)
+        self.shapes = self._encoding.shapes
+        self._exponents = keras.Variable(
+            np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
+        )
+
+    def state(self) -> dict[str, keras.Variable]:
+        return {"reduction/00000/exponents": self._exponents}
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return self._encoding.encode(tensors, weight, scales)
+
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        if self._digests is None:
+            return tf.zeros([0])
+        beside = digests.columns([*slices, row], self._digests)
+        return tf.reshape(tf.concat([self._encoding.digests(encoded, self._digests), beside], 0), [-1])
+
+    def digest_width(self, slices: int) -> int:
+        return 0 if self._digests is None else digests.COLUMNS * (self.extra + slices + 1)
+
+    def reduce(
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: Span,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
+        audit: wire.AuditPlaces | None = None,
+        outputs: int = 0,
+    ) -> Reduced:
+        before, words = tf.convert_to_tensor(self._exponents.value), self._words
+        early = None
+        if self._overlap is not None:  # for one worker, too: the loop's body must be the same for all
+            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
+
+        def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            used = tf.maximum(used, needed)
+            summed, matrix, found = compute(self.scales(used), early)
+            flags_sum = words.whole(flags)
+            if all_reduce is not None:
+                if audit is None:
+                    matrix = placed(matrix, shards, total_shards)
+                else:
+                    matrix = wire.place_audited(matrix, audit)
+                beside = [words.of_bits(matrix), flags_sum]
+                if early is None:
+                    summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
+                else:
+                    _, (bits, flags_sum) = words.add(all_reduce, [], 0, after(summed, beside))
+                matrix = words.bits(bits)
+            largest = _largest(matrix[:total_shards], self.extra)
+            needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *found, *summed)
+
+        # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
+        rows = total_shards if audit is None else total_shards + 1
+        start = tf.constant(True), before, before, tf.zeros([rows, 0]), zeros(flags.shape, self.dtype)
+        invariants = [*(t.shape for t in start[:3]), tf.TensorShape([rows, None]), flags.shape]
+        encoding, travel = self._encoding, len(self.shapes)
+        is_packed = all_reduce is not None and early is None
+        if is_packed:
+            travel = words.travelling(travel, encoding.small)
+        sums = [*(tf.zeros([0, s.shape[1]]) for s in slices), *([zeros([0], self.dtype)] * travel)]
+        shapes = *invariants, *(s.shape for s in slices), *([tf.TensorShape(None)] * travel)
+        again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
+        _, used, needed, matrix, flags_sum, *sums = again
+        found, sums = sums[: len(slices)], sums[len(slices) :]
+        lowered = tf.where(used - needed > self._slack, used - 1, used)
+        following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
+        beside, every, matrix = self.extra + self.digest_width(len(slices) - outputs), matrix, matrix[:total_shards]
+        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, :-beside], 0)
+        finite = tf.math.is_finite(largest)
+        # A value that is not finite makes its whole tensor not finite.
+        steps = tf.where(finite, power_of_two(used - self._bits), largest)
+        if is_packed:
+            sums = words.unpack(sums, WireLayout(self.shapes), encoding.small)
+        sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
+        decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
+        tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
+        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+        if self._digests is None:
+            return reduced
+        digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])
+        audited = None if audit is None else wire.compare_audited(digested, audit, used)
+        return reduced._replace(digests=digested[:total_shards], audit=audited)
+
+    def settle(self, reduced: Reduced) -> None:
+        self._exponents.assign(reduced.exponents)
+
+    def scales(self, exponents: tf.Tensor) -> tf.Tensor:
+        """[extra] by which values are multiplied before they are rounded."""
+        return power_of_two(self._bits - exponents)
+
+    def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        if all_reduce is None:
+            return own
+        small = len(own) if self._encoding.parts[place].stop <= self._encoding.small else 0
+        sums, _ = self._words.add(all_reduce, own, small, [])
+        return self._words.unpack(sums, WireLayout([t.shape for t in own]), small)
+
+
+def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """Makes a sum of tensors from a sum of one vector over workers."""
+
+    def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if len(tensors) == 1:
+            return [all_reduce(tensors[0])]
+        return WireLayout([t.shape for t in tensors]).split(all_reduce(pack(tensors)))
+
+    return reduce
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all numbers of some tensors are finite."""
+    # A value that is not finite makes the sum so, in one pass without writes. A finite sum may overflow: check again.
+    quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
+    slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
+    return tf.cond(quick, lambda: tf.constant(True), slow)
+
+
+def everyones(
+    all_reduce: AllReduce, rows: tf.Tensor, shards: Span, total_shards: int, words: WireWords = HOST
+) -> tf.Tensor:
+    """[V, M] float32 rows of all shards, bit for bit, on every worker.
+
+    Args:
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        rows: [L, M] of this worker's shards.
+        shards: of this worker.
+        total_shards: V.
+        words: the form in which the rows travel.
+    """
+    if all_reduce is None:
+        return rows
+    bits = words.of_bits(placed(rows, shards, total_shards))
+    return words.bits(words.add(all_reduce, [], 0, [bits])[1][0])
+
+
+def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
+    """The largest value of each of the last `count` columns."""
+    largest = matrix[:, -count:]
+    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
+    return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
+
+
+def exponent(magnitude: tf.Tensor) -> tf.Tensor:
+    """The least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
+    return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
+
+
+def power_of_two(e: tf.Tensor) -> tf.Tensor:
+    """2**e as float32, exactly, for e in [-126, 127]."""
+    return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)

@@ -1,0 +1,1 @@
+"""How gradients and metrics of a step look while they travel: fixed point, packed vectors, digests."""

@@ -1,0 +1,212 @@
+"""What NVIDIA's driver reports: the GPUs of this process (NVML), and why the CUDA driver does not work.
+
+NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
+CUDA does. Its tests prove the decisions, with a simulated NVML.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytf.errors import GpuError
+
+#: Environment variables: which GPUs a process may use, and the order in which CUDA counts them.
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+
+#: MiB of a GPU's memory that CUDA and its libraries take for each process, approximately.
+CONTEXT_MIB = 600
+#: MiB that are left for tensors at least.
+_LEAST_MIB = 256
+#: The driver's library, by the name that every program uses.
+DRIVER = "libcuda.so.1"
+#: Libraries that TensorFlow 2.21 opens before it registers a GPU (tsl/platform/default/dso_loader.cc and the wheel's
+#: strings).
+LIBRARIES = (
+    "libcudart.so.12",
+    "libcublas.so.12",
+    "libcublasLt.so.12",
+    "libcufft.so.11",
+    "libcusolver.so.11",
+    "libcusparse.so.12",
+    "libcudnn.so.9",
+)
+#: Seconds in which a working driver answers; one that hangs never does.
+_ANSWER_SECONDS = 5.0
+#: Additional seconds for each GPU of the machine: if no process holds the driver, it initializes all of them first
+#: (NVIDIA, Driver Persistence: 1 to 3 s each).
+_GPU_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The identity of a GPU.
+
+    Attributes:
+        uuid: unique in the world, such as GPU-5c1b9a0e-...; that of a part of a GPU begins with MIG-.
+        name: its kind, such as NVIDIA L4.
+        memory_bytes: all of its memory.
+    """
+
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+def mine() -> list[Gpu]:
+    """The GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
+
+    Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's set-up makes CUDA count by PCI bus as NVML does.
+
+    Raises:
+        GpuError: there is a driver, but it does not describe the GPUs.
+    """
+    if os.environ.get(VISIBLE) is not None and not visible(os.environ[VISIBLE]):
+        return []  # without asking the driver
+    with nvml() as library:
+        return [] if library is None else [identity(library, handle) for handle in handles(library)]
+
+
+def part_mib(memory_bytes: int, share: float) -> int:
+    """MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
+    return max(_LEAST_MIB, int(memory_bytes * share) // (1 << 20) - CONTEXT_MIB)
+
+
+def visible(setting: str) -> list[str]:
+    """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid or repeated."""
+    found: list[str] = []
+    for part in (part.strip() for part in setting.split(",")):
+        if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in found:
+            break
+        found.append(part)
+    return found
+
+
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """`pynvml` with its library opened.
+
+    Yields:
+        `pynvml`; None if the machine has no such library.
+
+    Raises:
+        GpuError: a call inside the `with` statement failed, with NVML's message.
+    """
+    import pynvml
+
+    is_open = False
+    try:
+        with suppress(pynvml.NVMLError_LibraryNotFound):
+            pynvml.nvmlInit()
+            is_open = True
+        yield pynvml if is_open else None
+    except pynvml.NVMLError as error:
+        raise GpuError(f"the GPU driver (NVML) says: {error}") from None
+    finally:
+        if is_open:
+            pynvml.nvmlShutdown()
+
+
+def handles(library: Any) -> Sequence[Any]:
+    """NVML's handles of the GPUs that this process may use.
+
+    Args:
+        library: `pynvml`, open.
+    """
+    setting = os.environ.get(VISIBLE)
+    names = [str(i) for i in range(library.nvmlDeviceGetCount())] if setting is None else visible(setting)
+    return [
+        library.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else library.nvmlDeviceGetHandleByUUID(name)
+        for name in names
+    ]
+
+
+def identity(library: Any, handle: Any) -> Gpu:
+    """The identity of the GPU with this NVML handle."""
+    uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
+    return Gpu(_text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# -- cuda driver -------------------------------------------------------------------------------------------------------
+#
+# Its tests compile a driver that fails in the ways of a real one.
+
+
+def answer_seconds(devices: Path = Path("/dev")) -> float:
+    """How many seconds to wait for the driver's answer on this machine."""
+    return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
+
+
+def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
+    """What is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
+
+    Args:
+        ask: asks the driver; by default `cuInit` and a count of GPUs.
+        seconds: to wait for the answer; by default those of this machine. If the answer never comes, the thread that
+            waits for it is left behind.
+    """
+    answers: list[str] = []
+    seconds = answer_seconds() if seconds is None else seconds
+    thread = threading.Thread(target=lambda: answers.append((ask or _ask)()), daemon=True, name="raytf-cuda")
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else f"the driver has not answered for {seconds:.0f} s"
+
+
+def _ask() -> str:
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError as error:
+        return f"there is no NVIDIA driver ({error})"
+    code = driver.cuInit(0)
+    if code:
+        return f"cuInit: {_explain(driver, code)}"
+    count = ctypes.c_int(0)
+    code = driver.cuDeviceGetCount(ctypes.byref(count))
+    if code:
+        return f"cuDeviceGetCount: {_explain(driver, code)}"
+    return "" if count.value else "the driver finds no GPU"
+
+
+def _explain(driver: ctypes.CDLL, code: int) -> str:
+    """An error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
+    said = []
+    for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
+        text = ctypes.c_char_p()
+        if not ask(code, ctypes.byref(text)) and text.value:
+            said.append(text.value.decode(errors="replace"))
+    return ": ".join(said) or f"CUDA error {code}"
+
+
+def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
+    """CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
+
+    Args:
+        names: file names.
+        opens: raises OSError for a library that cannot be loaded.
+    """
+    return [name for name in names if not any(_is_there(place, opens) for place in _places(name))]
+
+
+def _places(name: str) -> list[str]:
+    packages = [Path(folder) / "nvidia" for folder in sys.path if folder]
+    return [name, *(str(path) for package in packages for path in sorted(package.glob(f"*/lib/{name}")))]
+
+
+def _is_there(place: str, opens: Callable[[str], object]) -> bool:
+    try:
+        opens(place)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,314 @@
+"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`): who is a member, and of what.
+
+Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
+next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
+lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter goes on. Heartbeats
+have a connection of their own: the process that sends them would write them into the middle of long lines here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from raytf.distributed.membership.arbiter_messages import (
+    ARBITER,
+    HEARTBEATS,
+    WORKER,
+    Seal,
+    connection_key,
+    encoded,
+    group_key,
+    of_arbiter,
+    proof,
+)
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.membership.member import LeftBehindError, Member
+from raytf.distributed.membership.peer_liveness import SILENT_SECONDS, HeartbeatSender
+from raytf.distributed.membership.rendezvous import Meeting, end, parsed
+from raytf.distributed.sockets import close_in_children
+from raytf.errors import WorkerLostError
+
+__all__ = ["ArbiterAddress", "ArbiterLink", "LeftBehindError", "watch", "worker_name"]
+
+#: Seconds to connect.
+_CONNECT_SECONDS = 30.0
+#: Bytes of a line of the arbiter's, which may name thousands of workers.
+_LINE_BYTES = 1 << 24
+#: Seconds between two signs that a worker waits for the arbiter.
+_WAIT_SECONDS = 1.0
+#: Seconds after which a worker calls again when the arbiter has hung up before it knew who calls.
+_AGAIN_SECONDS = (0.1, 0.3, 0.9)
+_LOST = "the connection with the driver's arbiter is lost"
+
+
+@dataclass(frozen=True)
+class ArbiterAddress:
+    """How workers reach the arbiter of their run.
+
+    Attributes:
+        address: HOST:PORT.
+        key: the run's secret, 32 random bytes that its processes know, and nobody else. Ray brings it to them.
+    """
+
+    address: str
+    key: bytes = field(repr=False)
+
+
+def _nothing() -> None:
+    pass
+
+
+def worker_name(node: str, pid: int) -> str:
+    """The name under which a worker is known to the arbiter.
+
+    Args:
+        node: Ray's id of its node.
+        pid: its process.
+    """
+    return f"{node}-{pid}"
+
+
+def watch(peer: socket.socket, silent_seconds: float) -> None:
+    """Have the kernel end a connection whose other host is gone or cut off; that of a stopped process answers."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        peer.setsockopt(socket.IPPROTO_TCP, option, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_seconds))
+
+
+class _Dialed:
+    """A connection with the arbiter on which this process has said who it is.
+
+    Args:
+        arbiter: to connect with.
+        role: what the connection is for.
+        name: of this worker.
+        secret: which this process proves to know.
+
+    Attributes:
+        peer: the connection, which has a time limit.
+        lines: what comes from there.
+        theirs, own: the challenges of both sides.
+    """
+
+    def __init__(self, arbiter: ArbiterAddress, role: str, name: str, secret: bytes):
+        self.peer = socket.create_connection(parsed(arbiter.address), _CONNECT_SECONDS)
+        close_in_children(self.peer)
+        try:
+            self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.lines, self.own = self.peer.makefile("rb"), secrets.token_hex(16)
+            self.theirs = str(json.loads(self.line())["challenge"])
+            own = proof(secret, role, name, self.theirs)
+            self.peer.sendall(encoded({"role": role, "name": name, "proof": own, "challenge": self.own}))
+        except BaseException:
+            self.peer.close()
+            raise
+
+    def line(self) -> bytes:
+        """Return the next line.
+
+        Raises:
+            ConnectionResetError: the arbiter has hung up.
+        """
+        line = self.lines.readline(_LINE_BYTES)
+        if not line:
+            raise ConnectionResetError("it has hung up")
+        return line
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Connections with an arbiter that knows this worker."""
+
+    control: _Dialed
+    beats: socket.socket
+    secret: bytes
+    incoming: Seal
+    outgoing: Seal
+    greeting: dict[str, Any]
+
+    @classmethod
+    def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
+        """Connect.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: it is not the arbiter, or does not answer.
+        """
+        with contextlib.ExitStack() as undo:
+            control = _Dialed(arbiter, WORKER, name, arbiter.key)
+            undo.callback(control.peer.close)
+            key = connection_key(arbiter.key, name, control.theirs, control.own)
+            incoming = Seal(key, ARBITER)
+            greeting = json.loads(incoming.opened(control.line()))
+            # A driver that stands still answers nothing, but its kernel does.
+            watch(control.peer, SILENT_SECONDS)
+            beats = _Dialed(arbiter, HEARTBEATS, name, key)
+            undo.callback(beats.peer.close)
+            beats.line()  # it was let in
+            for dialed in (control, beats):
+                dialed.peer.settimeout(None)
+            undo.pop_all()
+        return cls(control, beats.peer, arbiter.key, incoming, Seal(key, WORKER), greeting)
+
+
+class ArbiterLink:
+    """A connection with the arbiter.
+
+    Args:
+        name: of this worker, different from all others of the run.
+        session: connections with the arbiter; see `connect`.
+        waits: called again and again while this worker waits for the arbiter.
+        left_behind: called once the connection is lost, in a thread of its own.
+
+    Attributes:
+        member: what this worker knows of its group.
+        found_running: whether there was a generation of workers when this worker came.
+        found_over: what the run has come to, if it was over then; None otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        session: _Session,
+        waits: Callable[[], None],
+        left_behind: Callable[[], None],
+    ):
+        self._session, self._waits, self._left_behind = session, waits, left_behind
+        self.member = Member(name)
+        self._peer, self._sending = session.control.peer, threading.Lock()
+        self.found_running, self.found_over = bool(session.greeting.get("running")), session.greeting.get("over")
+        self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self._is_closed = False
+        self._sender = HeartbeatSender([session.beats])
+        session.beats.close()  # the process for heartbeats has it
+        threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
+
+    @classmethod
+    def connect(
+        cls,
+        arbiter: ArbiterAddress,
+        name: str,
+        waits: Callable[[], None] = _nothing,
+        left_behind: Callable[[], None] = _nothing,
+    ) -> ArbiterLink:
+        """Connect with an arbiter.
+
+        Args:
+            arbiter: to connect with.
+            name: of this worker, different from all others of the run.
+            waits: called again and again while this worker waits for the arbiter.
+            left_behind: called once the connection is lost, in a thread of its own.
+
+        Raises:
+            WorkerLostError: it does not answer.
+        """
+        for seconds in (*_AGAIN_SECONDS, None):
+            try:
+                return cls(name, _Session.begin(arbiter, name), waits, left_behind)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                # Where strangers crowd the arbiter's port, it hangs up on who has been there the longest.
+                if seconds is None or not isinstance(error, (ConnectionResetError, BrokenPipeError)):
+                    lost = f"the driver's arbiter at {arbiter.address} does not answer: {error}"
+                    raise WorkerLostError(lost) from None
+            time.sleep(seconds)
+        raise AssertionError("unreachable")
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this worker has been in a generation."""
+        return self.member.has_joined
+
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether the members should leave their generation between two steps, since somebody wants to join."""
+        return self.member.is_pause_wanted
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this worker is no longer a member, since the arbiter does not hear it."""
+        return self.member.is_lost
+
+    def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
+        """Become a member of the next generation, which this worker waits for; see `Member.joining`.
+
+        Raises:
+            WorkerLostError: the arbiter is gone, or wants this worker to end.
+        """
+        return self._next(self.member.joining(address, wanted, order))
+
+    def leave(self, address: str, step: int) -> tuple[Generation, Meeting]:
+        """Leave the present generation, and become a member of the next one; see `Member.leaving`.
+
+        Raises:
+            WorkerLostError: as `join`; or the generation has ended without this worker.
+        """
+        return self._next(self.member.leaving(address, step))
+
+    def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
+        """Have members leave for good at the end of a step, once others have come; see `Membership.dismiss`."""
+        self._send({"dismiss": list(names), "after": list(after)})
+
+    def want(self, wanted: int) -> None:
+        """Another number of workers is started together, where nobody is left of a generation."""
+        self._send({"wanted": wanted})
+
+    def tell_over(self, result: Any) -> None:
+        """The run is over: whoever comes now need not train.
+
+        Args:
+            result: what it has come to, as JSON can say it.
+        """
+        self._send({"over": result})
+
+    def close(self) -> None:
+        """End the connection: this worker is no longer a member."""
+        self._is_closed = True
+        self._sender.end()
+        end(self._peer)
+
+    def _next(self, message: dict[str, Any]) -> tuple[Generation, Meeting]:
+        self._send(message)
+        answer = self._answer()
+        if "end" in answer:
+            self._answers.put(answer)  # for whoever asks next
+        found = self.member.take(answer)
+        rank, number = found.members.index(self.member.name), found.number
+        key = group_key(self._session.secret, number, found.members, answer["nonce"])
+        is_over, is_lost = partial(self.member.is_over, number), partial(self.member.is_broken, number)
+        return found, Meeting(rank, found.addresses, key, is_over, is_lost)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices
+            self._peer.sendall(self._session.outgoing.sealed(encoded(message)))
+
+    def _answer(self) -> Mapping[str, Any]:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=_WAIT_SECONDS)
+            self._waits()
+
+    def _listen(self) -> None:
+        why = _LOST
+        try:
+            for line in iter(lambda: self._session.control.lines.readline(_LINE_BYTES), b""):
+                news = of_arbiter(self._session.incoming.opened(line), self.member.name)
+                self.member.hear(news)
+                if news.answer:
+                    self._answers.put(news.answer)
+        except Exception as error:
+            why = f"{_LOST}: {error}"
+        finally:
+            self.member.is_lost = True
+            self._answers.put({"end": why})
+            if not self._is_closed:
+                self._left_behind()

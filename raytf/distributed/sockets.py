@@ -1,0 +1,190 @@
+"""Sockets of this process: forked children close them at once, and callers that have not said who they are get little
+of it.
+
+Whoever reaches a port can connect with it, as often as it likes. The files that this process may open and its time are
+needed for others, so the oldest connection is closed where there are too many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import socket
+import stat
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from types import TracebackType
+from typing import IO, Any
+
+#: Seconds for a caller to say who it is.
+CALL_SECONDS = 10.0
+#: Callers at a time, if this process may open many files: workers of a large run connect at the same moment.
+_MOST = 1024
+#: Seconds to wait where this process can open no further file, and no caller's can be closed.
+_FULL_SECONDS = 0.05
+_sockets = weakref.WeakSet[socket.socket]()
+_pipes = weakref.WeakSet[IO[Any]]()
+_servers = set[str]()
+
+
+def most_callers() -> int:
+    """Return how many connections of callers may be open at a time: a quarter of the files that this process may open.
+
+    Other files of this process and connections of the run's own need the rest.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files // 4))
+
+
+class Callers:
+    """Accepts connections at a socket, which it closes in the end with all callers that have not said who they are.
+
+    Args:
+        server: listens.
+        size: bytes of what a caller says.
+        most: callers at a time.
+        seconds: for a caller to say who it is.
+        clock: seconds, of any clock that only goes forward.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        size: int,
+        most: int | None = None,
+        seconds: float = CALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._server, self._size, self._seconds, self._clock = server, size, seconds, clock
+        self._most = most_callers() if most is None else most
+        #: What each has said so far, and when it connected; the oldest first.
+        self._said: dict[socket.socket, tuple[bytes, float]] = {}
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def __enter__(self) -> Callers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._selector.close()
+        for peer in self._said:
+            peer.close()
+        self._server.close()
+
+    def calls(self, seconds: float) -> Iterator[tuple[socket.socket, bytes]]:
+        """Wait until somebody calls, or for so many seconds.
+
+        Yields:
+            Connections, and what their other sides have said. They block, and the caller of this method closes them.
+        """
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._server:
+                self._accept()
+            elif key.fileobj in self._said:
+                said = self._hear(key.fileobj)
+                if said is not None:
+                    yield key.fileobj, said
+        while self._said and self._clock() - next(iter(self._said.values()))[1] > self._seconds:
+            self._drop_oldest()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._server.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # mostly, this process has too many open files
+            if self._said:
+                self._drop_oldest()
+            else:
+                time.sleep(_FULL_SECONDS)
+            return
+        peer.setblocking(False)
+        self._said[peer] = b"", self._clock()
+        self._selector.register(peer, selectors.EVENT_READ)
+        if len(self._said) > self._most:
+            self._drop_oldest()
+
+    def _hear(self, peer: Any) -> bytes | None:
+        """Return what a caller has said, if that is all; one that has hung up is forgotten."""
+        before, began = self._said[peer]
+        try:
+            more = peer.recv(self._size - len(before))
+        except BlockingIOError:
+            return None
+        except OSError:
+            more = b""
+        said = before + more
+        if more and len(said) < self._size:
+            self._said[peer] = said, began
+            return None
+        self._selector.unregister(peer)
+        del self._said[peer]
+        if not more:
+            peer.close()
+            return None
+        peer.setblocking(True)
+        return said
+
+    def _drop_oldest(self) -> None:
+        peer = next(iter(self._said))
+        del self._said[peer]
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(peer)
+        peer.close()
+
+
+# -- forked children ---------------------------------------------------------------------------------------------------
+#
+# A connection ends when the last process that holds it closes it. If a child held it, the others would not see that
+# this process is gone.
+
+
+def close_in_children(connection: socket.socket | IO[Any]) -> None:
+    """Have children that Python forks from now on close a connection. A child that C code forks keeps it open."""
+    if isinstance(connection, socket.socket):
+        _sockets.add(connection)
+    else:
+        _pipes.add(connection)
+
+
+def close_connections_with(paths: Collection[str]) -> None:
+    """Have children that Python forks from now on close connections with these Unix sockets, those of libraries too.
+
+    When Ray's connection with its raylet ends, Ray knows that this process is gone.
+    """
+    _servers.update(paths)
+
+
+def _close_all() -> None:
+    for each in list(_sockets):
+        descriptor = each.detach()  # `close` would wait for files that were made of it
+        if descriptor >= 0:
+            os.close(descriptor)
+    for pipe in list(_pipes):
+        pipe.close()
+    if _servers:
+        _end_connections_with(_servers)
+
+
+def _end_connections_with(paths: Collection[str]) -> None:
+    with open(os.devnull, "r+b") as nothing:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the list's own is closed, and a socket may have no peer
+                descriptor = int(name)
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _peer_of(descriptor) in paths:
+                    os.dup2(nothing.fileno(), descriptor)  # the library must not find something else there
+
+
+def _peer_of(descriptor: int) -> Any:
+    """The address of a socket's other end: of a Unix socket, the path that it is bound to."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        return connection.getpeername()
+
+
+os.register_at_fork(after_in_child=_close_all)

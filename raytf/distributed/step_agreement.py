@@ -1,0 +1,106 @@
+"""What ranks exchange with every step: flags, and the bits of a hash that show whether their replicas of the weights
+are equal.
+
+A hash has 64 bits. The ranks exchange its bits with the flags of the next call, which are summed over them anyway: all
+hashes are equal exactly if each bit's sum is 0 or the number of ranks. Only if they differ do the ranks exchange the
+hashes themselves.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BITS = 64
+#: The bit that marks a hash made on a device, which uses another hash function than a CPU does.
+DEVICE_BIT = 1 << 63
+
+
+def bits_of(value: int) -> np.ndarray:
+    """The bits of a hash, float32 [64] of 0 and 1, the highest first."""
+    return np.unpackbits(np.frombuffer(value.to_bytes(BITS // 8), np.uint8)).astype(np.float32)
+
+
+def value_of(bits: np.ndarray) -> int:
+    """The hash that has these bits."""
+    return int.from_bytes(np.packbits(np.asarray(bits) > 0.5).tobytes())
+
+
+def all_equal(sums: np.ndarray, world_size: int) -> bool:
+    """Whether all ranks sent the same hash.
+
+    Args:
+        sums: [64] each bit, summed over the ranks.
+        world_size: number of ranks.
+    """
+    told = np.rint(sums)
+    if 0 < told[0] < world_size:  # hashes of CPUs and of devices cannot be compared
+        return True
+    return bool(((told == 0) | (told == world_size)).all())
+
+
+@dataclass(frozen=True)
+class ReplicaVerdict:
+    """What to do about replicas that are not equal.
+
+    Attributes:
+        apart: ranks whose weights differ from those of the majority; all ranks if there is no majority.
+        donor: rank whose state those ranks get; None if there is no majority.
+    """
+
+    apart: tuple[int, ...]
+    donor: int | None
+
+
+def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
+    """Find the majority: more than half of the ranks, with equal hashes.
+
+    Returns:
+        None if all hashes are equal, or cannot be compared.
+    """
+    if len({value & DEVICE_BIT for value in hashes}) > 1:  # those of CPUs and of devices cannot be compared
+        return None
+    (most, count), *others = Counter(hashes).most_common()
+    if not others:
+        return None
+    if 2 * count <= len(hashes):
+        return ReplicaVerdict(tuple(range(len(hashes))), None)
+    return ReplicaVerdict(tuple(r for r, value in enumerate(hashes) if value != most), list(hashes).index(most))
+
+
+class StepFlag(enum.IntEnum):
+    """Indices in the vector of flags."""
+
+    WANT_SAVE = 0
+    WRITTEN = 1
+    COMMITTED = 2
+    FAILED = 3
+    CALL_STEPS = 4
+    PARK = 5
+    COPY = 6
+    SHARE = 7
+    PROBE = 8
+    UNSEALED = 9
+    REGROUP = 10
+
+
+#: Length of the vector: the flags, followed by the bits of a hash of the weights.
+LENGTH = len(StepFlag) + BITS
+
+
+def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
+    """Flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
+    flags = np.zeros(LENGTH, np.float32)
+    for flag, value in given.items():
+        flags[flag] = value
+    flags[len(StepFlag) :] = bits_of(weights_hash)
+    return flags
+
+
+def agree(sums: np.ndarray, world_size: int) -> bool:
+    """Whether all ranks sent the same hash, given the sum of their vectors."""
+    return all_equal(sums[len(StepFlag) :], world_size)

@@ -1,0 +1,182 @@
+"""raytf's own node providers, and the machines that nodes may be instead of their first choice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+from raytf.cluster.providers import fallback
+from raytf.doctor.document import Document
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
+from raytf.doctor.node_types import NodeType, node_types
+
+_CLOUDS = ("aws", "gcp", "azure")
+#: What Ray reads before it knows a provider of type external, and fills in for its own types only.
+_NEEDED = ("max_workers", "setup_commands", "head_setup_commands", "worker_setup_commands")
+
+
+def as_cloud(document: Document) -> Document:
+    """A cluster of raytf's own provider as one of Ray's for that cloud; any other as it is."""
+    provider = document.get("provider")
+    cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
+    if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in _CLOUDS:
+        return document
+    changed = {
+        key: value for key, value in provider.items() if key not in ("module", fallback.HOLD, fallback.SPREAD)
+    } | {"type": cloud}
+    if cloud == "gcp" and isinstance(provider.get("availability_zone"), str):
+        changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()
+    return replace(document, value={**document.value, "provider": changed})
+
+
+def check(document: Document) -> Iterator[ConfigFinding]:
+    """Find fallbacks that nobody reads, that are none, or that are not what Ray believes of their node type."""
+    provider = document.mapping("provider")
+    cloud, is_ours = fallback.cloud_of(provider), str(provider.get("module")) in fallback.MODULES
+    if provider.get("type") == "external":
+        yield from _module(document, is_ours)
+    if is_ours and cloud == "gcp":
+        yield from _zones(document)
+    for t in node_types(as_cloud(document)):
+        path: Path = (*t.path, "node_config")
+        given = document.mapping(*path)
+        if fallback.KEY not in given:
+            continue
+        malformed = fallback.malformed(given)
+        if not is_ours and cloud not in _CLOUDS:
+            continue  # of somebody else's provider, which may read it
+        if not is_ours:
+            yield error(
+                "fallback-not-read",
+                (*path, fallback.KEY),
+                f"`{fallback.KEY}` is given, and provider {provider.get('type')} does not read it",
+                "The cloud refuses the request for a node, or the key is dropped and nothing falls back.",
+                f"Set `type: external` and `module: raytf.cluster.providers.{cloud}.Provider`.",
+            )
+        elif malformed is not None:
+            inner, text = malformed
+            yield error(
+                "fallback-shape",
+                (*path, *inner),
+                text,
+                "`ray up` ends.",
+                "Write a list such as `- InstanceType: g5.xlarge`; each entry says what differs from the node_config.",
+            )
+        else:
+            yield from _machines(t, path)
+
+
+def _module(document: Document, is_ours: bool) -> Iterator[ConfigFinding]:
+    module = document.get("provider", "module")
+    if isinstance(module, str) and module.startswith("raytf.") and not is_ours:
+        yield error(
+            "provider-module",
+            ("provider", "module"),
+            f"there is no provider {module!r}{near(module, fallback.MODULES)}",
+            "`ray up` ends with an import error.",
+            instead(module, fallback.MODULES, "Write one of"),
+        )
+    elif module is None:
+        yield error(
+            "provider-module",
+            ("provider",),
+            "type external without module",
+            "`ray up` ends with KeyError: 'module'.",
+            f"Add module: {next(iter(fallback.MODULES))}, or your own class.",
+        )
+    if not is_ours:
+        return
+    hold = document.get("provider", fallback.HOLD)
+    if hold is not None and (isinstance(hold, bool) or not isinstance(hold, int | float) or hold < 0):
+        yield error(
+            "wrong-value",
+            ("provider", fallback.HOLD),
+            f"{fallback.HOLD} is {hold!r}",
+            "The provider does not start.",
+            f"Give seconds, such as {fallback.HOLD_SECONDS:g}.",
+        )
+    spread = document.get("provider", fallback.SPREAD)
+    if spread is not None and not isinstance(spread, bool):
+        yield error(
+            "wrong-value",
+            ("provider", fallback.SPREAD),
+            f"{fallback.SPREAD} is {spread!r}",
+            "Any text counts as true: workers may be in several zones then, between which traffic is billed.",
+            "Write true or false.",
+        )
+    for key in _NEEDED:
+        if key not in document.mapping():
+            yield error(
+                "missing-key",
+                (),
+                f"{key!r} is missing, and provider.type is external",
+                "Ray fills it in for its own types only: `ray up` ends with a KeyError or an assertion.",
+                f"Give {key}" + (": [] or what is to be done." if key.endswith("commands") else "."),
+            )
+
+
+def _zones(document: Document) -> Iterator[ConfigFinding]:
+    region, zones = document.get("provider", "region"), document.get("provider", "availability_zone")
+    for zone in str(zones).split(",")[1:] if isinstance(zones, str) and isinstance(region, str) else ():
+        if zone.strip().rpartition("-")[0] != region:
+            yield error(
+                "zone-not-in-region",
+                ("provider", "availability_zone"),
+                f"zone {zone.strip()!r} is not in region {region!r}",
+                "Google refuses a node there: its subnet is that of the region.",
+                f"Write {region}-a or another zone of that region.",
+            )
+
+
+def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
+    seen = [t.config]
+    for i, other in enumerate(t.others):
+        where: Path = (*path, fallback.KEY, i)
+        if other.config in seen:
+            yield warning(
+                "fallback-twice",
+                where,
+                "this entry is what was tried before",
+                "It is empty where that was.",
+                "Name another machine or market, or leave it out.",
+            )
+        seen.append(other.config)
+        if other.machine is None or (t.machine is None and not t.resources):
+            continue
+        believed = {"CPU": t.resources.get("CPU", 0.0), "GPU": t.has("GPU")}
+        if t.machine is not None and fallback.wrong(believed, t.machine.cpus, t.machine.gpus):
+            continue  # said of the first choice
+        wrong = fallback.wrong(believed, other.machine.cpus, other.machine.gpus)
+        if wrong:
+            yield error(
+                "fallback-resources",
+                where,
+                f"{other.machine.name} has {wrong}",
+                "Ray places jobs by the resources of the type: they wait for what is not there, or leave GPUs unused.",
+                "Name a machine with the same GPUs and no fewer CPUs, or make a node type of its own of it.",
+            )
+
+
+def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
+    """The document once more for each fallback, as if it were the first choice.
+
+    Yields:
+        The document, the path of the node_config that was replaced, and the path of the entry in `fallback`.
+    """
+    for t in node_types(document):
+        for i, other in enumerate(t.others):
+            path: Path = (*t.path, "node_config")
+            value = copy.copy(document.value)
+            types = value["available_node_types"]
+            value["available_node_types"] = {**types, t.name: {**types[t.name], "node_config": other.config}}
+            yield replace(document, value=value), path, (*path, fallback.KEY, i)
+
+
+def at_entry(found: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
+    """A finding in a variant, with its path in the entry where that is what the entry gives."""
+    if found.path[: len(config)] != config:
+        return found
+    inner = found.path[len(config) :]
+    given = document.mapping(*entry)
+    return replace(found, path=(*entry, *inner) if inner and inner[0] in given else entry)

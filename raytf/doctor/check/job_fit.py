@@ -1,0 +1,200 @@
+"""Whether a job ever gets its workers from this cluster."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.config import strategy_rules
+from raytf.config.sections import ClusterSection, RunSection, StrategySection
+from raytf.doctor.finding import ConfigFinding, Path, error, warning
+from raytf.errors import ConfigError
+
+#: Folders that each node has for itself; others may be mounted by all.
+_OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
+
+
+@dataclass(frozen=True)
+class JobNeeds:
+    """What a job asks for.
+
+    Attributes:
+        least, most: workers.
+        cpus: of each worker.
+        gpu: whether each wants a GPU; None where it takes what the cluster has.
+        storage: where its runs are kept.
+        share: of a GPU for each worker that wants one.
+        helpers: processes beside the workers, of one CPU each: parameter servers and their coordinator.
+    """
+
+    least: int
+    most: int
+    cpus: float
+    gpu: bool | None
+    storage: str
+    helpers: int = 0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class NodeSupply:
+    """Nodes of one kind: how many there may be at most, and what each has."""
+
+    name: str
+    nodes: int
+    cpus: float
+    gpus: float
+    path: Path = ()
+
+
+def parse(command: str) -> JobNeeds:
+    """What a command such as `python jobs/mnist.py --workers 1:8` asks for.
+
+    Raises:
+        ConfigError: a flag has a value that raytf refuses.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as problem:
+        raise ConfigError(f"--job {command!r}: {problem}. Expected a command, quoted as for a shell.") from None
+    cluster, run = ClusterSection(), RunSection()
+    devices = _flag(words, "--logical-devices")
+    if devices is not None and not devices.isdigit():
+        raise ConfigError(f"--job: --logical-devices {devices}: expected a number.")
+    servers = _flag(words, "--ps")
+    if servers is not None and not (servers.isdigit() and int(servers)):
+        raise ConfigError(f"--job: --ps {servers}: expected a number, 1 or more.")
+    # A job with --ps alone is of parameter servers by itself, as jobs/linear_regression.py is.
+    default = StrategySection().strategy if servers is None else "parameter-server"
+    strategy: Any = _flag(words, "--strategy") or default
+    way = StrategySection(
+        strategy,
+        logical_devices=None if devices is None else int(devices),
+        ps=None if servers is None else int(servers),
+    )
+    way.check()
+    least, most = strategy_rules.worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
+    cpus = _flag(words, "--cpus-per-worker")
+    gpu: bool | None = None
+    if "--no-use-gpu" in words or _flag(words, "--use-gpu") == "False":
+        gpu = False
+    elif "--use-gpu" in words:
+        gpu = True
+    if way.logical_devices is not None or strategy == "tpu":
+        gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
+    try:
+        each = float(cpus or cluster.cpus) * (way.logical_devices or 1)
+        share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
+        return JobNeeds(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
+    except ValueError:
+        raise ConfigError("--job: --cpus-per-worker and --gpus-per-worker: expected numbers.") from None
+
+
+def _flag(words: Sequence[str], name: str) -> str | None:
+    for i, word in enumerate(words):
+        for form in (name, name.replace("-", "_").replace("__", "--", 1)):
+            if word == form and i + 1 < len(words):
+                return words[i + 1]
+            if word.startswith(f"{form}="):
+                return word.partition("=")[2]
+    return None
+
+
+def check(
+    need: JobNeeds, rooms: Sequence[NodeSupply], where: Path, most_nodes: int | None = None
+) -> Iterator[ConfigFinding]:
+    """Compare what a job needs with all that a cluster may become.
+
+    Args:
+        need: of the job.
+        rooms: kinds of nodes, the head among them.
+        where: the place in the document that says how far it grows.
+        most_nodes: workers' nodes of all kinds together; None without such a limit.
+    """
+    gpus = any(room.gpus for room in rooms)
+    gpu = need.gpu if need.gpu is not None else gpus
+    if gpu and not gpus:
+        yield error(
+            "job-no-gpu",
+            where,
+            "the job wants a GPU for each worker, and no node has one",
+            "It waits forever for a node that never comes.",
+            "Add a type with GPUs, or give the job --no-use-gpu.",
+        )
+        return
+    fits = {room.name: _workers(room, need, gpu) for room in rooms}
+    if not any(fits.values()):
+        each = f"{need.cpus:g} CPUs" + (" and a GPU" if gpu else "")
+        yield error(
+            "job-does-not-fit",
+            where,
+            f"no node has the {each} of one worker",
+            "The job waits forever.",
+            "Give --cpus-per-worker a smaller number, or take larger machines.",
+        )
+        return
+    reach = _reach(rooms, fits, most_nodes, need)
+    beside = f", beside {need.helpers} CPUs for parameter servers and their coordinator" if need.helpers else ""
+    if reach < 1:
+        yield error(
+            "job-never-starts",
+            where,
+            f"the job wants at least {need.least} workers{beside}, and this cluster has room for none",
+            "The job waits forever.",
+            "Take larger machines, or raise max_workers.",
+        )
+        return
+    if reach < need.least:
+        yield error(
+            "job-never-starts",
+            where,
+            f"the job wants at least {need.least} workers{beside}, and this cluster has room for {reach}",
+            "The job waits forever.",
+            f"Give --workers 1:{reach}, or raise max_workers.",
+        )
+    elif reach < need.most:
+        yield warning(
+            "job-never-full",
+            where,
+            f"the job takes up to {need.most} workers{beside}, and this cluster has room for {reach}",
+            "It trains with fewer than it was meant to have.",
+            f"Give --workers {need.least}:{reach}, or raise max_workers.",
+        )
+    elif not gpu and gpus and need.gpu is None:
+        return
+    if need.storage.startswith(_OWN_FOLDERS) and sum(room.nodes for room in rooms) > 1:
+        yield error(
+            "job-storage",
+            where,
+            f"--storage {need.storage} is a folder of one node",
+            "Other nodes cannot read it, and it goes with the head: checkpoints are lost.",
+            "Give --storage s3://BUCKET/runs (or gs://, az://), or a folder that all nodes mount.",
+        )
+
+
+def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:
+    if not (math.isfinite(room.cpus) and math.isfinite(room.gpus) and need.cpus > 0 and 0 < need.share <= 1):
+        return 0
+    by_cpu = int(room.cpus / need.cpus + 1e-9)
+    return min(by_cpu, int(room.gpus) * int(1 / need.share + 1e-9)) if gpu else by_cpu
+
+
+def _reach(rooms: Sequence[NodeSupply], fits: dict[str, int], most_nodes: int | None, need: JobNeeds) -> int:
+    """The most workers, with the roomiest nodes taken first."""
+    left, total, spare = most_nodes, 0, 0
+    for room in sorted(rooms, key=lambda r: -fits[r.name]):
+        count = room.nodes if left is None else min(room.nodes, left)
+        if room.name == "head":  # counts against no limit
+            count = 1
+        elif left is not None:
+            left -= count
+        total += count * fits[room.name]
+        if math.isfinite(room.cpus):
+            spare += count * max(0, int(room.cpus - need.cpus * fits[room.name] + 1e-9))
+    # The other helpers take the place of workers: this many for each, or several for the place of one.
+    missing = max(0, need.helpers - spare)
+    fewer = math.ceil(missing / int(need.cpus)) if need.cpus >= 1 else missing * math.ceil(1 / need.cpus)
+    return max(0, total - fewer)

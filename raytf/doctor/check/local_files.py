@@ -1,0 +1,276 @@
+"""Files of this machine that a cluster YAML names: keys, and what is copied to every node."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path as File
+
+from raytf.doctor.document import Document
+from raytf.doctor.finding import ConfigFinding, Path, Severity, error, warning
+from raytf.doctor.local_environment import Surroundings, is_user
+
+#: What Ray leaves out of a working directory, and the most that it takes (ray._private.runtime_env.packaging).
+_RAY_LEAVES_OUT = (".git", ".venv", "venv", "__pycache__")
+MOST_BYTES = 512 * 2**20
+#: What the job server's HTTP takes; of the packed file, which is smaller.
+_HTTP_BYTES = 100 * 2**20
+#: Copied to each node by rsync before anything runs there.
+_MOUNT_BYTES = 1024 * 2**20
+#: Of a folder, of which this many are counted: a file may name any.
+_MOST_ENTRIES = 200_000
+_TOKEN = ".ray/auth_token"
+#: In a command, where `<` and the like mean something else.
+_YOURS = re.compile(r"\byour-\w+")
+_PLACEHOLDERS = (
+    "<",
+    "change_me",
+    "changeme",
+    "change-me",
+    "your-",
+    "your_",
+    "/path/to/",
+    "xxxx",
+    "replace-me",
+    ":000000000000:",
+    # Addresses for documents (RFC 5737), which lead nowhere.
+    "192.0.2.",
+    "198.51.100.",
+    "203.0.113.",
+)
+
+
+def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
+    """Find keys and folders that are not there, and folders that are too large to copy."""
+    yield from _user(document)
+    yield from _key(document, here)
+    yield from _mounts(document, here)
+
+
+def _user(document: Document) -> Iterator[ConfigFinding]:
+    user = document.get("auth", "ssh_user")
+    if user and not (isinstance(user, str) and is_placeholder(user)) and not is_user(user):
+        yield error(
+            "ssh-user",
+            ("auth", "ssh_user"),
+            f"{user!r} is not a name of a user",
+            "ssh takes it for an option, or a shell for a command.",
+            "Give letters, digits, dots, - and _, beginning with a letter or a digit.",
+        )
+
+
+def _key(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
+    auth = document.mapping("auth")
+    private = auth.get("ssh_private_key")
+    kind = document.get("provider", "type")
+    if kind in ("aws", "gcp", "local") and "ssh_user" not in auth and "auth" in document.mapping():
+        yield error(
+            "ssh-user",
+            ("auth",),
+            "auth is given without ssh_user",
+            "Ray takes `auth` as a whole from the file: `ray up` ends with KeyError: 'ssh_user'.",
+            "Add ssh_user: ubuntu, or the user of the image.",
+        )
+    if kind == "local" and "auth" not in document.mapping():
+        yield error(
+            "ssh-user",
+            (),
+            "auth.ssh_user is missing",
+            "`ray up` ends with KeyError: 'ssh_user'.",
+            "Add auth: {ssh_user: NAME}.",
+        )
+    if not isinstance(private, str) or is_placeholder(private):
+        return
+    path = ("auth", "ssh_private_key")
+    if private.endswith(".pub"):
+        yield error(
+            "public-key",
+            path,
+            f"{private} is the public key",
+            "ssh refuses it, and `ray up` waits for the node until it gives up.",
+            f"Write {private.removesuffix('.pub')}.",
+        )
+        return
+    file = here.local(private)
+    if not os.path.isfile(file):  # pathlib's raises for a name that is too long
+        yield error(
+            "key-missing",
+            path,
+            f"{private} is not on this machine",
+            "Nodes are started and paid for, and nobody can log in to them.",
+            "Give the file, or leave ssh_private_key out on a cloud: Ray then makes a pair.",
+        )
+        return
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        yield error(
+            "key-permissions",
+            path,
+            f"{private} can be read by others (mode {mode:o})",
+            "ssh refuses such a key, and `ray up` waits for the node until it gives up.",
+            f"chmod 600 {private}",
+        )
+
+
+def _mounts(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
+    left_out = [str(p) for p in document.sequence("rsync_exclude")]
+    for remote, local in document.mapping("file_mounts").items():
+        path = ("file_mounts", remote)
+        if not isinstance(local, str) or is_placeholder(local):
+            continue
+        if not remote.startswith(("/", "~")):
+            yield error(
+                "mount-relative",
+                path,
+                f"{remote!r} is not absolute",
+                "Where it ends up depends on the user and on Docker.",
+                f"Write ~/{remote}.",
+            )
+        file = here.local(local)
+        if not os.path.exists(file):
+            if local.endswith(_TOKEN):
+                what = f"{local} is not on this machine yet"
+                fix = "Run `ray get-auth-token --generate`."
+                yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", fix)
+                continue
+            yield error(
+                "mount-missing",
+                path,
+                f"{local} is not on this machine",
+                "`ray up` ends when it copies it, after the head was started.",
+                "Fix the path; a relative one starts where `ray up` is called.",
+            )
+        elif file.is_dir():
+            yield from _folder(path, local, file, left_out)
+
+
+def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator[ConfigFinding]:
+    if file.resolve() in (File("/"), File.home()):
+        yield error(
+            "mount-too-large",
+            path,
+            f"{local} is all of your {'disk' if file.resolve() == File('/') else 'home'}",
+            "rsync copies it to each node, with every key and cache in it.",
+            "Mount the project's folder.",
+        )
+        return
+    if (file / ".git").exists() and not any(
+        p.rstrip("/") in (".git", "**/.git", ".git/**", "**/.git/**") for p in left_out
+    ):
+        yield warning(
+            "mount-git",
+            path,
+            f"{local} has a .git, and rsync_exclude does not name it",
+            "The whole history is copied to the head, and from there to each node.",
+            "Add rsync_exclude: ['**/.git', '**/.venv'], or mount only what is needed: Ray hashes all of it anyway.",
+        )
+    names = [p.replace("**/", "").removesuffix("/**").rstrip("/") for p in left_out]
+    size = folder_bytes(file, names, _MOUNT_BYTES)
+    if size > _MOUNT_BYTES:
+        yield warning(
+            "mount-too-large",
+            path,
+            f"{local} has more than {_MOUNT_BYTES >> 30} GiB",
+            "rsync copies it to the head, and from there to each node before it does anything.",
+            "Leave data out by rsync_exclude; training data belongs into the bucket.",
+        )
+
+
+def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
+    """Find what makes a working directory too large for `ray job submit --working-dir`."""
+    file = here.local(folder)
+    if not os.path.isdir(file):
+        yield error(
+            "working-dir",
+            (),
+            f"--working-dir {folder} is not a folder",
+            "`ray job submit` refuses it.",
+            "Give the folder that holds jobs/.",
+        )
+        return
+    patterns = [*_RAY_LEAVES_OUT, *_ignored(file)]
+    size = folder_bytes(file, patterns, MOST_BYTES)
+    if size >= _HTTP_BYTES:
+        large = ", ".join(f"{name} ({count >> 20} MiB)" for name, count in _largest(file, patterns))
+        least = MOST_BYTES if size >= MOST_BYTES else _HTTP_BYTES
+        yield (error if size >= MOST_BYTES else warning)(
+            "working-dir",
+            (),
+            f"--working-dir {folder} has more than {least >> 20} MiB: {large}",
+            "Ray refuses a package of more than 100 MiB (`ray job submit`) or 512 MiB, after it has packed it.",
+            "Name what is not needed in .rayignore or .gitignore.",
+        )
+
+
+def _ignored(folder: File) -> list[str]:
+    patterns: list[str] = []
+    for name in (".gitignore", ".rayignore"):
+        file = folder / name
+        if file.is_file():
+            lines = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+            patterns += [line.strip("/") for line in lines if line and not line.startswith(("#", "!"))]
+    return patterns
+
+
+def _largest(folder: File, patterns: list[str]) -> list[tuple[str, int]]:
+    sizes = []
+    for entry in os.scandir(folder):
+        if _matches(entry.name, patterns):
+            continue
+        sizes.append((entry.name, folder_bytes(File(entry.path), patterns) if entry.is_dir() else entry.stat().st_size))
+    return sorted(sizes, key=lambda item: -item[1])[:3]
+
+
+def folder_bytes(folder: File, patterns: Iterable[str], enough: int | None = None) -> int:
+    """Bytes of a folder's files, without what matches; stops once there are enough."""
+    total, entries, left_out = 0, 0, list(patterns)
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _matches(name, left_out)]
+        for name in files:
+            if not _matches(name, left_out):
+                file = os.path.join(root, name)
+                with contextlib.suppress(OSError):  # it has just gone
+                    total += 0 if os.path.islink(file) else os.path.getsize(file)
+        entries += 1 + len(files)
+        if (enough is not None and total > enough) or entries > _MOST_ENTRIES:
+            break
+    return total
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether a text stands for one that the user is to give."""
+    folded = value.casefold()
+    return any(word in folded for word in _PLACEHOLDERS)
+
+
+def placeholders(document: Document) -> Iterator[ConfigFinding]:
+    """All values that the user is still to give."""
+
+    def walk(value: object, path: Path) -> Iterator[Path]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(inner, (*path, str(key)))
+        elif isinstance(value, list):
+            for i, inner in enumerate(value):
+                yield from walk(inner, (*path, i))
+        elif isinstance(value, str) and (_YOURS.search(value) if " " in value else is_placeholder(value)):
+            yield path
+
+    for path in walk(document.value, ()):
+        value = document.get(*path)
+        yield ConfigFinding(
+            "placeholder",
+            Severity.FILL_IN,
+            path,
+            f"{value!r} stands for a value of yours",
+            "The clouds refuse it.",
+            "Write yours.",
+        )

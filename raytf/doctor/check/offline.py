@@ -1,0 +1,199 @@
+"""The offline preflight: a file's text in, all findings and the cost out. Needs no credentials and no network."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from raytf.doctor import node_types
+from raytf.doctor.check import (
+    aws,
+    azure,
+    fallbacks,
+    gcp,
+    job_fit,
+    kuberay,
+    local_files,
+    node_counts,
+    on_prem,
+    schema,
+    shell_commands,
+    versions,
+    zones,
+)
+from raytf.doctor.check import cost as costs
+from raytf.doctor.check.cost import Cost
+from raytf.doctor.check.job_fit import JobNeeds, NodeSupply
+from raytf.doctor.document import Document, parse
+from raytf.doctor.finding import ConfigFinding, Path, Severity, error
+from raytf.doctor.local_environment import Surroundings
+from raytf.errors import ConfigError, one_line
+
+#: What a value of a type that nobody thought of raises in a check.
+ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, OSError)
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was found in one file.
+
+    Attributes:
+        findings: by line.
+        cost: US dollars an hour; None where no price is known.
+    """
+
+    findings: tuple[ConfigFinding, ...]
+    cost: Cost | None = None
+
+    def of(self, severity: Severity) -> list[ConfigFinding]:
+        """Those of one severity."""
+        return [f for f in self.findings if f.severity is severity]
+
+
+def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_dir: str | None = None) -> CheckReport:
+    """Check a cluster YAML of `ray up`, or KubeRay manifests.
+
+    Args:
+        text: the file.
+        here: this machine.
+        need: what a job wants of the cluster.
+        working_dir: what `ray job submit` is to upload.
+    """
+    documents, found = parse(text)
+    manifests = [d for d in documents if kuberay.is_manifest(d)]
+    cost = None
+    if any(f.code == "yaml-syntax" for f in found):
+        pass
+    elif not documents:
+        found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
+    elif manifests:
+        for document in manifests:
+            found += _lines(document, _guarded(partial(_manifest, document, manifests, here, need)))
+    else:
+        document = documents[0]
+        found += _lines(document, _guarded(partial(_cluster, document, here, need)))
+        with contextlib.suppress(*ODD):  # has been said then
+            cost = costs.estimate(fallbacks.as_cloud(document), zones.traffic(document))
+    if working_dir is not None:
+        found += local_files.working_dir(working_dir, here)
+    return CheckReport(tuple(in_order(found)), cost)
+
+
+def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
+    """What checks find; where one does not get along with a value, that is a finding, too, and the last one."""
+    try:
+        yield from checks()
+    except ODD as problem:
+        yield cannot_judge(problem)
+
+
+def cannot_judge(problem: Exception) -> ConfigFinding:
+    """What a check raised that did not get along with a value."""
+    return error(
+        "cannot-judge",
+        (),
+        f"a value is of a kind that nobody expected there ({type(problem).__name__}: {one_line(problem, 200)})",
+        "Ray or the cloud refuses it as a rule, and what follows was not checked.",
+        "Look at the values that are listed above, or take one out after the other.",
+    )
+
+
+def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> Iterator[ConfigFinding]:
+    if isinstance(document.value, dict):
+        yield from fallbacks.check(document)
+        document = fallbacks.as_cloud(document)
+    yield from schema.check(document)
+    if not isinstance(document.value, dict):
+        return
+    yield from node_counts.check(document)
+    first = list(_machines(document, here))
+    yield from first
+    yield from _fallbacks(document, here, first)
+    yield from shell_commands.check(document)
+    yield from versions.check(document, here)
+    yield from local_files.check(document, here)
+    yield from local_files.placeholders(document)
+    if need is not None:
+        rooms, limit = _rooms(document)
+        if rooms:
+            yield from job_fit.check(need, rooms, ("available_node_types",), limit)
+
+
+def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
+    """What each node type is made of."""
+    provider = document.get("provider", "type")
+    yield from node_types.check(document)
+    if provider == "aws" or (
+        provider == "external" and any("InstanceType" in t.config for t in node_types.node_types(document))
+    ):
+        yield from aws.check(document)
+    elif provider == "gcp":
+        yield from gcp.check(document)
+    elif provider == "azure":
+        yield from azure.check(document, here)
+    elif provider == "local":
+        yield from on_prem.check(document, here)
+
+
+def _fallbacks(document: Document, here: Surroundings, first: list[ConfigFinding]) -> Iterator[ConfigFinding]:
+    """The same for what nodes may be instead; what was said of the first choice is not said again."""
+    said = {(f.code, f.what) for f in first}
+    for variant, config, entry in fallbacks.variants(document):
+        for found in [*_machines(variant, here), *versions.check(variant, here)]:
+            if found.path[: len(config)] == config and (found.code, found.what) not in said:
+                yield fallbacks.at_entry(found, config, entry, document)
+
+
+def _rooms(document: Document) -> tuple[list[NodeSupply], int | None]:
+    types = node_types.node_types(document)
+    rooms = []
+    for t in types:
+        if t.is_head:
+            rooms.append(NodeSupply("head", 1, t.has("CPU"), t.has("GPU"), t.path))
+        if t.most > 0:
+            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
+    limit = document.get("max_workers", default=2)
+    return rooms, limit if isinstance(limit, int) else None
+
+
+def _manifest(
+    document: Document, manifests: Sequence[Document], here: Surroundings, need: JobNeeds | None
+) -> Iterator[ConfigFinding]:
+    yield from kuberay.check(document, here)
+    yield from local_files.placeholders(document)
+    if document.get("kind") not in kuberay.KINDS:
+        return
+    wanted, path = need, None
+    entrypoint = document.get("spec", "entrypoint")
+    if isinstance(entrypoint, str) and need is None and "--workers" in entrypoint:
+        path = ("spec", "entrypoint")
+        try:
+            wanted = job_fit.parse(entrypoint)
+        except ConfigError as problem:
+            yield error("kube-value", path, str(problem), "The job ends at once.", "Fix the command.")
+            return
+        cluster = kuberay.cluster_of(document, manifests)
+        yield from kuberay.gpus_from_zero(cluster, wanted, path)
+    if wanted is not None:
+        rooms, where = kuberay.rooms(document if path is None else cluster)
+        if rooms:
+            yield from job_fit.check(wanted, rooms, path or where)
+
+
+def _lines(document: Document, found: Iterator[ConfigFinding]) -> list[ConfigFinding]:
+    return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
+
+
+def in_order(found: Sequence[ConfigFinding]) -> list[ConfigFinding]:
+    """Findings by severity and line; of several about one value only the first of the same kind."""
+    seen: set[tuple[str, Path, str]] = set()
+    kept = []
+    for f in found:
+        key = (f.code, f.path, f.what)
+        if key not in seen:
+            seen.add(key)
+            kept.append(f)
+    return sorted(kept, key=lambda f: (_ORDER.index(f.severity), f.line or 0))

@@ -1,0 +1,296 @@
+"""Google Cloud and Azure over REST: accounts with the credentials that Ray takes, and one try within seconds.
+
+Neither cloud's library is needed: the token of `gcloud` or of an application's credentials, and that of `az`, do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.auth import AuthBase
+
+from raytf.doctor.document import Document
+
+_SECONDS = 8.0
+#: Pages of a list; a project with more machines than these hold is not one that raytf has started.
+_PAGES = 20
+_TOOL_SECONDS = 15
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+#: API -> where it is; gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... lead elsewhere.
+_GOOGLE = {
+    "compute": "https://compute.googleapis.com/compute/v1",
+    "cloudresourcemanager": "https://cloudresourcemanager.googleapis.com/v1",
+    "iam": "https://iam.googleapis.com/v1",
+    "serviceusage": "https://serviceusage.googleapis.com/v1",
+    "storage": "https://storage.googleapis.com/storage/v1",
+    "tpu": "https://tpu.googleapis.com/v2",
+}
+
+
+class RestError(Exception):
+    """What an API answered instead of what was wanted.
+
+    Attributes:
+        status: of HTTP; 0 where nobody answered.
+        reason: the API's own word, such as PERMISSION_DENIED or AuthorizationFailed.
+    """
+
+    def __init__(self, status: int, reason: str, message: str):
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+    @property
+    def is_missing(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_denied(self) -> bool:
+        return self.status == 403
+
+
+@dataclass(frozen=True)
+class _Bearer(AuthBase):
+    """The token as `requests` wants it: a header would lose to what a `.netrc` has for the host."""
+
+    token: str
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self.token}"
+        return request
+
+
+@dataclass(frozen=True)
+class RestClient:
+    """An API.
+
+    Attributes:
+        root: what paths start from, such as https://compute.googleapis.com/compute/v1.
+        token: an OAuth token.
+        headers: more headers.
+    """
+
+    root: str
+    token: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def get(self, path: str, **query: str) -> Any:
+        """The JSON at a path.
+
+        Raises:
+            RestError: anything but a 200.
+        """
+        return self._ask(path, query, None)
+
+    def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        """The JSON that an API answers to a question that is too long for an address; never used to change anything."""
+        return self._ask(path, query, body)
+
+    def pages(self, path: str, items: str, **query: str) -> list[Any]:
+        """All entries of a list that comes in pages, as Google's and Azure's do.
+
+        Raises:
+            RestError: anything but a 200, or more pages than anybody waits for.
+        """
+        found: list[Any] = []
+        for _ in range(_PAGES):
+            answer = self.get(path, **query)
+            found += answer.get(items) or []
+            following = answer.get("nextPageToken")
+            link = str(answer.get("nextLink") or "")
+            if following:
+                query = {**query, "pageToken": following}
+            elif link.startswith(self.root):  # to nobody else does the token go
+                path, _, rest = link.removeprefix(self.root).partition("?")
+                query = dict(urllib.parse.parse_qsl(rest))
+            else:
+                return found
+        raise RestError(0, "", f"{path}: more than {_PAGES} pages; what comes after {len(found)} entries was not seen")
+
+    def _ask(self, path: str, query: dict[str, str], body: dict[str, Any] | None) -> Any:
+        try:
+            answer = requests.request(
+                "GET" if body is None else "POST",
+                f"{self.root}{path}",
+                params=query,
+                json=body,
+                headers={"Accept": "application/json", **dict(self.headers)},
+                auth=_Bearer(self.token),
+                timeout=_SECONDS,
+                allow_redirects=False,  # a token follows a redirect wherever it leads
+            )
+            if answer.status_code // 100 == 2:
+                return answer.json() if answer.content else {}
+        except (OSError, ValueError) as problem:  # errors of requests are both
+            raise RestError(0, "", f"{urllib.parse.urlsplit(self.root).netloc}: {_cause(problem)}") from None
+        raise _refusal(answer)
+
+
+def _cause(problem: Exception) -> object:
+    """What has happened, without the layers of libraries around it."""
+    inner = problem.args[0] if problem.args else problem
+    return getattr(inner, "reason", inner)
+
+
+def _refusal(answer: requests.Response) -> RestError:
+    """Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error": {"code", "message"}}."""
+    try:
+        said = answer.json().get("error", {})
+        said = said if isinstance(said, dict) else {"message": str(said)}
+    except (OSError, ValueError, AttributeError):
+        said = {}
+    details = [d.get("reason") for d in said.get("details") or () if isinstance(d, dict) and d.get("reason")]
+    errors = [e.get("reason") for e in said.get("errors") or () if isinstance(e, dict) and e.get("reason")]
+    words = [said.get("status"), *details, *errors, said.get("code")]
+    reason = " ".join(str(word) for word in words if word)
+    return RestError(answer.status_code, reason, str(said.get("message") or answer.reason))
+
+
+# -- accounts ----------------------------------------------------------------------------------------------------------
+#
+# Neither cloud's library is needed: the token of `gcloud` or of an application's credentials, and that of `az`, do.
+
+
+class NoCredentials(Exception):
+    """There is nothing to ask with; the text says how to fix it."""
+
+
+@dataclass(frozen=True)
+class GoogleAccount:
+    """A project.
+
+    Attributes:
+        project: its id.
+        token: an OAuth token.
+        source: where the token is from.
+        environ: where endpoints may be overridden.
+        payer: the project whose quota of calls is used up; empty for the token's own.
+    """
+
+    project: str
+    token: str
+    source: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    payer: str = ""
+
+    def api(self, name: str) -> RestClient:
+        """One of its APIs."""
+        root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
+        # A person's application credentials name the project whose quota of calls they use up.
+        payer = (("x-goog-user-project", self.payer),) if self.payer else ()
+        return RestClient(root or _GOOGLE[name], self.token, payer)
+
+
+@dataclass(frozen=True)
+class AzureAccount:
+    """A subscription.
+
+    Attributes:
+        subscription: its id.
+        arm: Azure Resource Manager; paths start with /subscriptions.
+    """
+
+    subscription: str
+    arm: RestClient
+
+    def path(self, rest: str = "") -> str:
+        """A path below the subscription."""
+        return f"/subscriptions/{self.subscription}{rest}"
+
+
+def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAccount:
+    """The project of a cluster, with a token.
+
+    Raises:
+        NoCredentials: there is none.
+        RestError: who gives tokens does not answer.
+    """
+    project = str(document.get("provider", "project_id", default=""))
+    given = document.get("provider", "gcp_credentials")
+    if isinstance(given, dict) and given.get("type") == "credentials_token":
+        return GoogleAccount(project, str(given.get("credentials")), "provider.gcp_credentials", environ)
+    token = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN")
+    if token:
+        return GoogleAccount(project, token, "CLOUDSDK_AUTH_ACCESS_TOKEN", environ)
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config = Path(environ.get("CLOUDSDK_CONFIG", home / ".config" / "gcloud"))
+    file = Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or config / "application_default_credentials.json")
+    if file.is_file():
+        found = _application_token(file)
+        if found:
+            return GoogleAccount(project, found[0], str(file), environ, found[1])
+    if shutil.which("gcloud", path=environ.get("PATH")):
+        said = _tool(["gcloud", "auth", "print-access-token", "--quiet"], environ)
+        if said:
+            return GoogleAccount(project, said, "gcloud", environ)
+    raise NoCredentials(
+        "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's file"
+    )
+
+
+def _application_token(file: Path) -> tuple[str, str] | None:
+    """A token, and the project that pays for calls with it."""
+    try:
+        import google.auth
+        import google.auth.transport.requests as transport
+    except ImportError:
+        return None  # gcloud may have one
+    try:
+        credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=[_SCOPE])
+        credentials.refresh(transport.Request())
+    except google.auth.exceptions.TransportError as problem:
+        raise RestError(0, "", f"Google's token server: {problem}") from None
+    # Google's library looks into the file before it has looked whether it holds a mapping.
+    except (OSError, ValueError, TypeError, AttributeError, google.auth.exceptions.GoogleAuthError) as problem:
+        raise NoCredentials(
+            f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
+        ) from None
+    return str(credentials.token), str(getattr(credentials, "quota_project_id", None) or "")
+
+
+def azure_account(document: Document, environ: Mapping[str, str]) -> AzureAccount:
+    """The subscription of a cluster, with the token of `az`: Ray takes no other.
+
+    Raises:
+        NoCredentials: there is none.
+    """
+    if not shutil.which("az", path=environ.get("PATH")):
+        raise NoCredentials("Install the Azure CLI, which Ray needs too, and run `az login`")
+    said = _tool(["az", "account", "get-access-token", "--output", "json"], environ)
+    try:
+        token: Any = json.loads(said)
+    except ValueError:
+        token = None
+    if not isinstance(token, dict) or not token.get("accessToken"):
+        raise NoCredentials("Run `az login`")
+    root = _tool(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
+    subscription = document.get("provider", "subscription_id") or token.get("subscription", "")
+    return AzureAccount(
+        str(subscription), RestClient((root or "https://management.azure.com").rstrip("/"), token["accessToken"])
+    )
+
+
+def _tool(command: list[str], environ: Mapping[str, str]) -> str:
+    """What a cloud's command says; empty where it fails."""
+    path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
+    try:
+        done = subprocess.run(
+            [path, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environ},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

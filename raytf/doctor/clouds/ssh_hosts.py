@@ -1,0 +1,128 @@
+"""Hosts over SSH, as `ray up` reaches them: the same user, key, proxy and options."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from raytf.doctor.document import Document
+from raytf.doctor.local_environment import Surroundings, is_host, is_user
+from raytf.errors import ConfigError, one_line
+
+_CONNECT_SECONDS, _SCRIPT_SECONDS = 5, 18
+#: So many hosts are asked at the same time.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class ScriptOutput:
+    """What a script said on a host.
+
+    Attributes:
+        host: its address.
+        values: of its lines `KEY=VALUE`; of a key that comes several times, the last one.
+        lines: all of its lines.
+        problem: why there is no answer, in SSH's words; empty where there is one.
+    """
+
+    host: str
+    values: Mapping[str, str]
+    lines: Sequence[str]
+    problem: str = ""
+
+
+def addresses(document: Document) -> list[str]:
+    """Head first, then the workers."""
+    found = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
+    return [str(host) for host in found if host]
+
+
+def proxy_of(document: Document) -> str:
+    """The command that a file wants to be run on this machine, in order to reach its hosts; empty where it has none."""
+    proxy = document.get("auth", "ssh_proxy_command")
+    return proxy.strip() if isinstance(proxy, str) else ""
+
+
+def ask(
+    document: Document, here: Surroundings, hosts: Sequence[str], script: str, trust: bool = False
+) -> list[ScriptOutput]:
+    """Run a script of bash on hosts, at the same time; it must only read.
+
+    Args:
+        document: user, key and proxy.
+        here: this machine.
+        hosts: their addresses.
+        script: what to run there.
+        trust: run the command that the file names as a proxy, on this machine.
+
+    Raises:
+        ConfigError: there is no ssh here, a host or user is none, or the file names a command and is not trusted.
+    """
+    odd = next((host for host in hosts if not is_host(host)), None)
+    if odd is not None:
+        raise ConfigError(
+            f"{odd!r} is neither an address nor the name of a host. Expected letters, digits, dots and colons."
+        )
+    if document.get("auth", "ssh_user") and not is_user(document.get("auth", "ssh_user")):
+        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not a name of a user.")
+    if proxy_of(document) and not trust:
+        raise ConfigError(untrusted(document))
+    tool = shutil.which("ssh", path=here.environ.get("PATH"))
+    if tool is None:
+        raise ConfigError("there is no ssh on this machine. Install openssh-client, which `ray up` needs too.")
+    options = _options(document, here)
+    user = document.get("auth", "ssh_user")
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+        return list(
+            pool.map(lambda host: _ask([tool, *options, "--", f"{user}@{host}" if user else host], host, script), hosts)
+        )
+
+
+def untrusted(document: Document) -> str:
+    """Why hosts are not asked where a file names a command and is not trusted."""
+    return (
+        f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
+        "which was not run. Give --trust where you trust the file"
+    )
+
+
+def _options(document: Document, here: Surroundings) -> list[str]:
+    settings = {
+        "BatchMode": "yes",  # a question would wait for somebody who is not there
+        "ConnectTimeout": str(_CONNECT_SECONDS),
+        "StrictHostKeyChecking": "no",
+        "UserKnownHostsFile": "/dev/null",
+        "LogLevel": "ERROR",
+        # Whoever wrote the file chose the host: it gets no key agent, no display and no port of this machine.
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "ClearAllForwardings": "yes",
+        "PermitLocalCommand": "no",
+    }
+    private, proxy = document.get("auth", "ssh_private_key"), proxy_of(document)
+    if proxy:
+        settings["ProxyCommand"] = proxy
+    options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+    if isinstance(private, str):
+        options += ["-o", "IdentitiesOnly=yes", "-i", str(here.local(private))]
+    return options
+
+
+def _ask(command: list[str], host: str, script: str) -> ScriptOutput:
+    try:
+        done = subprocess.run(
+            [*command, "bash", "-s"], input=script, capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ScriptOutput(host, {}, [], f"no answer within {_SCRIPT_SECONDS} s")
+    except OSError as problem:
+        return ScriptOutput(host, {}, [], one_line(problem))
+    lines = done.stdout.splitlines()
+    if done.returncode == 255 or "end=here" not in lines:
+        return ScriptOutput(host, {}, lines, one_line(done.stderr, 200) or f"ssh ended with {done.returncode}")
+    return ScriptOutput(host, dict(line.partition("=")[::2] for line in lines if "=" in line), lines)

@@ -1,0 +1,163 @@
+"""YAML of a cluster with the line of each value and keys that appear twice; and which cloud it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import yaml
+
+from raytf.doctor.finding import ConfigFinding, Path, error
+from raytf.storage import untrusted_yaml
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a file.
+
+    Attributes:
+        value: what it says, with all keys as texts.
+        lines: path -> line, from 1; of the key where it is in a mapping.
+        odd_keys: where a key is a number or the like for YAML.
+    """
+
+    value: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+    odd_keys: tuple[Path, ...] = ()
+
+    def line(self, path: Path) -> int | None:
+        """The line of a path, or of the nearest part of it that exists."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return None
+
+    def get(self, *path: str | int, default: Any = None) -> Any:
+        """The value at a path; the default where something on the way is missing or of another type."""
+        value = self.value
+        for part in path:
+            in_mapping = isinstance(value, dict) and part in value
+            if in_mapping or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
+                value = value[part]
+            else:
+                return default
+        return value
+
+    def mapping(self, *path: str | int) -> dict[str, Any]:
+        """The mapping at a path; an empty one where there is none."""
+        value = self.get(*path)
+        return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
+
+    def sequence(self, *path: str | int) -> list[Any]:
+        """The list at a path; an empty one where there is none."""
+        value = self.get(*path)
+        return value if isinstance(value, list) else []
+
+
+def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
+    """All documents of a file that are not empty, and what is wrong with its YAML."""
+    documents: list[Document] = []
+    findings: list[ConfigFinding] = []
+    try:
+        for node, loader in untrusted_yaml.nodes(text):
+            findings += _doubles(node, ())
+            value = loader.construct_document(node)
+            lines: dict[Path, int] = {}
+            _walk(node, (), lines)
+            if value is not None:
+                odd: list[Path] = []
+                documents.append(Document(_with_texts(value, (), odd), lines, tuple(odd)))
+    except yaml.YAMLError as problem:
+        findings.append(_syntax(problem, text))
+    return documents, findings
+
+
+def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
+    if isinstance(value, dict):
+        odd += [(*path, str(key)) for key in value if not isinstance(key, str)]
+        return {str(key): _with_texts(inner, (*path, str(key)), odd) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(inner, (*path, i), odd) for i, inner in enumerate(value)]
+    return value
+
+
+def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
+    mark = getattr(problem, "problem_mark", None)
+    said = str(getattr(problem, "problem", None) or problem).splitlines()[0]
+    line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
+    source = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    if "\t" in source[: len(source) - len(source.lstrip())]:
+        fix = "Indent with spaces: YAML allows no tabs there."
+    elif "mapping values are not allowed" in said:
+        fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
+    else:
+        fix = "Fix the line, or the one before: often an indentation, a bracket or a quote."
+    found = error("yaml-syntax", (), f"this is not YAML: {said}", "Ray reads nothing of this file.", fix)
+    return replace(found, line=line)
+
+
+def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name in seen and name != "<<":
+                found = error(
+                    "duplicate-key",
+                    (*path, name),
+                    f"{name!r} is given twice, first in line {seen[name]}",
+                    "YAML keeps the last one and drops the first without a word.",
+                    "Join the two, or leave one out.",
+                )
+                yield replace(found, line=key.start_mark.line + 1)
+            seen.setdefault(name, key.start_mark.line + 1)
+            yield from _doubles(value, (*path, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield from _doubles(item, (*path, i))
+
+
+def _walk(node: yaml.Node, path: Path, lines: dict[Path, int]) -> None:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*path, key.value if isinstance(key, yaml.ScalarNode) else "")
+            lines[inner] = key.start_mark.line + 1
+            _walk(value, inner, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            _walk(item, (*path, i), lines)
+
+
+class Platform(StrEnum):
+    """Where nodes come from."""
+
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+    HOSTS = "local"
+    OTHER = "other"
+
+
+#: A key of a node_config that only one place has; `external` says nothing by itself.
+_SIGNS = {
+    "InstanceType": Platform.AWS,
+    "machineType": Platform.GCP,
+    "runtimeVersion": Platform.GCP,
+    "azure_arm_parameters": Platform.AZURE,
+}
+
+
+def place_of(document: Document) -> Platform:
+    """The place of a cluster YAML."""
+    kind = document.get("provider", "type")
+    if isinstance(kind, str) and kind in ("aws", "gcp", "azure", "local"):
+        return Platform(kind)
+    if kind == "external":
+        for name in document.mapping("available_node_types"):
+            for key in document.mapping("available_node_types", name, "node_config"):
+                if key in _SIGNS:
+                    return _SIGNS[key]
+    return Platform.OTHER

@@ -1,0 +1,198 @@
+"""Where YAML comes from: files, folders of them, kustomizations and standard input."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raytf.doctor.finding import ConfigFinding, error
+from raytf.errors import ConfigError, one_line
+from raytf.storage import untrusted_yaml
+
+_KUSTOMIZATION = "kustomization.yaml"
+#: What a kustomization takes from elsewhere; `kubectl kustomize` fetches what is not a path, with git.
+_BASES = ("resources", "bases", "components", "crds", "configurations", "generators", "transformers", "validators")
+#: Of its keys, those that hold no file's name.
+_WORDS = ("commonAnnotations", "commonLabels", "labels", "images", "metadata", "namespace")
+_REMOTE = re.compile(r"^([^=]*=)?([a-z+]+::|[a-z+]+://)", re.I)
+#: A manifest of Kubernetes ends at 1 MiB.
+_MOST_BYTES = 16 << 20
+#: A pipe of a shell's `<(...)` gives something in that time, and again.
+_PIPE_SECONDS = 30
+#: Building one takes a tenth of a second; one with a remote base waits for the network.
+_BUILD_SECONDS = 30
+
+
+def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool = False) -> dict[str, str]:
+    """The text of each source, by name.
+
+    Args:
+        names: files; folders, which stand for all YAML in them; kustomizations, which are built; `-`.
+        unread: gets what cannot be read or built of a folder that holds more, with why; None to end there.
+        trust: build also kustomizations that name something elsewhere, which git then fetches.
+
+    Raises:
+        ConfigError: one of them is not there, or cannot be read or built.
+    """
+    texts: dict[str, str] = {}
+    for name in names:
+        if name == "-":
+            texts["(standard input)"] = _decoded("standard input", lambda: sys.stdin.buffer.read(_MOST_BYTES + 1))
+            continue
+        path = Path(name).expanduser()
+        before = len(unread or ())
+        alone = not path.is_dir() or (path / _KUSTOMIZATION).is_file()
+        found = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
+        if not found and len(unread or ()) == before:
+            raise ConfigError(f"{name} holds no .yaml file. Expected a cluster YAML, or a folder of them.")
+        texts |= found
+    return texts
+
+
+def unreadable(said: str) -> ConfigFinding:
+    """One of a folder's sources that could not be looked at; the others are."""
+    return error("unreadable", (), said, "Nothing is known of it.", "Fix that, or name the other files alone.")
+
+
+def _folder(
+    folder: Path, unread: dict[str, str] | None, trust: bool, seen: set[tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
+    try:
+        about = folder.stat()
+        if (about.st_dev, about.st_ino) in seen:
+            return  # a link to a folder that is looked at already
+        seen.add((about.st_dev, about.st_ino))
+        if (folder / _KUSTOMIZATION).is_file():
+            yield str(folder), _build(folder, trust)
+            return
+        inside = sorted(folder.iterdir())
+    except (ConfigError, OSError) as problem:
+        if unread is None:
+            raise ConfigError(one_line(problem)) from None
+        unread[str(folder)] = one_line(problem)
+        return
+    for path in inside:
+        if path.is_dir() and not path.name.startswith("."):
+            yield from _folder(path, unread, trust, seen)
+        elif path.suffix in (".yaml", ".yml"):
+            try:
+                text = _text(path)
+            except ConfigError as problem:
+                if unread is None:
+                    raise
+                unread[str(path)] = str(problem)
+            else:
+                yield str(path), text
+
+
+def _text(path: Path) -> str:
+    return _decoded(str(path), lambda: _bytes(path))
+
+
+def _bytes(path: Path) -> bytes:
+    """What a file holds, or a pipe gives that is not slow, and a little more than may be.
+
+    Raises:
+        OSError: it cannot be read, or nothing comes.
+    """
+    # Opening a pipe that nobody writes to would wait for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file.read(_MOST_BYTES + 1) or b""
+        data, more = b"", file.read(1 << 16)
+        if more == b"":
+            raise OSError("it is a pipe that nobody writes to")
+        while more != b"" and len(data) <= _MOST_BYTES:
+            data += more or b""
+            if not select.select([file], [], [], _PIPE_SECONDS)[0]:
+                raise TimeoutError(f"it is a pipe or a device that gave nothing for {_PIPE_SECONDS} s")
+            more = file.read(1 << 16)
+        return data
+
+
+def _decoded(name: str, read: Callable[[], bytes]) -> str:
+    try:
+        data = read()
+        if len(data) > _MOST_BYTES:
+            raise OSError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError, ValueError) as problem:
+        line = f" in line {_line_of(problem)}" if isinstance(problem, UnicodeDecodeError) else ""
+        raise ConfigError(f"{name} cannot be read: {one_line(problem)}{line}. Expected a YAML file.") from None
+
+
+def _line_of(problem: UnicodeDecodeError) -> int:
+    return 1 + problem.object.count(b"\n", 0, problem.start)
+
+
+def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
+    """What a kustomization, or one that it builds upon, takes that is not a path on this machine."""
+    folder = folder.resolve()
+    names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
+    if folder in seen or not names:
+        return ""
+    seen.add(folder)
+    try:
+        value: Any = untrusted_yaml.load(_text(folder / names[0]))
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{folder / names[0]} is not YAML: {one_line(problem, 200)}") from None
+    if not isinstance(value, dict):
+        return ""
+    if value.get("helmCharts") or value.get("helmChartInflationGenerator"):
+        return "helm charts"
+    # Any file that it names may be given as a URL.
+    remote = [text for key, part in value.items() if key not in _WORDS for text in _texts(part) if _REMOTE.search(text)]
+    if remote:
+        return repr(remote[0][:200])
+    listed: list[Any] = [value[key] for key in _BASES if isinstance(value.get(key), list)]
+    given = [entry for entries in listed for entry in entries]
+    for entry in [e for e in given if isinstance(e, str) and "\n" not in e]:
+        if "\0" in entry or not (folder / entry).exists():
+            return repr(entry[:200])
+        found = _from_elsewhere(folder / entry, seen) if (folder / entry).is_dir() else ""
+        if found:
+            return found
+    return ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for part in [v for k, v in value.items() if k != "literals"] if isinstance(value, dict) else value:
+            yield from _texts(part)
+
+
+def _build(folder: Path, trust: bool) -> str:
+    """What a kustomization comes to; line numbers are those of that."""
+    tool = shutil.which("kubectl")
+    if tool is None:
+        raise ConfigError(
+            f"{folder} is a kustomization, and there is no kubectl to build it. Install kubectl, or build it elsewhere "
+            "and give it as `raytf check -`."
+        )
+    elsewhere = "" if trust else _from_elsewhere(folder, set())
+    if elsewhere:
+        raise ConfigError(
+            f"{folder} was not built: it takes {elsewhere}, which is not a path here and would be fetched. Give "
+            "--trust where you trust it."
+        )
+    try:
+        done = subprocess.run(
+            [tool, "kustomize", "--", str(folder)], capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{folder}: kubectl kustomize took more than {_BUILD_SECONDS} s.") from None
+    if done.returncode:
+        raise ConfigError(f"{folder}: kubectl kustomize fails: {one_line(done.stderr, 300)}")
+    return done.stdout

@@ -1,0 +1,220 @@
+"""Node types of a cluster YAML, with what each machine has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.cluster.providers import fallback
+from raytf.doctor import machines
+from raytf.doctor.document import Document
+from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
+from raytf.doctor.machines import Machine
+
+#: Provider -> head_node_type of Ray's defaults, which holds where a file has none.
+DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": "ray_head_default"}
+
+
+@dataclass(frozen=True)
+class FallbackType:
+    """What a node may be instead of the first choice of its type: an entry of `fallback`, merged."""
+
+    config: dict[str, Any]
+    machine: Machine | None
+    market: str
+    at_most: int | None
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """A node type.
+
+    Attributes:
+        name: its key.
+        is_head: whether the head is of this type.
+        least, most: how many workers of it there may be; `most` is the cluster's where it is not given.
+        most_given: whether max_workers is given.
+        resources: as given, numbers only.
+        config: the provider's node_config, without `fallback`.
+        machine: what the instance type has; None where it is not known here.
+        market: spot or on-demand.
+        others: what its nodes may be instead, in order.
+    """
+
+    name: str
+    is_head: bool
+    least: int
+    most: int
+    most_given: bool
+    resources: dict[str, float] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    machine: Machine | None = None
+    market: str = "on-demand"
+    others: tuple[FallbackType, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return ("available_node_types", self.name)
+
+    def has(self, resource: str) -> float:
+        """How much of a resource Ray schedules on a node of this type."""
+        if resource in self.resources:
+            return self.resources[resource]
+        if self.machine is None:
+            return 0
+        return {"CPU": self.machine.cpus, "GPU": self.machine.gpus}.get(resource, 0)
+
+
+def node_types(document: Document) -> list[NodeType]:
+    """All node types that are mappings; types that are not, the schema reports."""
+    provider = str(document.get("provider", "type"))
+    head = document.get("head_node_type", default=DEFAULT_HEADS.get(provider))
+    names = document.mapping("available_node_types")
+    if not isinstance(head, str) or head not in names:  # reported once, not as a head that is missing everywhere
+        hint = near(head, names)
+        head = hint.split("'")[1] if hint else next(iter(names), None)
+    cluster_most = document.get("max_workers", default=2)
+    found = []
+    for name, value in names.items():
+        if not isinstance(value, dict):
+            continue
+        config = value.get("node_config")
+        config = config if isinstance(config, dict) else {}
+        first, *others = fallback.candidates({} if fallback.malformed(config) else config)
+        config = first.config or {key: value for key, value in config.items() if key != fallback.KEY}
+        most = value.get("max_workers")
+        resources = value.get("resources")
+        resources = resources if isinstance(resources, dict) else {}
+        found.append(
+            NodeType(
+                name,
+                name == head,
+                _whole(value.get("min_workers"), 0),
+                _whole(most, 0 if name == head else _whole(cluster_most, 2)),
+                most is not None,
+                {str(k): float(v) for k, v in resources.items() if isinstance(v, int | float) and math.isfinite(v)},
+                config,
+                machines.machine(provider, config),
+                market(provider, config),
+                tuple(
+                    FallbackType(o.config, machines.machine(provider, o.config), market(provider, o.config), o.at_most)
+                    for o in others
+                ),
+            )
+        )
+    return found
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def market(provider: str, config: dict[str, Any]) -> str:
+    """spot or on-demand, as the provider's node_config says."""
+    if provider in ("aws", "external"):
+        options = config.get("InstanceMarketOptions")
+        return "spot" if isinstance(options, dict) and options.get("MarketType") == "spot" else "on-demand"
+    if provider == "gcp":
+        scheduling = config.get("scheduling") or config.get("schedulingConfig") or {}
+        entries = scheduling if isinstance(scheduling, list) else [scheduling]
+        merged = {k: v for entry in entries if isinstance(entry, dict) for k, v in entry.items()}
+        spot = merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT"
+        return "spot" if spot else "on-demand"
+    if provider == "azure":
+        parameters = config.get("azure_arm_parameters")
+        return "spot" if isinstance(parameters, dict) and parameters.get("priority") == "Spot" else "on-demand"
+    return "on-demand"
+
+
+def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
+    """The most that a cluster may use of something that nodes have: its head, and the workers that have most of it.
+
+    Args:
+        members: node types, each with how much one node has.
+        limit: the cluster's max_workers.
+    """
+    total, left = sum(each for t, each in members if t.is_head), limit
+    for t, each in sorted(members, key=lambda member: -member[1]):
+        count = min(t.most, left)
+        total, left = total + count * each, left - count
+    return total
+
+
+def check(document: Document) -> Iterator[ConfigFinding]:
+    """Find resources that the machine does not have, and machines that do not exist."""
+    provider = str(document.get("provider", "type"))
+    for t in node_types(document):
+        for resource, count in document.mapping(*t.path, "resources").items():
+            if isinstance(count, float) and not math.isfinite(count):
+                yield error(
+                    "wrong-value",
+                    (*t.path, "resources", resource),
+                    f"{resource} is {count}",
+                    "Ray schedules by numbers that end.",
+                    "Give how many the machine has.",
+                )
+        name = machines.instance_type(provider, t.config)
+        if name is not None and t.machine is None:
+            hint = near(name, machines.names(provider))
+            if hint and machines.family_known(provider, name):
+                yield error(
+                    "unknown-instance-type",
+                    machines.instance_path(provider, t.path),
+                    f"{name!r} is not an instance type that is known here{hint}",
+                    "The launch of each node of this type fails, again and again.",
+                    "Take a type that exists; if this one is newer than raytf, ignore this.",
+                )
+            continue
+        if t.machine is not None:
+            yield from _resources(t, t.machine, provider)
+
+
+def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigFinding]:
+    path = (*t.path, "resources")
+    given = t.resources.get("GPU")
+    if given is not None and given > machine.gpus:
+        has = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else "no GPU"
+        yield error(
+            "gpu-count",
+            (*path, "GPU"),
+            f"GPU: {given:g} on {machine.name}, which has {has}",
+            "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
+            f"Give GPU: {machine.gpus}, or a machine with {given:g}."
+            if machine.gpus
+            else "Leave GPU out of resources.",
+        )
+    elif machine.gpus and given is not None and given < machine.gpus and not t.is_head:
+        yield warning(
+            "gpu-count",
+            (*path, "GPU"),
+            f"GPU: {given:g} on {machine.name}, which has {machine.gpus}",
+            "The others are paid for, and Ray gives them to nobody.",
+            f"Give GPU: {machine.gpus}.",
+        )
+    elif machine.gpus and given is None and provider in ("gcp", "azure") and not t.is_head:
+        yield error(
+            "gpu-not-declared",
+            path,
+            f"{machine.name} has {machine.gpus} GPUs, and resources give none",
+            f"On {provider} Ray does not find that out: no job that wants a GPU ever starts such a node.",
+            f'Add "GPU": {machine.gpus} to resources.',
+        )
+    cpus = t.resources.get("CPU")
+    if cpus is not None and machine.cpus and cpus > machine.cpus:
+        yield error(
+            "cpu-count",
+            (*path, "CPU"),
+            f"CPU: {cpus:g} on {machine.name}, which has {machine.cpus}",
+            "The autoscaler plans with CPUs that the node does not have, and jobs wait forever.",
+            f"Give CPU: {machine.cpus} or fewer.",
+        )
+    if t.is_head and machine.gpus:
+        yield warning(
+            "gpu-head",
+            (*t.path, "node_config"),
+            f"the head is a {machine.name} with {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}",
+            "The head never goes away while the cluster is up, so that GPU is paid for all the time.",
+            "Take a small machine without GPU for the head.",
+        )

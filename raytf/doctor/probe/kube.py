@@ -1,0 +1,346 @@
+"""What an API server says about manifests of KubeRay: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from raytf.doctor.check import kuberay
+from raytf.doctor.check.kube_pods import number
+from raytf.doctor.clouds.kubectl import Kubectl, KubeError, segment
+from raytf.doctor.document import Document
+from raytf.doctor.finding import ConfigFinding, Path, error, warning
+from raytf.doctor.local_environment import Surroundings
+from raytf.doctor.probe.queries import ProbeResults, Query, no_answer, no_credentials, no_right, run
+
+_UNSEEN = "the operator, its CRDs, GPUs of nodes, quotas, rights and Secrets"
+_KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_RIGHTS = {
+    "operator": "get on CustomResourceDefinitions and list on Deployments",
+    "nodes": "list on nodes",
+    "quotas": "list on resourcequotas",
+    "objects": "get on secrets, configmaps, serviceaccounts and persistentvolumeclaims",
+}
+_ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
+
+
+def look(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
+    """Ask the API server of kubectl's context all that concerns some manifests."""
+    seen = ProbeResults()
+    rays = [d for d in documents if d.get("kind") in _KINDS]
+    if not rays:
+        return seen
+    kubectl = Kubectl.find(here.environ)
+    if kubectl is None:
+        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, "Install kubectl"))
+        return seen
+    context = kubectl.context()
+    if not context:
+        fix = "Get a context: `aws eks update-kubeconfig`, `gcloud container clusters get-credentials` or "
+        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, f"{fix}`az aks get-credentials`"))
+        return seen
+    try:
+        version = kubectl.get("/version")
+    except KubeError as problem:
+        seen.findings.append(_explain(Query("API server", list), problem))
+        return seen
+    seen.notes.append(f"Kubernetes {version.get('gitVersion')}, context {context}")
+    default = kubectl.namespace()
+    looks = [
+        Query("operator", partial(_operator, kubectl, rays)),
+        Query("rights", partial(_rights, kubectl, rays, default)),
+        Query("nodes", partial(nodes, kubectl, rays)),
+        Query("quotas", partial(quotas, kubectl, rays, default)),
+        Query("objects", partial(_objects, kubectl, documents, rays, default)),
+    ]
+    seen.findings += run(looks, _explain)
+    return seen
+
+
+def _explain(what: Query, problem: Exception) -> ConfigFinding:
+    if isinstance(problem, KubeError) and problem.reason == "Forbidden":
+        return no_right(what.what, _RIGHTS.get(what.what, "the right to read it"))
+    if isinstance(problem, KubeError) and problem.reason == "Unauthorized":
+        return error(
+            "credentials-refused",
+            (),
+            f"the API server refuses these credentials: {problem}",
+            "`kubectl apply` asks with the same ones and ends.",
+            "Log in to the cluster again.",
+        )
+    return no_answer(what.what, problem)
+
+
+def namespace_of(document: Document, default: str) -> str:
+    """Where an object goes."""
+    found = document.get("metadata", "namespace")
+    return found if isinstance(found, str) else default
+
+
+def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
+    install = (
+        "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which brings the CRDs "
+        "(docs/clusters/kubernetes.md)."
+    )
+    lacking = False
+    for document in rays:
+        plural, kind = _KINDS[document.get("kind")], document.get("kind")
+        version = str(document.get("apiVersion", default="ray.io/v1")).rpartition("/")[2]
+        try:
+            crd = kubectl.get(f"{_CRDS}/{plural}.ray.io")
+        except KubeError as problem:
+            if problem.reason != "NotFound":
+                raise
+            crd = {"spec": {"versions": []}}
+        served = {v["name"]: v for v in crd["spec"]["versions"] if v.get("served")}
+        if version not in served:
+            lacking = True
+            yield error(
+                "crd-missing",
+                ("apiVersion",),
+                f"the API server has no {kind} of ray.io/{version}"
+                + (f"; it has {', '.join(sorted(served))}" if served else ""),
+                "`kubectl apply` ends: no matches for kind.",
+                install,
+            )
+            continue
+        schema = served[version].get("schema", {}).get("openAPIV3Schema", {})
+        known = schema.get("properties", {}).get("spec", {}).get("properties")
+        for key in document.mapping("spec") if known else ():
+            if key not in known:
+                yield error(
+                    "crd-too-old",
+                    ("spec", key),
+                    f"the {kind} that is installed has no spec.{key}",
+                    "The API server drops the field or refuses the object: the operator is older than this manifest.",
+                    install.replace("install", "upgrade", 1),
+                )
+    if lacking:
+        return
+    found = kubectl.get("/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3Dkuberay-operator")
+    ready = sum(d.get("status", {}).get("readyReplicas") or 0 for d in found.get("items", ()))
+    if not ready:
+        yield warning(
+            "operator-missing",
+            ("apiVersion",),
+            "no deployment of kuberay-operator is ready",
+            "The object is taken, and nobody starts a pod for it.",
+            install,
+        )
+
+
+def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
+    for document in rays:
+        plural, namespace = _KINDS[document.get("kind")], namespace_of(document, default)
+        for verb in ("create", "delete"):
+            if not kubectl.may(verb, f"{plural}.ray.io", namespace):
+                yield error(
+                    "right-missing",
+                    ("metadata",),
+                    f"you may not {verb} {plural}.ray.io in namespace {namespace}",
+                    "`kubectl apply` ends." if verb == "create" else "Nobody can end what was started.",
+                    f"Ask for a role with {verb} on {plural} of ray.io.",
+                )
+
+
+def _objects(
+    kubectl: Kubectl, documents: Sequence[Document], rays: Sequence[Document], default: str
+) -> Iterator[ConfigFinding]:
+    """What pods refer to, which must be in the manifests or on the server."""
+    given = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
+    for document in rays:
+        namespace = namespace_of(document, default)
+        for (kind, name), path in _references(document.value, ()):
+            if (kind, name) in given or _has(kubectl, kind, name, namespace):
+                continue
+            yield error(
+                "kube-object-missing",
+                path,
+                f"there is no {kind} {name!r} in namespace {namespace}, nor in these manifests",
+                "Pods wait forever (CreateContainerConfigError, FailedMount), or are never made.",
+                f"`kubectl create {kind.lower()} ... --namespace {namespace}` before this; "
+                "docs/clusters/kubernetes.md has it.",
+            )
+
+
+def _has(kubectl: Kubectl, kind: str, name: str, namespace: str) -> bool:
+    plural = {"ConfigMap": "configmaps", "PersistentVolumeClaim": "persistentvolumeclaims"}.get(
+        kind, f"{kind.lower()}s"
+    )
+    try:
+        kubectl.get(f"/api/v1/namespaces/{segment(namespace)}/{plural}/{segment(name)}")
+    except KubeError as problem:
+        if problem.reason == "NotFound":
+            return False
+        raise
+    return True
+
+
+def _references(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str, str], tuple[str | int, ...]]]:
+    keys = {
+        "secretRef": ("Secret", "name"),
+        "secretKeyRef": ("Secret", "name"),
+        "secret": ("Secret", "secretName"),
+        "configMapRef": ("ConfigMap", "name"),
+        "configMapKeyRef": ("ConfigMap", "name"),
+        "configMap": ("ConfigMap", "name"),
+        "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+    }
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in keys and isinstance(inner, dict) and not inner.get("optional"):
+                kind, name = keys[key]
+                if isinstance(inner.get(name), str):
+                    yield (kind, inner[name]), (*path, key)
+            if key == "serviceAccountName" and isinstance(inner, str) and inner != "default":
+                yield ("ServiceAccount", inner), (*path, key)
+            yield from _references(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _references(inner, (*path, i))
+
+
+# -- kube capacity -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PodGroup:
+    """Pods of one kind.
+
+    Attributes:
+        name: of the group; `head` for the head.
+        most: how many there may be.
+        wants: resource -> how much a pod asks for, of all its containers.
+        selector: labels that a node must have.
+        tolerated: taints that do not keep a pod away.
+        path: where the group is in the manifest.
+    """
+
+    name: str
+    most: int
+    wants: dict[str, float]
+    selector: dict[str, str]
+    tolerated: tuple[dict[str, Any], ...]
+    path: Path
+
+
+def groups(document: Document) -> list[PodGroup]:
+    """Head and worker groups of a RayCluster, or of the one in a RayJob."""
+    found = []
+    for path, spec, is_head in kuberay.groups(document):
+        most = 1 if is_head else spec.get("maxReplicas", spec.get("replicas", 1))
+        name = "head" if is_head else str(spec.get("groupName", path[-1]))
+        found.append(_group(document, name, most if isinstance(most, int) else 1, path))
+    return found
+
+
+def _group(document: Document, name: str, most: int, path: Path) -> PodGroup:
+    pod = (*path, "template", "spec")
+    wants: dict[str, float] = defaultdict(float)
+    for i in range(len(document.sequence(*pod, "containers"))):
+        limits = document.mapping(*pod, "containers", i, "resources", "limits")
+        for key, value in (limits | document.mapping(*pod, "containers", i, "resources", "requests")).items():
+            wants[key] += number(value)
+    tolerations = tuple(t for t in document.sequence(*pod, "tolerations") if isinstance(t, dict))
+    selector = {k: str(v) for k, v in document.mapping(*pod, "nodeSelector").items()}
+    return PodGroup(name, most, dict(wants), selector, tolerations, path)
+
+
+def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
+    """Find pods that fit on no node that is there now; what pods already use of a node is not counted."""
+    there = kubectl.get("/api/v1/nodes").get("items", [])
+    for document in rays:
+        for group in groups(document):
+            if any(_fits(group, node) for node in there):
+                continue
+            accelerators = [a for a in _ACCELERATORS if group.wants.get(a)]
+            most: dict[str, float] = {
+                key: max((number(n.get("status", {}).get("allocatable", {}).get(key, 0)) for n in there), default=0)
+                for key in (*accelerators, "cpu", "memory")
+            }
+            has = ", ".join(f"{key} {_text(key, value)}" for key, value in most.items())
+            wants = ", ".join(f"{key} {_text(key, value)}" for key, value in sorted(group.wants.items()))
+            selector = f", label {group.selector}" if group.selector else ""
+            yield warning(
+                "no-node-fits",
+                (*group.path, "template", "spec"),
+                f"none of {len(there)} nodes fits a pod of {group.name!r} (it wants {wants}{selector}; the most of a "
+                f"node is {has})",
+                "The pod stays Pending, unless an autoscaler of the cluster brings such a node"
+                + (", with the device plugin of its GPUs." if accelerators else "; then ignore this."),
+                "Add a node pool for it, install the device plugin, or ask for less.",
+            )
+
+
+def _text(key: str, value: float) -> str:
+    return f"{value / 2**30:.1f}Gi" if key == "memory" or "storage" in key else f"{value:g}"
+
+
+def _fits(group: PodGroup, node: dict[str, Any]) -> bool:
+    labels = node.get("metadata", {}).get("labels", {})
+    if any(labels.get(key) != value for key, value in group.selector.items()):
+        return False
+    spec = node.get("spec", {})
+    if spec.get("unschedulable"):
+        return False
+    for taint in spec.get("taints", ()):
+        # Clouds add the toleration of a GPU's own taint to pods that ask for that GPU.
+        if taint.get("effect") == "PreferNoSchedule" or group.wants.get(taint.get("key"), 0):
+            continue
+        if not any(_tolerates(t, taint) for t in group.tolerated):
+            return False
+    room = node.get("status", {}).get("allocatable", {})
+    return all(number(room.get(key, 0)) >= value for key, value in group.wants.items())
+
+
+def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and str(toleration.get("value", "")) == str(taint.get("value", ""))
+
+
+def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
+    """Find quotas of the namespace that have no room for a pod, or not for all of them."""
+    for document in rays:
+        namespace = document.get("metadata", "namespace") or default
+        every = groups(document)
+        if not every:
+            continue
+        for quota in kubectl.get(f"/api/v1/namespaces/{segment(namespace)}/resourcequotas").get("items", []):
+            status = quota.get("status", {})
+            for key, hard in status.get("hard", {}).items():
+                resource = key.removeprefix("requests.").removeprefix("limits.")
+                room = number(hard) - number(status.get("used", {}).get(key, 0))
+                each = {g.name: 1.0 if key == "pods" else g.wants.get(resource, 0.0) for g in every}
+                yield from _room(quota["metadata"]["name"], key, room, every, each)
+
+
+def _room(
+    name: str, key: str, room: float, every: Sequence[PodGroup], each: dict[str, float]
+) -> Iterator[ConfigFinding]:
+    over = [g for g in every if each[g.name] > room]
+    for group in over:
+        yield error(
+            "quota-too-small",
+            (*group.path, "template", "spec"),
+            f"ResourceQuota {name!r} has room for {key} {_text(key, room)}, and one pod of {group.name!r} takes "
+            f"{_text(key, each[group.name])}",
+            "No pod of this group is ever made (exceeded quota), which only events say.",
+            "Ask for a larger quota, or for less in the pod.",
+        )
+    total = sum(g.most * each[g.name] for g in every)
+    if not over and total > room:
+        yield warning(
+            "quota-too-small",
+            (*every[-1].path, "maxReplicas"),
+            f"ResourceQuota {name!r} has room for {key} {_text(key, room)}, and the cluster may want "
+            f"{_text(key, total)}",
+            "Beyond the quota pods are refused, whatever maxReplicas says.",
+            "Ask for a larger quota, or lower maxReplicas.",
+        )

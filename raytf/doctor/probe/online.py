@@ -1,0 +1,82 @@
+"""The online part of the preflight: which place a file is about, and what is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from raytf.doctor.check import fallbacks, kuberay
+from raytf.doctor.check.job_fit import JobNeeds
+from raytf.doctor.check.offline import ODD, CheckReport, cannot_judge
+from raytf.doctor.document import Document, Platform, parse, place_of
+from raytf.doctor.finding import ConfigFinding, Severity
+from raytf.doctor.local_environment import Surroundings
+from raytf.doctor.probe import aws, azure, gcp, kube, ssh
+from raytf.doctor.probe.queries import ProbeResults
+
+#: Place -> who asks there.
+_ASK: dict[Platform, Callable[[Document, Surroundings, JobNeeds | None], ProbeResults]] = {
+    Platform.AWS: aws.look,
+    Platform.GCP: gcp.look,
+    Platform.AZURE: azure.look,
+}
+
+
+def look(
+    text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool = False
+) -> ProbeResults:
+    """Ask the place that a file is about.
+
+    Args:
+        text: the file.
+        here: this machine.
+        need: what a job wants of the cluster.
+        offline: what is known without asking; a file that is not filled in yet is about nothing that could be asked.
+        trust: run what the file wants to be run on this machine.
+    """
+    try:
+        return _look(text, here, need, offline, trust)
+    except ODD as problem:
+        return ProbeResults([cannot_judge(problem)])
+
+
+def _look(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool) -> ProbeResults:
+    documents, _ = parse(text)
+    if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
+        return ProbeResults()
+    if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
+        return ProbeResults([_not_filled_in(offline)])
+    manifests = [d for d in documents if kuberay.is_manifest(d)]
+    if manifests:
+        return _with_lines(kube.look(manifests, here), manifests[0])
+    document = _with_all_zones(fallbacks.as_cloud(documents[0]), documents[0])
+    if place_of(document) is Platform.HOSTS:
+        return _with_lines(ssh.look(document, here, need, trust), document)
+    ask = _ASK.get(place_of(document))
+    return _with_lines(ask(document, here, need), document) if ask else ProbeResults()
+
+
+def _with_all_zones(cloud: Document, given: Document) -> Document:
+    """Of several zones the first is what Ray's own check takes; here each is asked about."""
+    zones = given.get("provider", "availability_zone")
+    if cloud is given or zones is None:
+        return cloud
+    return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
+
+
+def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:
+    seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
+    return seen
+
+
+def _not_filled_in(offline: CheckReport) -> ConfigFinding:
+    first = next(f for f in offline.of(Severity.FILL_IN) if f.code == "placeholder")
+    return ConfigFinding(
+        "not-asked-yet",
+        Severity.FILL_IN,
+        first.path,
+        "no cloud and no host was asked, since values are still to be filled in",
+        "Quotas, images, networks and rights are looked at when they are known.",
+        "Fill in what is listed here and check again.",
+        first.line,
+    )

@@ -1,0 +1,259 @@
+"""Batches that the driver's program makes: a thread makes them, and an actor, the mailbox, hands them to workers by
+their step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf.data import tree
+from raytf.data.plan import BatchPlan
+from raytf.data.streams import Stream, misfit
+from raytf.errors import RaytfError, one_line
+from raytf.training.user.feed_client import FeedClient
+
+#: Bytes of batches that may wait for the workers, and how many batches at the most and at the least.
+_AHEAD_BYTES, _AHEAD_MOST, _AHEAD_LEAST = 64 << 20, 32, 3
+#: Seconds in which all of it ends.
+_END_SECONDS = 2.0
+#: Larger ones are cut into their shards, of which each worker gets only its own. Smaller ones travel together, as many
+#: as are made in this time.
+_WHOLE_BYTES, _TOGETHER_SECONDS = 1 << 20, 0.05
+
+
+@contextlib.contextmanager
+def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]:
+    """Make batches while the `with` statement lasts. Yields what workers get them by.
+
+    Args:
+        stream: of the batches.
+        plan: how steps lie in epochs, and how a batch is divided.
+        total: steps of the run.
+    """
+    size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek()))
+    ahead = max(_AHEAD_LEAST, min(_AHEAD_MOST, _AHEAD_BYTES // max(1, size)))
+    # On the driver's node, where all batches are made.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
+    # Every rank may wait in a call, beside the driver.
+    mailbox: Any = ray.remote(Mailbox).options(**options, max_concurrency=1000).remote(total, ahead)
+    most = max(1, min(ahead, _AHEAD_MOST // 2, _WHOLE_BYTES // max(1, size)))
+    making = _Producer(stream, plan, total, most, mailbox)
+    producer = threading.Thread(target=making.run, name="raytf-feed", daemon=True)
+    producer.start()
+    try:
+        yield FeedClient(mailbox, plan)
+        stream.end()
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(mailbox.close.remote(), timeout=_END_SECONDS)
+            producer.join(_END_SECONDS)  # it may be in the program's own code
+            ray.kill(mailbox)
+
+
+class _Producer:
+    """Brings the batches that the mailbox wishes.
+
+    Args:
+        stream, plan, total: as for `feeding`.
+        most: batches that travel together.
+        mailbox: handle of the actor.
+    """
+
+    def __init__(self, stream: Stream, plan: BatchPlan, total: int, most: int, mailbox: Any):
+        self._stream, self._plan, self._total, self._most = stream, plan, total, most
+        self._mailbox, self._spec = mailbox, stream.spec()
+        #: What may be asked for again.
+        self._kept: list[Offer] = []
+
+    def run(self) -> None:
+        """Until the mailbox ends."""
+        position = 0
+        with contextlib.suppress(ray.exceptions.RayError):
+            while True:
+                wish: Wish = ray.get(self._mailbox.wish.remote(position))
+                if wish.step is None:
+                    return
+                self._kept = [old for old in self._kept if old.stop > wish.floor]
+                offer = next((old for old in self._kept if old.has(wish.step)), None)
+                if offer is None:
+                    offer = self._surely_made(wish.step)
+                    self._kept.append(offer)
+                    position = offer.stop
+                elif wish.step == position:
+                    position = offer.stop
+                ray.get(self._mailbox.offer.remote(offer))
+
+    def _surely_made(self, start: int) -> Offer:
+        """As `_made`; whatever goes wrong is an answer, since workers wait for one."""
+        try:
+            return self._made(start)
+        except Exception as error:  # such as a store without room
+            text = f"{self._stream.name} data: batches from step {start + 1} on cannot be sent to the workers: "
+            return Offer(start, [], [], text + one_line(error, 300))
+
+    def _made(self, start: int) -> Offer:
+        """Batches from a step on: as many as are small together and soon made, at least one."""
+        batches: list[list[np.ndarray]] = []
+        failure, began = "", time.monotonic()
+        while start + len(batches) < self._total:
+            made = self._batch(start + len(batches))
+            if isinstance(made, str):
+                failure = made
+                break
+            batches.append(made)
+            if len(batches) == self._most or time.monotonic() - began > _TOGETHER_SECONDS:
+                break
+        return Offer(start, [len(leaves[0]) for leaves in batches], self._put(batches), failure)
+
+    def _batch(self, step: int) -> list[np.ndarray] | str:
+        """The leaves of a batch, or why there are none."""
+        epoch, index = self._plan.locate(step)
+        name, steps = self._stream.name, self._plan.steps_per_epoch
+        try:
+            batch = self._stream.read(*self._plan.pass_of(step))
+        except RaytfError as error:
+            return str(error)
+        if batch is None:
+            return (
+                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Give as many as there "
+                "are, or make data without end, as with dataset.repeat()."
+            )
+        why = misfit(batch, self._spec)
+        if why:
+            return f"{name} data: batch {index + 1} of {steps} in epoch {epoch + 1} differs: {why}."
+        return [np.ascontiguousarray(leaf) for _, leaf in tree.flatten(batch)]
+
+    def _put(self, batches: list[list[np.ndarray]]) -> list[Any]:
+        """References to their leaves, as `Offer` has them."""
+        if sum(leaf.nbytes for leaves in batches for leaf in leaves) <= _WHOLE_BYTES:
+            return [ray.put(batches)]
+        shards: list[list[list[np.ndarray]]] = [[] for _ in range(self._plan.shards)]
+        for leaves in batches:
+            cuts = self._plan.cuts(len(leaves[0]))
+            for own, (first, stop) in zip(shards, itertools.pairwise(cuts), strict=True):
+                own.append([leaf[first:stop] for leaf in leaves])
+        return [ray.put(own) for own in shards]
+
+
+# -- mailbox -----------------------------------------------------------------------------------------------------------
+#
+# Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again; the
+# driver, which has all batches that may be asked for, learns from what is missing what to bring again.
+
+
+class Offer(NamedTuple):
+    """Batches of some steps, one after another, in Ray's object store.
+
+    Attributes:
+        start: the first step.
+        rows: records of each batch.
+        parts: a reference to the leaves of each batch, or one for those of each logical shard.
+        failure: why there is no batch of the step after these; empty if there may be one.
+    """
+
+    start: int
+    rows: list[int]
+    parts: list[Any]
+    failure: str = ""
+
+    @property
+    def stop(self) -> int:
+        """The step after the last one that it answers for."""
+        return self.start + len(self.rows) + bool(self.failure)
+
+    def has(self, step: int) -> bool:
+        return self.start <= step < self.stop
+
+
+class Wish(NamedTuple):
+    """What the driver should do.
+
+    Attributes:
+        step: from which on it should bring batches; None for nothing more.
+        floor: no earlier batch will be asked for, unless a checkpoint turns out to be damaged.
+    """
+
+    step: int | None
+    floor: int
+
+
+class Mailbox:
+    """Batches between the driver and the workers, by global step.
+
+    Args:
+        total: steps of the run.
+        ahead: batches that may wait here for the workers, about.
+    """
+
+    def __init__(self, total: int, ahead: int):
+        self._total, self._ahead = total, ahead
+        self._offers: list[Offer] = []
+        #: The step that a worker has asked for last, and steps that somebody waits for.
+        self._asked: int | None = None
+        self._missing: set[int] = set()
+        self._floor = 0
+        self._is_closed = False
+        self._changed = asyncio.Condition()
+
+    async def ask(self, step: int) -> Offer:
+        """An offer with the batch of a step, when it is there."""
+        async with self._changed:
+            self._asked = step
+            if self._with(step) is None:
+                self._missing.add(step)
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._with(step) is not None)
+            found = self._with(step)
+            assert found is not None
+            return found
+
+    async def wish(self, position: int) -> Wish:
+        """Where the driver should go on; waits until there is something to do.
+
+        Args:
+            position: the step after the newest one that it has made.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_closed or self._next(position) is not None)
+            return Wish(None if self._is_closed else self._next(position), self._floor)
+
+    async def offer(self, offer: Offer) -> None:
+        """Bring batches."""
+        async with self._changed:
+            self._offers = [old for old in self._offers if old.start != offer.start] + [offer]
+            self._missing = {step for step in self._missing if not offer.has(step)}
+            self._changed.notify_all()
+
+    async def saved(self, step: int) -> None:
+        """Told that a checkpoint of a step is on storage: batches of the steps before it can go."""
+        async with self._changed:
+            self._floor = max(self._floor, step)
+            self._offers = [old for old in self._offers if old.stop > self._floor]
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Wish for nothing more."""
+        async with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _with(self, step: int) -> Offer | None:
+        return next((offer for offer in self._offers if offer.has(step)), None)
+
+    def _next(self, position: int) -> int | None:
+        if self._missing:
+            return min(self._missing)
+        if self._asked is None or position >= self._total or position > self._asked + self._ahead:
+            return None
+        return position

@@ -1,0 +1,256 @@
+"""Warm processes, from the driver's side: those of a first group, started ahead; those of a controller; and when nodes
+get more.
+
+Ray Train has a process for its controller, and one for an actor beside each group. These are kept ready as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf import _process
+from raytf._ray import raylets, state, train_env, worker_process
+from raytf.config.resources import fitting
+from raytf.config.train_config import TrainConfig
+from raytf.errors import one_line
+from raytf.runs.events import short
+from raytf.training.process import warm_pool
+
+#: Seconds between two requests to a node that lacks processes, and to one that has them.
+_SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
+#: Seconds to wait for an answer before asking again.
+_ANSWER_SECONDS = 30.0
+#: A process that imported its modules less than this many seconds ago was not a warm one.
+_COLD_SECONDS = 1.0
+#: When this process did so.
+_imported_at = float("-inf")
+_log = logging.getLogger(__name__)
+
+
+class Schedule:
+    """When to ask which node. No Ray here.
+
+    Args:
+        clock: seconds, of any clock that only goes forward.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+        self._ready: set[str] = set()
+        self._waiting: set[str] = set()
+
+    def restart(self) -> None:
+        """Forget what is known about all nodes, as there is a new group."""
+        self._asked.clear()
+        self._ready.clear()
+        self._waiting.clear()
+
+    def due(self, nodes: list[str]) -> list[str]:
+        """The nodes to ask now; they count as asked from now on."""
+        now, found = self._clock(), []
+        for node in nodes:
+            patience = (
+                _ANSWER_SECONDS if node in self._waiting else _LATER_SECONDS if node in self._ready else _SOON_SECONDS
+            )
+            if now - self._asked.get(node, float("-inf")) >= patience:
+                self._asked[node] = now
+                self._waiting.add(node)
+                found.append(node)
+        return found
+
+    def answered(self, node: str, ready: bool) -> None:
+        """A node has reported whether it has all the processes that it needs."""
+        self._waiting.discard(node)
+        (self._ready.add if ready else self._ready.discard)(node)
+
+
+def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
+    """Nodes that may replace one of a group's nodes, and how many workers each would run.
+
+    They have room for the workers of the node that runs the most; further nodes are left alone.
+
+    Args:
+        room: node -> workers that fit into its free resources, in Ray's order.
+        group: node -> workers that it runs.
+    """
+    wanted, found = max(group.values(), default=0), {}
+    for node, fits in room.items():
+        if wanted > 0 and fits > 0 and node not in group:
+            found[node] = min(fits, wanted)
+            wanted -= found[node]
+    return found
+
+
+class WarmSupply:
+    """Keeps the nodes of a run, and a spare one, supplied with warm processes.
+
+    Args:
+        resources: of each worker.
+        say: takes a line for the user, once for each node, on why it has no warm processes.
+        is_next_soon: begin while the first group still starts, as the next run may follow at once: in a notebook, in
+            the next cell.
+        is_partial: who is left goes on without those that start, which may take longer then.
+    """
+
+    def __init__(
+        self,
+        resources: dict[str, float],
+        say: Callable[[str], None],
+        is_next_soon: bool = False,
+        is_partial: bool = False,
+    ):
+        self._resources, self._say, self._is_next_soon = resources, say, is_next_soon
+        self._nice = warm_pool.BESIDE_TRAINING if is_partial and not is_next_soon else 0
+        #: Whether warm processes follow the first step at once: a run's first group has nothing to catch up on.
+        self._is_urgent = True
+        self._schedule = Schedule()
+        self._group: list[Any] = []
+        self._runtime_env = ""
+        self._began_cold = False
+        #: Processes that lack for the next group's actor and the next run's controller.
+        self._helpers_lacking = 2
+        self._answers: dict[Any, str] = {}
+        self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """The controller has started."""
+        self._began_cold = has_just_imported()
+
+    def keep(self, workers: list[Any], staying: set[str]) -> None:
+        """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.
+
+        Args:
+            workers: Ray Train's.
+            staying: nodes that are alive and not about to go.
+        """
+        try:
+            self._keep(workers, staying)
+        except Exception as error:  # training works without it
+            self._say_once("run", f"no warm processes are started now: {type(error).__name__}: {one_line(error, 200)}")
+
+    def _keep(self, workers: list[Any], staying: set[str]) -> None:
+        group = [worker.actor for worker in workers]
+        if group != self._group:
+            # Spare nodes also wait until the group trains: all nodes may be on one machine.
+            self._is_urgent = self._is_next_soon or not self._group
+            if not set(group) & set(self._group):  # a new one, whose actor has taken a process
+                self._helpers_lacking = self._helpers_lacking or 1
+            self._group, self._answers, self._runtime_env = group, {}, ""
+            self._schedule.restart()
+        if self._is_next_soon and self._began_cold and self._helpers_lacking:
+            self._start_helpers()  # while the workers import TensorFlow: a group that is warm needs the CPUs itself
+        self._collect()
+        counts = Counter(worker.metadata.node_id for worker in workers)
+        speakers = {worker.metadata.node_id: worker for worker in workers}
+        for node in self._schedule.due([node for node in counts if node in staying]):
+            asked = {"is_urgent": self._is_urgent, "nice": self._nice}
+            self._answers[speakers[node].execute_async(warm_pool.prepare, counts[node], **asked)] = node
+        if self._runtime_env and self._schedule.due(["the spare nodes"]):
+            self._schedule.answered("the spare nodes", False)
+            spares = spare_nodes(self._room(staying), counts)
+            for node in self._schedule.due(list(spares)):
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                task: Any = ray.remote(num_cpus=0, max_retries=0)(warm_pool.prepare).options(scheduling_strategy=there)
+                self._answers[task.remote(spares[node], self._runtime_env, nice=self._nice)] = node
+
+    def _room(self, staying: set[str]) -> dict[str, int]:
+        free = state.free_resources()
+        return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
+
+    def _start_helpers(self) -> None:
+        # The next group's actor finds a warm process, and so does the controller of the next run.
+        context, node = ray.get_runtime_context(), worker_process.worker_node()
+        env = context.get_runtime_env_string()
+        raylets.prestart(
+            node.node_ip_address,
+            node.node_manager_port,
+            context.get_job_id(),
+            env,
+            self._helpers_lacking,
+            warm_pool.KEEP_SECONDS,
+        )
+        self._helpers_lacking = 0
+
+    def _collect(self) -> None:
+        if not self._answers:
+            return
+        for ref in ray.wait(list(self._answers), num_returns=len(self._answers), timeout=0)[0]:
+            node = self._answers.pop(ref)
+            try:
+                answer: warm_pool.WarmAnswer = ray.get(ref)
+            except ray.exceptions.RayError:  # the worker died, and the group will be replaced
+                continue
+            if answer.runtime_env and (answer.ready or not self._nice) and self._helpers_lacking:
+                self._start_helpers()
+            self._schedule.answered(node, answer.ready)
+            self._runtime_env = answer.runtime_env or self._runtime_env
+            if answer.why:
+                self._say_once(
+                    node, f"no warm processes on node {short(node)}, so a restart takes longer: {answer.why}"
+                )
+
+    def _say_once(self, about: str, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            self._say(text)
+
+
+def controller_variables() -> dict[str, str]:
+    """The environment variables of a controller: its process, and each that is like it, imports what it needs as soon
+    as it has started."""
+    return warm_pool.calling(__name__, import_controller.__name__)
+
+
+def import_controller() -> None:
+    """Import what controllers need."""
+    global _imported_at
+    with _process.uncollected():
+        for module in importlib.import_module("raytf._ray.train").CONTROLLER_MODULES:
+            importlib.import_module(module)
+    _imported_at = time.monotonic()
+
+
+def has_just_imported() -> bool:
+    """Whether this process was not a warm one."""
+    return time.monotonic() - _imported_at < _COLD_SECONDS
+
+
+def env_of_workers(config: TrainConfig, resources: Mapping[str, float]) -> dict[str, str]:
+    """The environment variables of a run's workers, beside those that Ray Train hands on.
+
+    Args:
+        config: of the run.
+        resources: of each worker.
+    """
+    if not config.cluster.warm_workers:
+        return {}
+    return warm_pool.environment(not config.run.verbose, hidden=not resources.keys() & {"GPU", "TPU"})
+
+
+def start_ahead(config: TrainConfig, resources: dict[str, float]) -> None:
+    """Start them where it is known on which node they will be: on a Ray of one node. A failure costs only time.
+
+    Args:
+        config: of the run.
+        resources: of each worker.
+    """
+    if not config.cluster.warm_workers or config.strategy.has_servers:
+        return
+    here = ray.get_runtime_context().get_node_id()
+    try:
+        if [node["NodeID"] for node in ray.nodes() if node["Alive"]] == [here]:
+            count = min(config.worker_range[1], fitting(state.free_resources().get(here, {}), resources))
+            env = train_env.of_workers(controller_variables(), env_of_workers(config, resources))
+            warm_pool.prepare(count, env)
+    except (ray.exceptions.RayError, grpc.RpcError, OSError) as error:
+        _log.debug("no process was started ahead: %s", error)

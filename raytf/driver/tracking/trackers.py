@@ -1,0 +1,413 @@
+"""Trackers of experiments: what one is, and each that there is (a file, TensorBoard, MLflow, Weights & Biases,
+callbacks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from raytf.driver.tracking import metric_rows
+from raytf.driver.tracking.metric_rows import EPOCH_LOSS, LOSS, RATE, Point
+from raytf.errors import ConfigError
+from raytf.storage.storage import Storage
+from raytf.training.job import TrainingJob, is_function
+
+#: Names of trackers -> (the package that each needs, how to get it).
+PACKAGES = {
+    "mlflow": ("mlflow", "pip install mlflow"),
+    "wandb": ("wandb", "pip install wandb"),
+    "tensorboard": ("tensorboard", "pip install tensorboard"),
+}
+#: What the name of a file ends with.
+FILE_SUFFIX = ".jsonl"
+#: The tag by which a later start finds the run.
+_KEY = "raytf.key"
+#: Numbers and parameters in a request, which MLflow limits to 1,000 and 100, and characters of a parameter's value.
+_NUMBERS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
+#: Below the run's folder.
+FOLDER = "tensorboard/steps"
+#: Packages whose callbacks report numbers.
+_PACKAGES = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb")
+
+
+class Tracker(Protocol):
+    """A run of a tracker. Whatever its library raises is left to the caller."""
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        """Begin, or go on with what an earlier start of the run began.
+
+        Args:
+            key: of the run: the same in all of its starts, and another one for every other run.
+            name: of the run, for people.
+            parameters: its settings, by the names of their flags.
+        """
+        ...
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        """The last step that it was told of, for some names of numbers; without those that it does not know."""
+        ...
+
+    def tell(self, points: Sequence[Point]) -> None:
+        """Tell it numbers of further steps."""
+        ...
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """Give it files, by name."""
+        ...
+
+    def close(self, is_finished: bool) -> None:
+        """End, for now or for good."""
+        ...
+
+
+@contextlib.contextmanager
+def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
+    """Paths of some files by name, for libraries that take no bytes; they are gone after the `with` statement."""
+    with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        yield [os.path.join(folder, name) for name in files]
+
+
+def check(track: str | None) -> None:
+    """Refuse a tracker that is not known or not installed.
+
+    Raises:
+        ConfigError: says what to install, or which ones there are.
+    """
+    if track is None or track.endswith(FILE_SUFFIX):
+        return
+    if track not in PACKAGES:
+        raise ConfigError(
+            f"--track {track} is not known. Expected {', '.join(PACKAGES)}, or a file whose name ends with "
+            f"{FILE_SUFFIX}."
+        )
+    package, how = PACKAGES[track]
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"--track {track} needs {package}, which is not installed: {how}")
+
+
+# -- file tracker ------------------------------------------------------------------------------------------------------
+
+
+class FileTracker:
+    """Lines {"run", "key", "step", and the numbers}, after one with the run's settings.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: str):
+        self._path = os.path.expanduser(path)
+        self._key, self._name = "", ""
+        self._told: dict[str, int] = {}
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        self._key, self._name, is_new = key, name, True
+        os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
+        with open(self._path, "a+", encoding="utf-8") as file:
+            file.seek(0)
+            lines = file.read().splitlines(keepends=True)
+            if lines and not lines[-1].endswith("\n"):  # of a start that was killed
+                file.truncate(sum(len(line.encode()) for line in lines[:-1]))
+                lines.pop()
+            for number, line in enumerate(lines, 1):
+                row = self._row(number, line)
+                if row.pop("key", None) == key:
+                    is_new = False
+                    step = row.pop("step", 0)
+                    self._told.update(dict.fromkeys(row, step))
+        if is_new:
+            self._write([{"parameters": dict(parameters)}])
+
+    def _row(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError(f"--track {self._path}: line {number} is not one that raytf wrote. Give another file.")
+        return row
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        return self._told
+
+    def tell(self, points: Sequence[Point]) -> None:
+        self._write([{"step": point.step, **point.values} for point in points])
+
+    def _write(self, rows: Sequence[Mapping[str, object]]) -> None:
+        lines = [json.dumps({"run": self._name, "key": self._key, **row}) + "\n" for row in rows]
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write("".join(lines))
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """A file has room for numbers alone."""
+
+    def close(self, is_finished: bool) -> None:
+        """Nothing is open between two calls."""
+
+
+# -- mlflow tracker ----------------------------------------------------------------------------------------------------
+
+
+class MlflowTracker:
+    """A run of MLflow."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._run = ""
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient()
+        experiment = self._experiment()
+        found = self._client.search_runs([experiment], f"tags.`{_KEY}` = '{key}'")
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._client.create_run(experiment, run_name=name, tags={_KEY: key}).info.run_id
+        known = self._client.get_run(self._run).data.params  # which cannot be changed
+        new = [Param(n, str(value)[:_CHARACTERS]) for n, value in parameters.items() if n not in known]
+        for some in _batches(new, _PARAMETERS):
+            self._client.log_batch(self._run, params=some)
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not name:
+            return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
+        found = self._client.get_experiment_by_name(name)
+        return found.experiment_id if found is not None else self._client.create_experiment(name)
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        known = self._client.get_run(self._run).data.metrics
+        history = {name: self._client.get_metric_history(self._run, name) for name in names if name in known}
+        return {name: max(one.step for one in found) for name, found in history.items()}
+
+    def tell(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        numbers = [Metric(name, value, now, p.step) for p in points for name, value in p.values.items()]
+        for some in _batches(numbers, _NUMBERS):
+            self._client.log_batch(self._run, metrics=some)
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        with written(files) as paths:
+            for path in paths:
+                self._client.log_artifact(self._run, path)
+
+    def close(self, is_finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if is_finished else "KILLED")
+
+
+def _batches(things: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    return (things[i : i + most] for i in range(0, len(things), most))
+
+
+# -- tensorboard tracker -----------------------------------------------------------------------------------------------
+
+
+class TensorBoardTracker:
+    """Scalars for TensorBoard.
+
+    Args:
+        run: its folder.
+    """
+
+    def __init__(self, run: Storage):
+        self._run = run
+        self._folder = tempfile.TemporaryDirectory(prefix="raytf-track-")
+        self._writer: Any = None
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        from tensorboard.compat.proto import summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        for old in self._run.list(FOLDER):
+            self._run.delete(f"{FOLDER}/{old}")
+        self._writer = EventFileWriter(self._folder.name)
+        metadata = summary_pb2.SummaryMetadata(plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="text"))
+        text = "\n".join(f"    {line}" for line in json.dumps(dict(parameters), indent=1).splitlines())
+        tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
+        self._add(0, summary_pb2.Summary.Value(tag="settings", metadata=metadata, tensor=tensor))
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        return {}
+
+    def tell(self, points: Sequence[Point]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for point in points:
+            self._add(point.step, *(Summary.Value(tag=n, simple_value=value) for n, value in point.values.items()))
+        self._write()
+
+    def _add(self, step: int, *values: Any) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        self._writer.add_event(
+            event_pb2.Event(step=step, wall_time=time.time(), summary=summary_pb2.Summary(value=values))
+        )
+
+    def _write(self) -> None:
+        self._writer.flush()
+        for file in Path(self._folder.name).iterdir():
+            self._run.put(f"{FOLDER}/{file.name}", file.read_bytes())
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """It has no files, and lies in a run's folder, where they are."""
+
+    def close(self, is_finished: bool) -> None:
+        self._writer.close()
+        self._folder.cleanup()
+
+
+class WandbTracker:
+    """A run of Weights & Biases."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        import wandb
+
+        # Beside a run that the program may have begun itself.
+        self._run = wandb.init(id=key, name=name, resume="allow", config=dict(parameters), reinit="create_new")
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        # It takes no step twice, and `step` is the next one.
+        return dict.fromkeys(names, self._run.step - 1) if self._run.resumed else {}
+
+    def tell(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log(point.values, step=point.step)
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        import wandb
+
+        with written(files) as paths:
+            made = wandb.Artifact(f"run-{self._run.id}", type="run")
+            for path in paths:
+                made.add_file(path, policy="mutable")
+            self._run.log_artifact(made)
+
+    def close(self, is_finished: bool) -> None:
+        self._run.finish(exit_code=0 if is_finished else 1)
+
+
+# -- callback tracker --------------------------------------------------------------------------------------------------
+#
+# A worker has none of that (the active run of MLflow, `wandb.init`), and a callback that runs there hears again of what
+# was lost and is computed again. So these hear in the driver of each committed step, and of each epoch, once.
+
+
+def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
+    """(callbacks for rank 0, those of trackers).
+
+    One that saves the model needs the weights that rank 0 has. With a function in place of the model, or of the
+    callbacks, there is nothing here that could be told.
+    """
+    if not isinstance(callbacks, list) or is_function(model):
+        return callbacks, []
+    theirs = [each for each in callbacks if _reports(type(each))]
+    return [each for each in callbacks if not _reports(type(each))], theirs
+
+
+def _reports(kind: type) -> bool:
+    named = kind.__mro__[:-1]
+    return any(base.__module__.partition(".")[0] in _PACKAGES for base in named) and not any(
+        "Checkpoint" in base.__name__ for base in named
+    )
+
+
+class CallbackTracker:
+    """Tells callbacks of a run.
+
+    Args:
+        run: its folder.
+        callbacks: of trackers.
+        model: of the program, compiled.
+        job: the run.
+    """
+
+    def __init__(self, run: Storage, callbacks: Sequence[Any], model: Any, job: TrainingJob):
+        self._run, self._callbacks, self._model, self._job = run, callbacks, model, job
+        #: The model's own count of updates, before the run; callbacks read from it in which step they are.
+        self._before = 0
+        self._epoch: int | None = None
+        self._mlflow_run = ""
+
+    def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
+        self._before = int(self._model.optimizer.iterations)
+        for callback in self._callbacks:
+            callback.set_params(self._job.params)
+            callback.set_model(self._model)
+        self._call("on_train_begin")
+        active = _mlflow_run()
+        self._mlflow_run = active.info.run_id if active is not None else ""
+
+    def told(self, names: Iterable[str]) -> dict[str, int]:
+        return dict.fromkeys(names, metric_rows.read_known(self._run).heard)
+
+    def tell(self, points: Sequence[Point]) -> None:
+        if self._mlflow_run and _mlflow_run() is None:  # each thread has an active run of its own
+            sys.modules["mlflow"].start_run(run_id=self._mlflow_run)
+        heard = 0
+        try:
+            for point in points:
+                self._tell(point)
+                heard = point.step
+        finally:  # a callback that fails hears nothing twice
+            if heard:
+                dataclasses.replace(metric_rows.read_known(self._run), heard=heard).write(self._run)
+
+    def _tell(self, point: Point) -> None:
+        self._model.optimizer.iterations.assign(self._before + point.step)
+        epoch, batch = self._job.epoch_of(point.step - 1), self._job.plan.locate(point.step - 1)[1]
+        if epoch != self._epoch:
+            self._call("on_epoch_begin", epoch)
+            self._epoch = epoch
+        self._call("on_train_batch_begin", batch)
+        self._call("on_train_batch_end", batch, {LOSS: point.values[LOSS]})
+        if EPOCH_LOSS in point.values:
+            self._call("on_epoch_end", epoch, _logs(point))
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(*args)
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """Callbacks take no files."""
+
+    def close(self, is_finished: bool) -> None:
+        self._model.optimizer.iterations.assign(self._before)  # the weights are still those before the run
+        if is_finished:
+            self._call("on_train_end")
+
+
+def _logs(point: Point) -> dict[str, float]:
+    """The metrics of an epoch, by the names that Keras gives them."""
+    metrics = {name: value for name, value in point.values.items() if name not in (LOSS, RATE, EPOCH_LOSS)}
+    return {LOSS: point.values[EPOCH_LOSS], **metrics}
+
+
+def _mlflow_run() -> Any:
+    """The run that is active in this thread.
+
+    Returns:
+        None where there is none, or no MLflow.
+    """
+    mlflow = sys.modules.get("mlflow")
+    return None if mlflow is None else mlflow.active_run()

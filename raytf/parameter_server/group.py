@@ -1,0 +1,296 @@
+"""One group with parameter servers: it is placed, started and watched, and its workers are restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raytf._ray import state
+from raytf.config.resources import HELPER, possible_workers
+from raytf.distributed import worker_table
+from raytf.errors import RaytfError, WorkerLostError, one_line
+from raytf.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
+from raytf.runs.events import GroupStart, Waiting, WorkerLost
+from raytf.training.job import TrainingJob
+
+#: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
+_START_SECONDS = 300.0
+#: Seconds in which Ray reports the death of a server that the coordinator has lost.
+_DEATH_SECONDS = 3.0
+#: Seconds in which a placement group that fits must become ready.
+_PLACE_SECONDS = 20.0
+#: Seconds between two looks at a cluster that is too small.
+_WAIT_SECONDS = 0.5
+#: Seconds between two messages about that.
+_WAIT_MESSAGE_SECONDS = 60.0
+#: Seconds in which Ray frees the resources of processes that have ended.
+_FREE_SECONDS = 8.0
+
+
+class ProcessDiedError(RaytfError):
+    """A process has died without which its group cannot go on; the message says which one."""
+
+    retryable = True
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The actors of a group."""
+
+    chief: Any
+    servers: list[Any]
+    workers: list[Any]
+
+    @property
+    def all(self) -> list[Any]:
+        return [self.chief, *self.servers, *self.workers]
+
+
+def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Processes:
+    """Start the processes of a group.
+
+    Args:
+        job: to train.
+        bundles: the placement group: a bundle for the coordinator, one for each server, one for each worker.
+        workers: how many to start.
+        use_gpu: the workers compute on GPUs.
+    """
+    cluster, quiet = job.config.cluster, not job.config.run.verbose
+    servers = job.config.strategy.ps or 1
+
+    def actor(kind: type[GroupProcess], bundle: int, threads: int = 1, **options: Any) -> Any:
+        place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=bundle)
+        made = ray.remote(kind).options(max_concurrency=4, scheduling_strategy=place, **options)
+        return made.remote(threads, quiet)
+
+    helper = {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+    gpus = cluster.gpus_per_worker if use_gpu else 0
+    worker = {"num_cpus": cluster.cpus, "num_gpus": gpus, "max_restarts": -1}
+    threads = max(1, int(cluster.cpus))
+    return Processes(
+        actor(CoordinatorProcess, 0, **helper),
+        [actor(ParameterServer, 1 + i, **helper) for i in range(servers)],
+        [actor(ParameterWorker, 1 + servers + i, threads, **worker) for i in range(workers)],
+    )
+
+
+class ParameterServerGroup:
+    """The processes of one attempt.
+
+    Args:
+        job: to train.
+        processes: from `start`.
+        say: takes a line for the user.
+    """
+
+    def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
+        self._job, self._processes, self._say = job, processes, say
+        self._cluster: dict[str, list[str]] = {}
+        #: Reference that is waited for -> kind and index of its process; kind `again` is a worker that is restarting.
+        self._watched: dict[Any, tuple[str, int]] = {}
+        #: Indices of workers that are dead now.
+        self._missing: set[int] = set()
+
+    def train(self) -> dict[str, Any] | None:
+        """Have the processes train, and watch them meanwhile.
+
+        Returns:
+            The run's result.
+
+        Raises:
+            ProcessDiedError: a process died without which the group cannot go on.
+            RaytfError, RayError: raised by the coordinator, or by Ray.
+        """
+        all_of = self._processes
+        try:
+            chief, *others = ray.get([process.address.remote() for process in all_of.all], timeout=_START_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerLostError(f"the processes did not start within {_START_SECONDS:.0f} s") from None
+        servers = len(all_of.servers)
+        self._cluster = {"chief": [chief], "ps": others[:servers], "worker": others[servers:]}
+        starts = [(process, "ps", i) for i, process in enumerate(all_of.servers)]
+        starts += [(process, "worker", i) for i, process in enumerate(all_of.workers)]
+        joined = [all_of.chief.join.remote(self._cluster, "chief", 0)]
+        joined += [process.serve.remote(self._cluster, kind, i) for process, kind, i in starts]
+        self._show(ray.get(joined, timeout=_START_SECONDS))
+        self._watched = {process.live.remote(): (kind, i) for process, kind, i in starts}
+        result = all_of.chief.coordinate.remote(self._job, self._cluster)
+        self._watched[result] = ("chief", 0)
+        return self._watch()
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes.all:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(process)
+
+    def _show(self, processes: list[dict[str, Any]]) -> None:
+        if self._job.config.strategy.show_cluster:
+            workers = worker_table.count(len(self._processes.workers), "worker")
+            servers = worker_table.count(len(self._processes.servers), "parameter server")
+            title = f"{workers}, {servers} and the coordinator, parameter-server"
+            self._say(worker_table.table(title, processes))
+
+    def _watch(self) -> dict[str, Any] | None:
+        while True:
+            done, _ = ray.wait(list(self._watched), num_returns=1, timeout=60)
+            # Deaths come first: they explain the coordinator's error.
+            for reference in sorted(done, key=lambda r: self._watched[r][0] == "chief"):
+                kind, i = self._watched.pop(reference)
+                error = _error_of(reference)
+                if kind == "ps":
+                    raise ProcessDiedError(f"parameter server {i} died")
+                if kind == "worker":
+                    self._replace(i, error)
+                elif kind == "again":
+                    self._came_back(i, reference, error)
+                elif error is None:
+                    return ray.get(reference)
+                else:
+                    raise self._explained(error)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Why the coordinator failed: if a server died at the same time, its death is the reason."""
+        if isinstance(error, ray.exceptions.RayActorError):
+            return ProcessDiedError("the coordinator died")
+        if isinstance(error, WorkerLostError) and self._watched:
+            for reference in ray.wait(list(self._watched), num_returns=1, timeout=_DEATH_SECONDS)[0]:
+                kind, i = self._watched[reference]
+                if kind == "ps":
+                    return ProcessDiedError(f"parameter server {i} died")
+        return error
+
+    def _replace(self, i: int, error: Exception | None) -> None:
+        self._missing.add(i)
+        self._job.monitor.book(WorkerLost(i, one_line(error, 200)))
+        self._say(f"worker {i} died; the others go on, and it is started again")
+        self._serve_again(i)
+
+    def _serve_again(self, i: int) -> None:
+        self._watched[self._processes.workers[i].serve.remote(self._cluster, "worker", i)] = ("again", i)
+
+    def _came_back(self, i: int, reference: Any, error: Exception | None) -> None:
+        workers = self._processes.workers
+        if error is None:
+            self._missing.discard(i)
+            self._say(f"worker {i} is back")
+            if self._job.config.strategy.show_cluster:
+                self._say(worker_table.table(f"worker {i}, started again", [ray.get(reference)]))
+            self._watched[workers[i].live.remote()] = ("worker", i)
+            return
+        if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died again while it started
+            self._serve_again(i)
+            return
+        left = len(workers) - len(self._missing)
+        if left < self._job.config.cluster.worker_range[0]:
+            raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers are gone")
+        self._say(f"worker {i} cannot be started again where it was; {left} go on")
+
+
+def _error_of(reference: Any) -> Exception | None:
+    try:
+        ray.get(reference)
+    except (RaytfError, ray.exceptions.RayError) as error:
+        cause = getattr(error, "cause", None)  # without the traceback that Ray adds to the text
+        return cause if isinstance(cause, RaytfError) else error
+    return None
+
+
+# -- placement ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
+    """A placement group for as many workers as there is room for, and their number, during the `with` statement."""
+    told_at, began = float("-inf"), time.monotonic()
+    least, most = job.config.cluster.worker_range
+    each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
+    helpers = job.config.strategy.helpers
+    while True:
+        workers = possible_workers(_free(), each, [HELPER] * helpers, most)
+        bundles = _reserve(each, workers, helpers) if workers >= least else None
+        if bundles is not None:
+            break
+        if time.monotonic() - began < _FREE_SECONDS:  # the last group's resources are free in a moment
+            time.sleep(_WAIT_SECONDS)
+            continue
+        if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
+            told_at = time.monotonic()
+            job.monitor.book(Waiting(max(0, workers), least))
+            say(
+                f"waiting: the cluster has room for {max(0, workers)} workers beside {helpers} processes for "
+                f"parameter servers and coordinator now, and at least {least} workers are wanted"
+            )
+        _wait_for(each, least, helpers)
+    try:
+        yield bundles, workers
+    finally:
+        _release(bundles)
+
+
+def _bundles(each: dict[str, float], workers: int, helpers: int) -> Any:
+    return placement_group([HELPER] * helpers + [each] * workers, strategy="SPREAD")
+
+
+def _release(bundles: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):
+        remove_placement_group(bundles)
+
+
+def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
+    """Reserve room for a group.
+
+    Returns:
+        The placement group, or None if the room is not there after all.
+    """
+    bundles = _bundles(each, workers, helpers)
+    if bundles.wait(_PLACE_SECONDS):
+        return bundles
+    _release(bundles)
+    return None
+
+
+def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
+    """Ask for room, which an autoscaler sees, until it is there or the free resources have changed."""
+    wish, before = _bundles(each, workers, helpers), _free()
+    try:
+        while not wish.wait(_WAIT_SECONDS) and _free() == before:
+            pass
+    finally:
+        _release(wish)
+        time.sleep(_WAIT_SECONDS)  # until Ray has freed the room
+
+
+def _free() -> list[dict[str, float]]:
+    """Each node's free CPUs and GPUs."""
+    nodes = state.free_resources().values()
+    return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
+
+
+def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Train a job with one group of processes.
+
+    Args:
+        job: to train.
+        use_gpu: the workers compute on GPUs.
+        say: takes a line for the user.
+
+    Returns:
+        The run's result.
+
+    Raises:
+        RaytfError, RayError: the error that ended the group.
+    """
+    with placed(job, use_gpu, say) as (bundles, workers):
+        job.monitor.book(GroupStart(workers))
+        job.monitor.begin_group()
+        group = ParameterServerGroup(job, start(job, bundles, workers, use_gpu), say)
+        with contextlib.closing(group):
+            return group.train()

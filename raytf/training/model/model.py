@@ -1,0 +1,487 @@
+"""Build the user's model, refuse one that cannot be trained, and describe it so that a resumed run can be compared."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf import _keras
+from raytf._keras import own_steps
+from raytf.checkpoint import variables
+from raytf.config import canonical_text, precision
+from raytf.config.objective import flat
+from raytf.config.precision import Precision
+from raytf.config.sections import ComputeSection
+from raytf.data import tree
+from raytf.data.sources import Source
+from raytf.errors import DataError, JobError, ModelError, WholeBatchError, one_line
+from raytf.inference import own_run
+from raytf.inference.own_run import overrides_step, overrides_test
+from raytf.inference.user_model import run_user_code, set_precision, takes_training
+from raytf.runs.program_output import ProgramOutput
+from raytf.training.model import added_losses, batch_metrics, loss_checks, loss_division, remarks
+
+#: Records of the sample that a model is built with, at most.
+SAMPLE = 8
+_NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
+_TRACED = (
+    "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
+    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to look for a mistake."
+)
+
+
+def build(
+    factory: Callable[[], keras.Model],
+    sample: tuple[Any, Any, Any],
+    sources: list[Source],
+    compute: ComputeSection,
+    seed: int,
+    say: Callable[[str | ProgramOutput], None] = print,
+    own: Precision = precision.DEFAULT,
+    records: tuple[int, int] = (2, 2),
+) -> keras.Model:
+    """Call the user's function and give every variable of model, metrics and optimizer its shape.
+
+    Args:
+        factory: returns a compiled model.
+        sample: (x, y, sample_weight) of a few records.
+        sources: sources whose labels must fit the model.
+        compute: has the setting of mixed precision.
+        seed: for initial weights.
+        say: called with what the function prints and warns of, and with the dtype policy if the job has set one.
+        own: what the job has set in Keras, which may differ from the settings in this process.
+        records: how many there are in a full shard, and in a full batch, for a `train_step` that counts on it.
+
+    Raises:
+        ConfigError: the flag contradicts what the job has set.
+        ModelError, DataError, JobError: what is wrong, and how to fix it.
+        WholeBatchError: the model's own step takes a batch, and no shard of it.
+    """
+    keras.utils.set_random_seed(seed)
+    set_precision(precision.choose(compute.mixed_precision, own))
+    model = run_user_code("the model function", factory, say)
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
+    if not getattr(model, "compiled", False):
+        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
+    if model.optimizer is None:
+        raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
+    if getattr(model, "run_eagerly", False):
+        say(_TRACED)
+    check_stateless(model)
+    for source in sources:
+        check_rows(model, source)
+    if overrides_step(model):
+        build_with_custom_step(model, sample, records, len(sources) > 1)
+        _check_policies(model, compute, say)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model.reset_metrics()
+        return model
+    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
+    try:
+        with added_losses.collected() as adds:
+            predicted = _predictions(model, x)
+    except Exception as error:
+        shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
+        raise DataError(
+            f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
+            f"Keras says: {one_line(error, 300)}"
+        ) from error
+    _check_policies(model, compute, say)
+    if not _has_own_loss(model) and not _adds_loss(model, x):
+        raise ModelError(
+            "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
+            "self.add_loss(...) in a layer, or override compute_loss."
+        )
+    for source in sources:
+        check_labels(model, source)
+    try:
+        compute_loss(model, x, y, predicted, weight, training=True)
+        if loss_division.count(model):  # Keras builds its list of compiled losses in the call above
+            with loss_division.measured(model) as divisors:
+                compute_loss(model, x, y, predicted, weight, training=True)
+            loss_division.note(model, divisors)
+        model.compute_metrics(x, y, predicted, weight)
+    except Exception as error:
+        raise DataError(
+            "loss or metrics do not take the labels: labels are "
+            f"{_shapes(sample[1])}, predictions {_shapes(tree.map_leaves(np.asarray, predicted))}. "
+            f"Keras says: {one_line(error, 300)}"
+        ) from error
+    model.reset_metrics()
+    if not model.trainable_variables:
+        say(_NOTHING_TO_TRAIN)
+    _note_loss(model, (x, y, weight), predicted, bool(adds), records)
+    _note_metrics(model, (x, y, weight), predicted, sources, records[1])
+    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _predictions(model: keras.Model, x: Any) -> Any:
+    """Return a model's predictions for a batch, after which it is built and its layers' state is unchanged."""
+    arguments = {"training": False} if takes_training(model) else {}
+    if not all(layer.built for layer in _keras.layers_within(model)):
+        with contextlib.suppress(Exception):  # the call below raises it again, with real numbers
+            keras.backend.compute_output_spec(model, x, **arguments)
+    with variables.unchanged(model.non_trainable_variables):
+        return model(x, **arguments)
+
+
+def _note_loss(
+    model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, adds: bool, records: tuple[int, int]
+) -> None:
+    """Note in the model how the loss of a batch follows from those of its shards, and warn where it does not."""
+    if overrides_loss(model) and sums_over_batch(model):  # its value does not tell which parts of it are sums
+        return
+    try:
+        warning = loss_checks.check(model, batch, predicted, overrides_loss(model), adds)
+    except Exception:  # a model or a loss need not take another number of records, and then nothing can be compared
+        return
+    if warning and records[0] < records[1]:
+        remarks.add(model, warning)
+
+
+def _note_metrics(
+    model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, sources: list[Source], size: int
+) -> None:
+    """Note in the model how its metrics follow from those of the shards."""
+    if not batch_metrics.own_metrics(model):
+        return
+    x, y, weight = batch
+    count = len(tree.flatten(x)[0][1])
+    has_lengths = all(spec.has_lengths for source in sources for _, spec in tree.flatten(source.spec))
+    values = [(variable, variable.value) for variable in model.variables]
+    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as found:
+        if batch_metrics.needs_call(model):
+            predicted = model(x, training=False) if takes_training(model) else model(x)
+            compute_loss(model, x, y, predicted, weight, training=True)
+        model.compute_metrics(x, y, predicted, weight)
+    batch_metrics.note(model, found, count, size, has_lengths)
+
+
+def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
+    policies = layer_policies(model)
+    precision.check_made(compute.mixed_precision, precision.of_process(), policies)
+    if compute.mixed_precision is None and set(policies) - {"float32"}:
+        say(f"dtype policy, as the job has set it: {', '.join(policies)}")
+
+
+def layer_policies(model: keras.Model) -> list[str]:
+    """Distinct names of the dtype policies of all layers that have weights, sorted."""
+    layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
+    return sorted({each.dtype_policy.name for each in layers})
+
+
+def scaled_policy(model: keras.Model) -> str:
+    """The dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
+    is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return precision.POLICIES["float16"] if is_scaled else ""
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss as Keras's own steps compute it: compiled losses, losses that layers have added, and regularizers.
+
+    A model without a compiled loss whose layers add losses only in training has no loss in an evaluation: the result is
+    then zero, as with Keras on JAX.
+    """
+    if not _has_own_loss(model) and not model.losses:
+        return keras.ops.zeros(())
+    return _keras.compute_loss(model, x, y, predicted, sample_weight, training)
+
+
+def check_added(model: keras.Model, collected: list[Any]) -> None:
+    """Refuse a tensor that two layers add to the loss: a stateless scope counts each copy of it for both of them.
+
+    Args:
+        collected: the losses of the scope in which the model was called.
+
+    Raises:
+        ModelError: there is one.
+    """
+    if not collected:
+        return
+    added = {id(loss) for loss in collected}
+    if sum(id(loss) in added for loss in model.losses) > len(collected):
+        raise ModelError(
+            "two layers add the same tensor to the loss, as self.add_loss(self.inner.losses) does. The model's loss "
+            "has what inner layers add without that: leave it out, or add 1.0 * loss, which is another tensor."
+        )
+
+
+def overrides_loss(model: keras.Model) -> bool:
+    """Whether the model has a `compute_loss` of its own."""
+    return _overrides(model, "compute_loss")
+
+
+def _has_own_loss(model: keras.Model) -> bool:
+    return _keras.compiled_loss(model) is not None or overrides_loss(model)
+
+
+def _adds_loss(model: keras.Model, x: Any) -> bool:
+    """Whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
+    with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
+        run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
+        return bool(model.losses)
+
+
+def loss_metric(model: keras.Model) -> keras.metrics.Metric:
+    """The metric that tracks the loss, even if the model's `metrics` do not contain it."""
+    return _keras.loss_tracker(model)
+
+
+def check_labels(model: keras.Model, source: Source) -> None:
+    """Refuse labels that a sparse categorical loss has no class for."""
+    classes, span = sparse_classes(model), source.label_range()
+    if classes is None or span is None:
+        return
+    if span[0] < 0 or span[1] >= classes:
+        raise DataError(label_message(source.name, span, classes))
+
+
+def label_message(name: str, span: tuple[float, float], classes: int) -> str:
+    """Message for labels outside of the classes of a model, with advice."""
+    return (
+        f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
+        f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+    )
+
+
+def sparse_classes(model: keras.Model) -> int | None:
+    """Number of classes, if the only loss is sparse categorical crossentropy.
+
+    Returns:
+        None for any other loss, or if the number is not known.
+    """
+    loss = model.loss
+    name = loss if isinstance(loss, str) else type(loss).__name__ if not inspect.isfunction(loss) else loss.__name__
+    if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
+        return None
+    shape = getattr(model, "output_shape", None)
+    return shape[-1] if isinstance(shape, tuple) and shape and isinstance(shape[-1], int) else None
+
+
+def sums_over_batch(model: keras.Model) -> bool:
+    """Whether the compiled losses are sums, not means, over the batch.
+
+    Raises:
+        ModelError: some are and some are not.
+    """
+    kinds = {
+        getattr(loss, "reduction", "sum_over_batch_size") == "sum"
+        for _, loss in tree.flatten(model.loss)
+        if loss is not None
+    }
+    if len(kinds) > 1:
+        raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
+    return kinds == {True} or loss_checks.sums(model)
+
+
+def logs(model: keras.Model) -> dict[str, Any]:
+    """What Keras would show of the training now: loss and metrics, or what a `train_step` of the model's own returned.
+
+    As in Keras, the latter counts where it has other names than the model's metrics.
+    """
+    own = own_run.last_logs(model)
+    if own is None or shows_metrics(model, own[0]):
+        return results(model)
+    return dict(sorted((name, float(value)) for name, value in zip(own[0], own[1].numpy(), strict=True)))
+
+
+def numbers(model: keras.Model) -> dict[str, float]:
+    """Return the numbers of `logs`; those of a vector by the names `NAME_0`, `NAME_1` and so on."""
+    return flat(logs(model))
+
+
+def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
+    """Whether Keras shows the model's metrics for a step that returns numbers of these names, and not the numbers."""
+    return set(names) == set(model.get_metrics_result())
+
+
+def results(model: keras.Model) -> dict[str, Any]:
+    """Return current loss and metrics, sorted by name as in Keras; a vector, such as that of F1Score, as a list."""
+    return {
+        name: np.asarray(value, np.float64).tolist() for name, value in sorted(batch_metrics.results(model).items())
+    }
+
+
+def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics with which Keras tracks the losses of the outputs, if there are several."""
+    return list(getattr(_keras.compiled_loss(model), "metrics", []))
+
+
+def describe(model: keras.Model) -> dict[str, str]:
+    """The properties of the model that must not change when a run is resumed: name -> text."""
+    config, compiled = _config_of(model), _keras.compile_config(model)
+    layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
+    optimizers = own_steps.optimizers_within(model) if overrides_step(model) else [model.optimizer]
+    return {
+        "architecture": _digest(config),
+        "structure": _digest(canonical_text.canonical(config)),
+        "loss weights": _json(getattr(compiled, "config", {}).get("loss_weights")),
+        "weights": "; ".join(layers) if len(layers) <= 40 else _digest(layers),
+        "optimizer": "; ".join(f"{type(one).__name__} {_json(one.get_config())}" for one in optimizers),
+        "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
+        "metrics": _json(sorted(m.name for m in model.metrics)),
+        "compiled metrics": _json([_compiled(compiled, key) for key in ("metrics", "weighted_metrics")]),
+    }
+
+
+def config_text(model: keras.Model) -> str:
+    """The model's configuration without the names that Keras generates, for a message; empty if it has none."""
+    try:
+        return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
+    except Exception:  # a layer's own get_config may raise whatever it likes
+        return ""
+
+
+def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
+    """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
+    losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
+    layers = _keras.layers_within(model)
+    rate = _keras.given_rate(model.optimizer)
+    activations = [getattr(layer, "activation", None) for layer in layers]
+    functions = [getattr(layer, "function", None) for layer in layers]
+    found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    return canonical_text.code_of(thing for thing in found if thing is not None)
+
+
+def _overrides(model: keras.Model, method: str) -> bool:
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _config_of(model: keras.Model) -> Any:
+    try:
+        return json.loads(model.to_json())["config"]
+    except (TypeError, ValueError, NotImplementedError, KeyError):
+        return type(model).__name__  # a subclassed model need not have a config; its weights are still compared
+
+
+def _loss_name(loss: Any) -> str:
+    if loss is None or isinstance(loss, str):
+        return str(loss)
+    return loss.__name__ if inspect.isfunction(loss) else f"{type(loss).__name__} {_json(loss.get_config())}"
+
+
+def _compiled(compiled: Any, key: str) -> list[str]:
+    """Names of the metrics that were passed to `compile`."""
+    given = getattr(compiled, "config", {}).get(key)
+    found = []
+    for _, metric in tree.flatten(given):
+        try:
+            found.append(_loss_name(metric))
+        except Exception:  # a metric's own get_config may raise whatever it likes
+            found.append(type(metric).__name__)
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_json(value).encode()).hexdigest()[:16]
+
+
+def _inputs(model: keras.Model) -> str:
+    shape = getattr(model, "input_shape", None)
+    return str(shape) if shape is not None else "not declared"
+
+
+def _shapes(part: Any) -> str:
+    return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
+
+
+# -- models with a train_step of their own -----------------------------------------------------------------------------
+
+
+def build_with_custom_step(
+    model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, int], is_evaluated: bool
+) -> None:
+    """Make the variables of a model with a step of its own.
+
+    Args:
+        model: compiled.
+        sample: (x, y, sample_weight) of a few records.
+        records: how many there are in a full shard, and in a full batch.
+        is_evaluated: whether there is other data than that for training.
+
+    Raises:
+        ModelError: the model cannot be evaluated.
+        WholeBatchError: its step takes a batch, and no shard of it.
+        JobError: its step raised something.
+    """
+    if is_evaluated and not overrides_test(model) and type(model).call is keras.Model.call:
+        raise ModelError(
+            f"{type(model).__name__} has neither a test_step nor a call, so it cannot be evaluated. Write one of them, "
+            "or leave out the validation and test data."
+        )
+    try:
+        own_run.build(model, _batch(sample, records[0]))
+    except JobError as error:
+        if _takes(model, _batch(sample, records[1])):
+            raise WholeBatchError(
+                f"{error} It ran with {records[0]} records, a logical shard, and takes whole batches of {records[1]}. "
+                "Have it ask for the size of its batch (keras.ops.shape(x)[0]), or use --logical-shards 1 --workers 1."
+            ) from error
+        raise
+    if records[0] < records[1]:
+        with contextlib.suppress(Exception):  # a step need not take another number of records: nothing can be compared
+            warning = loss_checks.check_custom_step(model, sample)
+            if warning:
+                remarks.add(model, warning)
+
+
+def check_stateless(model: keras.Model) -> None:
+    """Refuse a stateful RNN: Keras does not list its state among the model's variables.
+
+    Raises:
+        ModelError: names the layer.
+    """
+    for layer in _keras.layers_within(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ModelError(
+                f"{layer.name} is a stateful RNN (stateful=True), which keeps a state for each record of a batch from "
+                "one step to the next. raytf does not support that, as it divides batches over workers. Leave out "
+                "stateful=True, or train this model with plain Keras."
+            )
+
+
+def _batch(sample: tuple[Any, Any, Any], records: int) -> tuple[Any, Any, Any]:
+    """A batch of so many records."""
+    return tree.map_leaves(
+        lambda leaf: keras.ops.convert_to_tensor(np.resize(leaf, (records, *np.shape(leaf)[1:]))), sample
+    )
+
+
+def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
+    """Whether a model's own step runs with a batch."""
+    try:
+        own_run.build(model, batch)
+    except JobError:
+        return False
+    return True
+
+
+def check_rows(model: keras.Model, source: Source) -> None:
+    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
+
+    Raises:
+        DataError: says which part has how many.
+    """
+    if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
+        return
+    listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))
+    raise DataError(
+        f"{source.name} data: the parts of a batch differ in their number of records: {listed} to each other. Expected "
+        "a batch with a row for each record, dataset.batch(32) makes one of records, or a model with a train_step that "
+        "takes such parts."
+    )

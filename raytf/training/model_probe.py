@@ -1,0 +1,265 @@
+"""The job's model in another process, on the CPU: described, or tried with a step.
+
+The driver must not import TensorFlow, and the state of Keras in a notebook must not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+
+from raytf.data.sources import Source
+from raytf.distributed import ranks
+from raytf.distributed.ranks import RankInfo
+from raytf.errors import RaytfError, one_line
+from raytf.training import run_identity
+from raytf.training.job import TrainingJob
+from raytf.training.user import user_errors
+
+#: Keys of an answer: the model's configuration, lines for the user, and why no process here can build the model.
+CONFIG, REMARKS, CANNOT = "config of the model", "remarks", "cannot"
+#: Memory that it may take: a share of what is free, and what TensorFlow takes for itself.
+_MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
+#: The first process that goes where a machine has too little memory for the model.
+_OOM_SCORE = "1000"
+
+
+class Asked:
+    """A process that builds the model; begun by `asked`.
+
+    Args:
+        process: None where it could not be begun.
+        answer: the file that it writes.
+        why: it could not be begun.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, answer: Path, why: str = ""):
+        self._process, self._answer, self._why = process, answer, why
+
+    def answer(self, seconds: float) -> dict[str, str] | None:
+        """Wait for the answer.
+
+        Args:
+            seconds: to wait at most.
+
+        Returns:
+            What a run stores about its model, and its configuration under `CONFIG`; if the model was tried, also the
+            lines that a worker would say of it, under `REMARKS`; if no process here can build the model, only `CANNOT`,
+            with the reason. None where there is no answer yet.
+
+        Raises:
+            RaytfError: the function raised, or returned a model that cannot be trained.
+        """
+        if self._process is None:
+            return {CANNOT: self._why}
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        if not self._answer.exists():
+            return {CANNOT: "the process that builds it ended without a result"}
+        said: Any = ray.cloudpickle.loads(self._answer.read_bytes())
+        if isinstance(said, RaytfError):
+            raise said
+        return said
+
+
+@contextlib.contextmanager
+def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
+    """A process that builds the job's model; it ends with the `with` statement.
+
+    Args:
+        job: whose model.
+        train: the training data.
+        rows: records, the first ones, with which the model is built.
+        trains: compute a step with them, too.
+    """
+    leaves = train.take(np.arange(min(rows, train.records)))
+    config = job.config
+    question = {
+        "code": job.code,
+        "records": (job.plan.micro_batch_size, job.plan.global_batch_size),
+        "sample": _FirstRecords(
+            len(leaves[0]), train.spec, leaves, train.label_range() if trains else None, train.name
+        ),
+        "compute": config.compute,
+        "batch_section": config.batch,
+        "class_weight": job.class_weight,
+        "precision": job.precision,
+        "settings": job.settings,
+        "trains": trains,
+    }
+    with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
+        given, answer = Path(folder) / "question", Path(folder) / "answer"
+        try:
+            given.write_bytes(ray.cloudpickle.dumps(question))
+        except Exception as error:
+            yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
+            return
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
+        environ.pop("TF_CONFIG", None)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "raytf.training.model_probe", str(given), str(answer), *map(str, sys.path)],
+            env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield Asked(process, answer)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class _FirstRecords:
+    """The first records of a source, as a source of their own."""
+
+    records: int
+    spec: Any
+    leaves: list[np.ndarray]
+    labels: tuple[float, float] | None
+    name: str
+    block_sizes: None = None
+    window: int = 1
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self.leaves]
+
+    def label_range(self) -> tuple[float, float] | None:
+        return self.labels
+
+
+def _main(question: str, answer: str, *path: str) -> None:
+    """Build the model; runs in the separate process.
+
+    Args:
+        question: path of the pickled job.
+        answer: path to which the description is written, or the error.
+        path: the driver's `sys.path`, where the job's modules are found.
+    """
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    ranks.take(RankInfo(0, 1, 0, 1))
+    try:
+        asked = ray.cloudpickle.loads(Path(question).read_bytes())
+        if asked["trains"]:
+            _yield_memory()
+        said: Any = _described(asked)
+    except ImportError as error:
+        said = {CANNOT: one_line(error, 200)}
+    except RaytfError as error:
+        if asks_ray(error):
+            said = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
+        else:
+            said = user_errors.carrying(error)
+            error.__cause__ = None  # its class may be unknown to the driver
+    Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
+    os.replace(f"{answer}.part", answer)
+
+
+def asks_ray(error: BaseException) -> bool:
+    """Whether something inside Ray raised it: a worker is connected to a cluster, and this process is not."""
+    inside, without = (Path(inspect.getfile(module)).parent for module in (ray, ray.cloudpickle))
+    waiting: list[BaseException | None] = [error]
+    seen: list[BaseException] = []
+    while waiting:
+        one = waiting.pop()
+        if one is None or any(one is other for other in seen):
+            continue
+        seen.append(one)
+        waiting += [one.__cause__, one.__context__]
+        files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(one.__traceback__)]
+        if any(file.is_relative_to(inside) and not file.is_relative_to(without) for file in files):
+            return True
+    return False
+
+
+def _yield_memory() -> None:
+    """Leave memory to those that train: a model for GPUs may be too large for this machine; the process ends then."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _described(asked: dict[str, Any]) -> dict[str, str]:
+    from raytf import _process
+
+    _process.load_tensorflow()
+    from raytf.data.pipeline import Pipeline
+    from raytf.data.plan import StepPlan
+    from raytf.training.model import model as models
+    from raytf.training.model import remarks
+    from raytf.training.user import model_guard
+
+    if asked["settings"] is not None:
+        asked["settings"].apply()
+    source, code = asked["sample"], asked["code"].get()
+    # As a step of one shard.
+    plan = StepPlan(source.records, source.records if asked["trains"] else 1, 1)
+    seed, weights = asked["batch_section"].seed, asked["class_weight"]
+    pipeline = Pipeline(source, plan, range(1), seed, class_weight=weights, augment=code.augment)
+    try:
+        model = models.build(
+            code.make,
+            pipeline.sample(models.SAMPLE),
+            [source] if asked["trains"] else [],
+            asked["compute"],
+            seed,
+            lambda line: None,
+            asked["precision"],
+            asked["records"],
+        )
+        if asked["trains"]:
+            for line in model_guard.foreseen(code.callbacks):
+                remarks.add(model, line)
+            _train(model, pipeline)
+    finally:
+        pipeline.close()
+    described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
+    said = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
+    return described | said | {CONFIG: models.config_text(model)}
+
+
+def _train(model: Any, pipeline: Any) -> None:
+    """Compute a step as a worker does that is alone."""
+    import tensorflow as tf
+
+    from raytf.checkpoint.variables import seed_states
+    from raytf.errors import JobError
+    from raytf.inference.user_model import own_traceback
+    from raytf.training.model import model as models
+    from raytf.training.step.step import StepOptions, TrainStep
+
+    pipeline.prepare(len(seed_states(model)), models.sparse_classes(model))
+    leaves = pipeline.template, pipeline.leaf_specs
+    try:
+        step = TrainStep(model, pipeline.plan, pipeline.shards, None, *leaves, StepOptions())
+        step(pipeline.submit(0, 1).result(), np.zeros(1, np.float32))
+    except RaytfError:
+        raise
+    except tf.errors.OpError as error:
+        raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}") from error
+    except Exception as error:
+        said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+        raise JobError(said, own_traceback(error), error) from error
+
+
+if __name__ == "__main__":
+    from raytf.training import model_probe  # so that pickled classes belong to this module and not to __main__
+
+    model_probe._main(*sys.argv[1:])

@@ -1,1 +1,0 @@
-"""Training with parameter servers: the state on the servers, the step, and the coordinator's executor."""

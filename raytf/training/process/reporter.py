@@ -1,0 +1,322 @@
+"""Reports of a rank while it trains: to the driver, to Ray Train and to TensorBoard. Also syncs files of callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import ray.train
+
+from raytf.config.objective import flat
+from raytf.errors import one_line
+from raytf.runs.program_output import ProgramOutput
+from raytf.runs.run_log import MirroredFolder
+from raytf.runs.status import Moment, Pace, SaveTrouble, Status
+from raytf.storage.storage import Storage
+from raytf.training.job import TrainingJob
+from raytf.training.process.monitor_client import Question
+
+#: Seconds between two statuses.
+_STATUS_SECONDS = 0.5
+#: Seconds between two requests to the monitor whether the ranks must save and wait.
+_ASK_SECONDS = 0.25
+#: Seconds between two requests for what the driver measures.
+_MEASURE_SECONDS = 5.0
+#: Seconds between two reports. Ray's controller takes one report per poll; more frequent ones would wait for it.
+_REPORT_SECONDS = 2.0
+#: Seconds that the end of training waits at most until Ray Train has taken all reports.
+_LAST_REPORT_SECONDS = 10.0
+#: The same where ranks have met again.
+_MET_AGAIN_SECONDS = 1.0
+#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
+_HISTORY_EPOCHS = 50
+#: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
+#: storage again.
+_PACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The checkpoints and copies of a run's state, for its status.
+
+    Attributes:
+        checkpoint: step of the newest checkpoint on storage; None for none.
+        snapshot: step of the newest copy in memory; None for none.
+        snapshot_bytes: bytes of this rank's part of that copy.
+        stall_seconds: total time for which training stood still to save or copy.
+        trouble: the saves that have failed in a row; None if the last save did not fail.
+    """
+
+    checkpoint: int | None
+    snapshot: int | None = None
+    snapshot_bytes: int = 0
+    stall_seconds: float = 0.0
+    trouble: SaveTrouble | None = None
+
+
+class Reporter:
+    """Sends one rank's messages, events, status and metrics.
+
+    Args:
+        job: the run, whose monitor gets the reports.
+        storage: the run's folder.
+        rank, world_size: of this worker.
+        attempt: name of the attempt.
+    """
+
+    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
+        self._job, self._storage = job, storage
+        self._files: MirroredFolder | None = None
+        self._tensorboard: MirroredFolder | None = None
+        self._writer: Any = None
+        self.take_place(rank, world_size, attempt)
+        self._reported_at = self._status_at = time.monotonic()
+        self._pace = Pace()
+        self._samples_per_step = job.plan.samples(job.plan.steps_per_epoch) / job.plan.steps_per_epoch
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._report_thread: threading.Thread | None = None
+        #: Whether ranks were lost, or have come.
+        self._has_met_again = False
+        #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
+        self._question: Question[int] | None = None
+        self._asked_at = 0.0
+        self._ticket = 0
+        #: What the driver measures, likewise.
+        self._measuring: Question[dict[str, float]] | None = None
+        self._measured_at = 0.0
+        self._measured: dict[str, float] = {}
+
+    def take_place(self, rank: int, world_size: int, attempt: str) -> None:
+        """This worker has another rank, or there are other workers, in another attempt."""
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        if rank == 0 and self._files is None:
+            self._files = MirroredFolder(self._storage, "files")
+            self._tensorboard = MirroredFolder(self._storage, "tensorboard")
+
+    @property
+    def files(self) -> str:
+        """Local folder for files of callbacks; empty on all ranks but rank 0."""
+        return self._files.path if self._files else ""
+
+    def resume(self, files: dict[str, bytes] | None = None) -> None:
+        """Resume: fetch the files that an earlier attempt left.
+
+        Args:
+            files: what `pack_files` returned, if it was kept in memory.
+        """
+        if self._files is not None:
+            self._files.fetch(files)
+
+    def met_again(self) -> None:
+        """Drop reports that the ranks had not agreed on before they met again."""
+        self._status_at, self._has_met_again = time.monotonic(), True
+        self._pace = Pace()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._reports.get_nowait()
+
+    def pack_files(self) -> dict[str, bytes] | None:
+        """The contents of the callbacks' files, by relative path; empty if they are written to storage directly.
+
+        Returns:
+            None if they are too large, and on all ranks but rank 0.
+        """
+        return self._files.pack(_PACK_BYTES) if self._files is not None else None
+
+    def upload(self) -> None:
+        """Copy files that changed to storage."""
+        for folder in (self._files, self._tensorboard):
+            if folder is not None:
+                folder.upload()
+
+    def upload_anew(self) -> None:
+        """Make the next upload copy all files: a late write may have replaced newer ones."""
+        for folder in (self._files, self._tensorboard):
+            if folder is not None:
+                folder.forget()
+
+    def is_status_due(self) -> bool:
+        return self._rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS
+
+    def is_report_due(self) -> bool:
+        return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
+
+    def show(
+        self,
+        phase: str,
+        step: int,
+        saves: Saves,
+        metrics: dict[str, float] | None = None,
+        history: Sequence[dict[str, Any]] = (),
+        trace_seconds: float = 0.0,
+    ) -> None:
+        """Send the status of the run to the driver; from rank 0. The arguments are fields of `Status`."""
+        if self._rank != 0:
+            return
+        job, now = self._job, time.monotonic()
+        self._pace.see(Moment(step, now - trace_seconds, phase == "training", saves.stall_seconds))
+        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
+        status = Status(
+            step=step,
+            total=job.total_steps,
+            epoch=job.epoch_of(latest) + 1,
+            epochs=job.epochs,
+            workers=self._world_size,
+            metrics=metrics or {},
+            samples_per_step=self._samples_per_step,
+            samples_per_second=self._pace.steps_per_second * self._samples_per_step,
+            seconds_left=self._pace.seconds_left(job.total_steps - step),
+            checkpoint=saves.checkpoint,
+            snapshot=saves.snapshot,
+            snapshot_bytes=saves.snapshot_bytes,
+            stall_seconds=saves.stall_seconds,
+            trace_seconds=trace_seconds,
+            phase=phase,
+            trouble=saves.trouble,
+            history=[flat(epoch) for epoch in history[-_HISTORY_EPOCHS:]],
+        )
+        job.monitor.update(status)
+        self._status_at = now
+
+    def say(self, message: str | ProgramOutput) -> None:
+        """Print a line for the user that is the same on every rank, or pass on what the program's code printed; only
+        rank 0 sends it."""
+        if self._rank == 0:
+            self.say_here(message)
+
+    def note(self, message: str) -> None:
+        """As `say`, of progress: nothing where the user asked for silence."""
+        if self._job.verbose:
+            self.say(message)
+
+    def stage(self, text: str) -> None:
+        """Show what this worker is about to do, before it trains; only rank 0 sends it."""
+        if self._rank == 0:
+            self._job.monitor.stage(text)
+
+    def say_here(self, message: str | ProgramOutput) -> None:
+        """Print a line for the user, from any rank."""
+        self._job.monitor.say(message)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Record an event in the ledger, from any rank; never waits."""
+        self._job.monitor.event(kind, {"rank": self._rank, **fields})
+
+    def stand(self, joined: int, vouched: int) -> None:
+        """Report since which step this process trains, and at which an audit has agreed with it last."""
+        self._job.monitor.stand(ray.get_runtime_context().get_node_id(), os.getpid(), joined, vouched)
+
+    def go_back(self, after: int, attempts: Sequence[str]) -> None:
+        """Report that states after a step, of these attempts, are void; waits."""
+        self._job.monitor.go_back(after, attempts)
+
+    def is_parking_wanted(self) -> bool:
+        """Whether the ranks must save and wait, according to the monitor's latest answer; never waits for one."""
+        if self._rank != 0:
+            return False
+        now = time.monotonic()
+        if self._question is None and now - self._asked_at >= _ASK_SECONDS:
+            self._question, self._asked_at = self._job.monitor.ask_wanted(), now
+        elif self._question is not None and self._question.is_answered():
+            self._ticket, self._question = self._question.answer(), None
+        return self._ticket != 0
+
+    def answer(self, saved: bool) -> None:
+        """Tell the monitor that the ranks wait, and whether they could save; from rank 0."""
+        if self._rank == 0:
+            self._job.monitor.answer(self._ticket, saved)
+
+    def is_released(self) -> bool:
+        """Whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
+        if self._rank != 0:
+            return False
+        released, wanted = self._job.monitor.released(self._ticket)
+        if released:
+            self._ticket = wanted
+        return released
+
+    def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
+        """Report metrics and the path of a complete checkpoint to Ray Train; every rank must call it. Never waits."""
+        if not self._job.config.strategy.uses_ray_train:
+            return
+        if checkpoint is not None:
+            # As a metric, not as a Ray checkpoint: for each Ray checkpoint the controller writes its registry to
+            # storage, and if that write fails, it ends the run.
+            metrics = {**metrics, "checkpoint": self._storage.locate(f"checkpoints/{checkpoint}")}
+        if self._report_thread is None:
+            self._report_thread = threading.Thread(target=self._send_reports, daemon=True, name="raytf-report")
+            self._report_thread.start()
+        self._reports.put(metrics)
+        self._reported_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Wait until Ray Train has taken all reports, but not for ever: it may have stopped taking them."""
+        if self._report_thread is not None:
+            self._reports.put(None)
+            # Ray Train may wait for a report of a rank that is gone.
+            self._report_thread.join(_MET_AGAIN_SECONDS if self._has_met_again else _LAST_REPORT_SECONDS)
+
+    def _send_reports(self) -> None:
+        # A call of `ray.train.report` waits until all ranks have made it and the controller has taken it. The
+        # controller itself waits for Ray, for instance until a lost GCS is back. Training must not wait for that.
+        while (metrics := self._reports.get()) is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.train.report(metrics)
+
+    def _measures(self) -> dict[str, float]:
+        """Goodput and restarts as last measured by the driver; never waits."""
+        now = time.monotonic()
+        if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
+            self._measuring, self._measured_at = self._job.monitor.ask_measured(), now
+        elif self._measuring is not None and self._measuring.is_answered():
+            self._measured, self._measuring = self._measuring.answer(), None
+        return self._measured
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        """Write numbers for TensorBoard; from rank 0."""
+
+        def write(summary: Any) -> None:
+            more = {"world_size": float(self._world_size), **self._measures()}
+            for name, value in {**values, **more}.items():
+                summary.scalar(name, value)
+
+        self._summarize(write, step)
+
+    def histograms(self, values: dict[str, Any], step: int) -> None:
+        """Write histograms of tensors for TensorBoard; from rank 0. Tensors that are not finite, which a loss scale
+        that is too large causes, have no histogram and are left out."""
+
+        def write(summary: Any) -> None:
+            for name, value in values.items():
+                if np.isfinite(value).all():
+                    summary.histogram(name, value)
+
+        self._summarize(write, step)
+
+    def graph(self, graph: Any) -> None:
+        """Write a TensorFlow graph for TensorBoard; from rank 0."""
+        self._summarize(lambda summary: summary.graph(graph), 0)
+
+    def _summarize(self, write: Callable[[Any], None], step: int) -> None:
+        """Write summaries: call `write` with `tf.summary`. A full disk ends the writing of summaries, not training."""
+        import tensorflow as tf
+
+        if self._tensorboard is None:
+            return
+        try:
+            if self._writer is None:
+                folder = self._tensorboard.path
+                self._writer = tf.summary.create_file_writer(folder, filename_suffix=f".{self._attempt}")
+            with self._writer.as_default(step):
+                write(tf.summary)
+        except tf.errors.OpError as error:
+            self._tensorboard = None
+            self.say(f"TensorBoard files are no longer written: {one_line(error)[-200:]}")

@@ -1,0 +1,399 @@
+"""Copies the state of a run into memory and saves it to storage while the run trains.
+
+All ranks act in lockstep: each transition depends on flags that were summed over the ranks. Rank 0 alone decides when
+to save; the other ranks learn it from the flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytf.checkpoint import codec
+from raytf.checkpoint.cadence import Outage
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.durable import DurableTier, PreparedSave
+from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.replicas import Replicas
+from raytf.checkpoint.tier import Votes
+from raytf.checkpoint.training_state import StateSource
+from raytf.checkpoint.variables import Copies
+from raytf.distributed.step_agreement import StepFlag, vector
+from raytf.errors import CheckpointError, WorkerLostError, brief
+from raytf.runs.status import SaveTrouble, clock_text
+from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup
+from raytf.training.process.reporter import Reporter
+from raytf.training.saving.checkpoint_policy import CheckpointPolicy, Scored
+from raytf.training.saving.memory_copies import MemoryCopies
+
+#: Seconds before each try to save the last checkpoint; any other that fails is followed by that of a later state.
+_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
+#: Seconds between two polls of a save that training waits for.
+_POLL_SECONDS = 0.02
+#: Seconds for which memory keeps the best state while it is saved; slower storage must not block later copies.
+_HOLD_SECONDS = 10.0
+#: Seconds at the end of a run for deleting old checkpoints.
+_RETENTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What a Checkpointer reports to.
+
+    Attributes:
+        reporter: this rank's reporter.
+        pulse: this rank's heartbeat, which records that the rank waits for a save.
+        logs: returns the metrics of the current epoch so far.
+    """
+
+    reporter: Reporter
+    pulse: Heartbeat
+    logs: Callable[[], dict[str, float]]
+
+
+class Checkpointer:
+    """Copies the state into memory, and saves it, and the state with the best value of a metric, to storage.
+
+    Args:
+        source: the state; its `progress` is kept up to date with what is known to be on storage.
+        memory: the memory tier, which holds the copies.
+        durable: the durable tier, which holds the saves.
+        group: all ranks.
+        policy: when to save, and which state is the best.
+        listener: what saves are reported to.
+        replicas: compares the ranks' weights; None if they are not compared.
+        clock: a monotonic clock, in seconds.
+
+    Attributes:
+        cadence, replicas: how often to save; as given.
+        stall_seconds: total time for which training stood still to save or copy the state.
+    """
+
+    def __init__(
+        self,
+        source: StateSource,
+        memory: MemoryTier,
+        durable: DurableTier,
+        group: WatchedGroup,
+        policy: CheckpointPolicy,
+        listener: Listener,
+        replicas: Replicas | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._source, self._state = source, source.progress
+        self._memory, self._durable = memory, durable
+        self._group, self.replicas, self._clock = group, replicas, clock
+        self._policy, self.cadence = policy, policy.cadence
+        self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
+        self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
+        self._in_memory = MemoryCopies(source, memory, group, replicas)
+        split = codec.shares(source.sizes(), group.world_size)
+        self._copies = Copies(source.variables(split[group.rank]))
+        self._finite = source.must_be_finite()
+        self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
+        self._outage = Outage(random.random, self.cadence.most_pause)
+        #: Step of the newest state that is on storage or being saved; None for none.
+        self._saved_step = self._state.durable_step
+        #: When the run was in that state, by the clock; not before this attempt began.
+        self._saved_at = clock()
+        self._restarted_at = self._saved_at if self._state.step else None
+        self._has_stepped = False
+        #: The best state, waiting to be saved after the save under way.
+        self._waiting: PreparedSave | None = None
+        #: Whether the state of callbacks, which only rank 0 has, may have changed since it was last shared.
+        self._callbacks_changed = source.has_callbacks
+        self.stall_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin at once to save a state that is newer than storage: the next fault may come before a step ends."""
+        if self._state.step > (self._state.durable_step or 0) or self._better() is not None:
+            # The previous attempt ended before it could save this state.
+            self._saves.begin(self._with_records(self._prepare()))
+
+    def follow(self, before: Checkpointer) -> None:
+        """Go on with the saves of a checkpointer of this rank, whose ranks were others."""
+        self._saved_step, self._saved_at, self._outage = before._saved_step, before._saved_at, before._outage
+        self._has_stepped, self._restarted_at = before._has_stepped, before._restarted_at
+        self.stall_seconds = before.stall_seconds
+        before._durable.drop()
+        if any(save.document.best != before._state.best for save in before._pending()):
+            raise WorkerLostError("a worker is lost while the best state is saved")
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+        return not self._saves.is_idle
+
+    @property
+    def may_regroup(self) -> bool:
+        """Whether ranks may meet again without need: nothing waits to be saved, or a failure would lose it as well."""
+        return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
+
+    def let_go(self) -> bool:
+        """Give up what an outage keeps from being saved; whether nothing waits any more. Every rank must call it."""
+        if self._outage.failures and self._pending():
+            if any(save.document.best != self._state.best for save in self._pending()):
+                self._reporter.say("the best state is given up: storage is out, and workers join or leave")
+            self._durable.drop()
+            self._waiting, self._saves = None, Commit(self._durable, self._group.world_size, self._report_failure)
+        return not self._pending()
+
+    # -- with each call of the training step ---------------------------------------------------------------------------
+
+    def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[StepFlag, float]:
+        """This rank's flags for the call that ends at step `stop`.
+
+        Args:
+            step_seconds: duration of a step.
+            ends_epoch: whether `stop` is the end of an epoch.
+        """
+        flags = self.save_votes() | {StepFlag.UNSEALED: float(not self._in_memory.is_sealed)}
+        # While the best state is being saved, memory keeps it, so that a failure does not lose it.
+        is_held = self._is_best_held()
+        # If the memory of any rank is still empty, all ranks copy.
+        flags[StepFlag.COPY] = float(self._memory.is_empty and not is_held)
+        if self._group.rank == 0:
+            flags[StepFlag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
+            source = self._source
+            flags[StepFlag.SHARE] = (
+                self._callbacks_changed or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+            )
+            now = self._clock()
+            flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
+                now, self._waiting is not None or self._is_due(stop, now)
+            )
+        return flags
+
+    def save_votes(self) -> dict[StepFlag, float]:
+        """This rank's flags for the save under way."""
+        votes = self._saves.votes()
+        return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
+
+    def _is_due(self, stop: int, now: float) -> bool:
+        saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
+        good_seconds = self._durable.good_seconds
+        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
+
+    def act(self, flags: np.ndarray) -> None:
+        """Do what all ranks agreed on after a call, given the flags summed over all ranks."""
+        began = time.perf_counter()
+        if not self._has_stepped:
+            self._has_stepped = True
+            if self._saved_step is None:
+                self._saved_at = self._clock()  # do not count the first steps, which include tracing
+        self._compare(flags)
+        self._in_memory.hear(float(flags[StepFlag.UNSEALED]))
+        if flags[StepFlag.COPY]:
+            self._copy(bool(flags[StepFlag.SHARE]))
+        self._advance(flags)
+        self.stall_seconds += time.perf_counter() - began
+
+    def tell(self) -> int:
+        """The hash of this rank's weights, to send with its votes; 0 for none."""
+        return 0 if self.replicas is None else self.replicas.tell()
+
+    def _compare(self, flags: np.ndarray) -> None:
+        """Compare the hashes of the weights that the ranks copied; fix a rank that differs, and copy and save again.
+
+        Raises:
+            ReplicaError: it is not clear which ranks are right, or the run is in exact mode.
+        """
+        replicas = self.replicas
+        if replicas is None or not replicas.hear(flags, self._state.step):
+            return
+        step = replicas.told
+        under_way = self._saves.under_way
+        if under_way is not None and under_way.step >= step:
+            self._saves.give_up()
+            self._failed(under_way)
+        waiting = self._waiting
+        self._waiting = None if waiting is not None and waiting.step >= step else waiting
+        self._in_memory.make_again()
+        if waiting is not None and waiting.step == self._state.step:
+            self._waiting = self._prepare()
+
+    def callbacks_ran(self) -> None:
+        """Note that callbacks ran, so their state may have changed."""
+        self._callbacks_changed = self._source.has_callbacks
+
+    # -- the best state ------------------------------------------------------------------------------------------------
+
+    def check_goal(self, logs: dict[str, float]) -> None:
+        """Check that the metric of `--keep-best` is among the metrics of an epoch.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        self._policy.check_goal(logs)
+
+    def is_best(self) -> bool:
+        """Whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
+        return self._group.rank == 0 and self._better() is not None
+
+    def keep_best(self) -> None:
+        """Copy the current state, to be saved as soon as no other save is under way."""
+        self._waiting = self._prepare()
+
+    def _better(self) -> Scored:
+        return self._policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
+
+    def _pending(self) -> list[PreparedSave]:
+        return [save for save in (self._saves.under_way, self._waiting) if save is not None]
+
+    def _is_best_held(self) -> bool:
+        pending = [save for save in self._pending() if save.document.best != self._state.best]
+        return any(self._clock() - save.made_at < _HOLD_SECONDS for save in pending)
+
+    # -- one save ------------------------------------------------------------------------------------------------------
+
+    def _advance(self, flags: np.ndarray) -> None:
+        votes = Votes(
+            *(float(flags[f]) for f in (StepFlag.WANT_SAVE, StepFlag.WRITTEN, StepFlag.COMMITTED, StepFlag.FAILED))
+        )
+        event = self._saves.advance(votes, lambda: self._with_records(self._take_waiting() or self._prepare()))
+        save = self._saves.save
+        if event is Event.FAILED and save is not None:
+            self._failed(save)
+        elif event is Event.DONE and save is not None:
+            self._done(save)
+
+    def _prepare(self) -> PreparedSave:
+        """Copy the current state, to be saved."""
+        # The copy in memory must never be older than the state on storage.
+        self._copy(self._source.has_callbacks)
+        extras = self._source.extras(with_files=False)
+        own = self._copies.take()
+        state, best = self._state, self._better() or self._state.best
+        document = state.document(self._source.identity, self._group.world_size)
+        return PreparedSave(
+            state.step,
+            own | extras.arrays,
+            dataclasses.replace(document, callbacks=extras.callbacks, best=best),
+            self._finite,
+            writers=self._writers,
+            made_at=self._clock(),
+            filling=self._copies.filling,
+        )
+
+    def _take_waiting(self) -> PreparedSave | None:
+        save, self._waiting = self._waiting, None
+        return save
+
+    def _with_records(self, save: PreparedSave) -> PreparedSave:
+        """A save that begins now, with what must be on storage before it; it counts as the newest from now on."""
+        records = self._source.records()
+
+        def before() -> None:
+            save.filling.result()
+            records()
+
+        self._saved_step, self._saved_at = save.step, save.made_at
+        return dataclasses.replace(save, before=before)
+
+    def _done(self, save: PreparedSave) -> None:
+        step, state, name = save.step, self._state, self._durable.name
+        self._copies.give_back(save.tensors)
+        state.durable_step = max(step, state.durable_step or 0)  # a save of an earlier, best state may end later
+        state.best = save.document.best
+        if self._outage.failures:
+            lasted = clock_text(self._clock() - self._outage.since)
+            self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
+            self._outage.end()
+        self._source.saved(step)
+        if self._group.rank == 0:
+            self._reporter.event("save", name=name, of_step=step)
+        with self._pulse.doing(Activity.REPORT):
+            self._reporter.report({**self._logs(), "step": state.step}, name)
+
+    def _report_failure(self) -> None:
+        assert self._saves.save is not None
+        step, failure = self._saves.save.step, self._durable.failure
+        if self._group.rank == 0:
+            why = "another rank failed" if failure is None else brief(failure)
+            self._reporter.event("save_failed", of_step=step, why=why)
+        if not self._outage.failures:
+            self._reporter.say(
+                f"the checkpoint of step {step} was NOT saved; training goes on, the last good checkpoint is kept, and "
+                "saving will be tried again"
+            )
+
+    def _failed(self, save: PreparedSave) -> None:
+        failure = self._durable.failure
+        if self._waiting is None and save.document.best != self._state.best:
+            self._waiting = save  # unless a better one is waiting already
+        if self._durable.lingers:
+            self._source.renew_log()
+        self._outage.fail(self._clock(), "another rank failed" if failure is None else brief(failure))
+
+    def _copy(self, share_rank_zero: bool) -> None:
+        self._in_memory.make(share_rank_zero)
+        self._callbacks_changed = self._callbacks_changed and not share_rank_zero
+
+    # -- saves that training waits for ---------------------------------------------------------------------------------
+
+    def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
+        """Complete the save under way, then save the current state.
+
+        Args:
+            pauses: seconds before each try.
+
+        Returns:
+            Whether the current state is on storage.
+        """
+        with self._pulse.doing(Activity.SAVE):
+            # Copy into memory first: whatever asked for this save may not leave time to complete the one under way.
+            self._copy(self._source.has_callbacks)
+            self._drain()
+            for pause in pauses:
+                if self._waiting is None and self._state.durable_step == self._state.step:
+                    break
+                time.sleep(pause)
+                best = self._take_waiting()
+                if best is not None:
+                    self._save(best)
+                if self._state.durable_step != self._state.step:
+                    self._save(self._prepare())
+            self._in_memory.settle()
+            return self._state.durable_step == self._state.step
+
+    def _save(self, save: PreparedSave) -> None:
+        self._saves.begin(self._with_records(save))
+        self._drain()
+
+    def finish(self) -> None:
+        """Save the last state and the best one, in several tries, and delete old checkpoints.
+
+        Raises:
+            CheckpointError: the last state could not be saved.
+        """
+        if not self.save_now(_LAST_SAVE_PAUSES):
+            raise CheckpointError(
+                f"the last checkpoint, of step {self._state.step}, could not be saved: "
+                f"{self._durable.failure or 'another rank failed'}. Fix the storage and start the run again: it "
+                f"resumes from step {self._state.durable_step or 0}."
+            )
+        if self._waiting is not None:
+            self._reporter.say(f"the best checkpoint, of step {self._waiting.step}, was NOT saved")
+        with self._pulse.doing(Activity.SAVE):
+            self._durable.settle(_RETENTION_SECONDS)
+
+    def _drain(self) -> None:
+        while not self._saves.is_idle:
+            flags = self._group.sum(vector(self.save_votes(), self.tell()))
+            self._compare(flags)
+            self._advance(flags)
+            time.sleep(_POLL_SECONDS)
+
+    def trouble(self) -> SaveTrouble | None:
+        """The saves that have failed in a row, for the progress line.
+
+        Returns:
+            None if the last save did not fail.
+        """
+        outage, now = self._outage, self._clock()
+        return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

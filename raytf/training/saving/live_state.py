@@ -1,0 +1,111 @@
+"""The state of a run in a worker while it trains, from which checkpoints are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import keras
+
+from raytf.checkpoint import variables
+from raytf.checkpoint.step_rows import StepRows
+from raytf.checkpoint.training_state import Extras, TrainingState
+from raytf.runs.run_log import StepLog
+from raytf.training.process.reporter import Reporter
+from raytf.training.user.callbacks import Callbacks
+
+
+class Note(Protocol):
+    """Records on storage that an attempt has begun.
+
+    Attributes:
+        is_described: whether the description of the model is stored, too.
+    """
+
+    is_described: bool
+
+    def __call__(self) -> None: ...
+
+
+@dataclass
+class LiveState:
+    """A `raytf.checkpoint.training_state.StateSource`.
+
+    Attributes:
+        rank: of this worker.
+        progress: the progress of the run.
+        identity: the identity of the run.
+        model: gives the names of the variables that must be finite.
+        named: all variables of the state, by name.
+        make: returns the source of some variables, given their names.
+        callbacks: the user's callbacks.
+        log: the log of steps; `renew_log` replaces it.
+        reporter: uploads the files of callbacks to storage, and packs them.
+        note: records on storage that the attempt has begun; called again with each save, in case storage was not
+            available before.
+        told: called on rank 0 with the step of each state that is on storage.
+    """
+
+    rank: int
+    progress: TrainingState
+    identity: dict[str, str]
+    model: keras.Model
+    named: dict[str, keras.Variable]
+    make: variables.MakeSource
+    callbacks: Callbacks
+    log: StepLog
+    reporter: Reporter
+    note: Note
+    told: Callable[[int], None] = lambda step: None
+
+    def sizes(self) -> dict[str, int]:
+        return variables.sizes(self.named)
+
+    def variables(self, names: Sequence[str]) -> variables.TensorSource:
+        return self.make(names)
+
+    def must_be_finite(self) -> Collection[str]:
+        if self.callbacks.batches.take_nan:  # which ends the run after such a step, and the state is the run's last
+            return []
+        trainable = {id(v) for v in self.model.trainable_variables}
+        return [name for name, v in self.named.items() if id(v) in trainable]
+
+    @property
+    def has_callbacks(self) -> bool:
+        return self.callbacks.active
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        return self.callbacks.has_batch_hooks
+
+    def extras(self, with_files: bool) -> Extras:
+        values, arrays = self.callbacks.state()
+        return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
+
+    def rows_since(self, step: int) -> StepRows:
+        return self.log.since(step)
+
+    def weighed(self, step: int, value: int) -> None:
+        self.log.weigh(step, value)
+
+    def records(self) -> Callable[[], None]:
+        log, is_first = self.log, self.rank == 0
+        rows = log.take() if is_first else StepRows()
+
+        def write() -> None:
+            if is_first:
+                self.note()
+            log.write(rows)
+            self.reporter.upload()
+
+        return write
+
+    def saved(self, step: int) -> None:
+        if self.rank == 0:  # it has written the rows; the other ranks drop those that are on storage
+            self.told(step)
+        else:
+            self.log.forget(step)
+
+    def renew_log(self) -> None:
+        self.log = self.log.renewed()

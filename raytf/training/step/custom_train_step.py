@@ -1,0 +1,412 @@
+"""A `train_step` of the model's own, run for each logical shard with its updates held back.
+
+Each call of an optimizer's `apply` ends a phase. In phase p every shard runs the step up to its p-th `apply`: the
+updates before it have been made, and what the weights held before them is still known, so each line sees what it would
+see on one machine. The gradients are reduced over all shards and applied once. TensorFlow prunes from a phase what its
+gradients do not need, so a GAN costs what it costs in Keras.
+
+In the last phase the step runs to its end. What it changes on the way (metrics, the statistics of BatchNorm) is summed
+over shards as ever, unless it is made of the weights after the last update: an average of the weights, a
+target network. That is computed once, afterwards, from what all workers have. It must not depend on the batch as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from raytf._keras import own_steps
+from raytf._tensorflow import tracing
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.errors import ModelError, WholeBatchError
+from raytf.inference import own_run
+from raytf.inference.own_run import Held, OwnScope, beginning
+from raytf.training.model import added_losses, batch_metrics
+from raytf.training.model.traced_ops import WRITES, ops_of
+from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
+
+#: Kinds of operations that advance a `tf.random.Generator`.
+_ADVANCES = re.compile("^(Rng.*|Stateful.*RandomUniform.*)$")
+_OF_BOTH = (
+    "train_step gives {} a value that is made of the batch and of the weights after their last update. raytf computes "
+    "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
+)
+
+
+@dataclass
+class Findings:
+    """What tracing a step has told.
+
+    Attributes:
+        applies: for each update the optimizer and the weights, by their places in `Parts`.
+        late: variables that are made of the weights after the last update.
+        names: of the numbers that the step returns.
+        late_names: those that are not made of the batch: results of metrics.
+    """
+
+    applies: list[tuple[int, list[int]]] = field(default_factory=list)
+    late: list[keras.Variable] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    late_names: set[str] = field(default_factory=set)
+
+
+class OwnStep:
+    """A model's own step in phases, which does the work of `raytf.training.step.microbatch.MicroBatch` in training.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        leaves: specs of a full shard's leaves.
+        batch: records in a full step.
+        jit: compile with XLA.
+        shards: logical shards of a step. With one, the step may assign a weight before its optimizer updates it.
+
+    Raises:
+        WholeBatchError: the step takes a batch, and no shard of it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        template: tuple[Any, Any, Any],
+        leaves: Sequence[tf.TensorSpec],
+        batch: int,
+        jit: bool = False,
+        shards: int = 1,
+    ):
+        self.model, self._template, self._batch, self._shards = model, template, batch, shards
+        self.parts = own_run.parts_of(model, variables.seed_states(model))
+        self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
+        #: All that may change apart from an optimizer's update.
+        self.states = [*self.parts.states, *self.parts.trainable]
+        self.initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._leaves = list(leaves)
+        self.found = Findings()
+        #: Of the step that is being traced: what variables held when it began, and after each update.
+        self._start: tuple[list[Any], list[Any]] | None = None
+        self._later: list[list[Any]] = []
+        #: Whether what the step returns under a name is made of the weights after their last update.
+        self._of_weights: dict[str, bool] = {}
+        with batch_metrics.noted_while_traced(model, self._leaves, batch):
+            self._survey_updates()
+        self.gathered = batch_metrics.Gathered(model)
+        self._survey_end()
+        self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.found.applies)))]
+
+    @property
+    def has_other_optimizers(self) -> bool:
+        """Whether the step uses other optimizers than the compiled one."""
+        return any(place for place, _ in self.found.applies)
+
+    def begin(self) -> None:
+        """Note what variables hold at the beginning of a step; to be traced."""
+        self._start, self._later = (self._now(self.trainable), self._now(self.parts.states)), []
+
+    def note_update(self, place: int) -> None:
+        """Note what the weights of a phase hold after its update; to be traced."""
+        if self.found.applies:
+            self._later.append(self._now(self._weights_of(place)))
+
+    def values(self, place: int) -> OwnValues:
+        """What variables hold in a phase."""
+        if not place or self._start is None:  # no step has begun: a shard alone is computed
+            start = self._now(self.trainable), self._now(self.parts.states)
+            return OwnValues(*start, [self._now(self._weights_of(q)) for q in range(place)])
+        return OwnValues(*self._start, self._later[:place])
+
+    def fixed(self) -> None:
+        """No value is known not to change."""
+
+    def run(
+        self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
+    ) -> tuple[Any, dict[int, Any], OwnScope, Any, list[tf.Tensor]]:
+        """Run the step up to the end of a phase.
+
+        Returns:
+            The gradients at that end; by their `id`, the values of weights that the step has assigned before it; the
+            scope with all changes; the numbers that the step returned, None in phases before the last; and what metrics
+            of the whole batch get, in the last phase.
+        """
+        gradients: list[Any] = []
+        assigned: dict[int, Any] = {}
+        seen = 0
+
+        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+            nonlocal seen
+            at, seen = seen, seen + 1
+            if [self._update(optimizer, found, given)] != self.found.applies[at : at + 1]:
+                raise ModelError(
+                    "train_step makes other updates when it is traced again. It must be the same each time."
+                )
+            if at < place:
+                for variable, value in zip(self._weights_of(at), values.later[at], strict=True):
+                    scope.hold(variable, value)
+                return
+            gradients.extend(gradient for gradient in found if gradient is not None)
+            for variable in self._weights_of(at):
+                if id(variable) in scope.changed:
+                    assigned[id(variable)] = scope.get_current_value(variable)
+                    scope.hold(variable, assigned[id(variable)])
+            if at + 1 < len(self.found.applies):
+                raise Held
+
+        scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
+        with self.gathered.noted() as calls, added_losses.divided(self.model, None, leaves[0].shape[0], part):
+            try:
+                data = self._data(leaves)
+                logs = own_run.run(self.model.train_step, data, seeds[-1], scope, self.trainable, on_apply)
+            except Held:
+                return gradients, assigned, scope, None, []
+        return gradients, assigned, scope, logs, self.gathered.pack(calls)
+
+    def finish(self, row: tf.Tensor) -> None:
+        """What comes after the last update and is the same for all shards; to be traced.
+
+        Args:
+            row: the reduced row of the last phase.
+        """
+        told = row[1 + sum(elements(self.metrics)) :]
+        numbers = {name: told[i] for i, name in enumerate(self.found.names)}
+        if self.found.late or self.found.late_names:
+            scope, logs = self._afterwards(self._any_batch(), tf.zeros([len(self.seeds), 2], tf.int32), self._later)
+            for variable in self.found.late:
+                variable.assign(scope.get_current_value(variable))
+            numbers |= {name: logs[name] for name in self.found.late_names}
+        if numbers:
+            own_run.latest(self.model).assign(tf.stack(list(numbers.values())))
+
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self.gathered.update(outputs)
+
+    def add_metrics(self, row: tf.Tensor) -> None:
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
+
+    def _any_batch(self) -> list[tf.Tensor]:
+        """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
+        return [
+            tf.compat.v1.placeholder_with_default(
+                tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
+            )
+            for spec in self._leaves
+        ]
+
+    # -- what the step does --------------------------------------------------------------------------------------------
+
+    def _survey_updates(self) -> None:
+        def whole(leaves: Any, seeds: Any) -> tf.Tensor:
+            marks: list[Any] = []
+
+            def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+                update = self._update(optimizer, found, given)
+                self._check_weights(scope, [self.trainable[i] for i in update[1]])
+                self.found.applies.append(update)
+                marks.clear()  # of the last update
+                for variable in self._weights_of(-1):
+                    marks.append(tf.identity(scope.get_current_value(variable)))
+                    scope.hold(variable, marks[-1])
+
+            start = self._now(self.trainable), self._now(self.parts.states)
+            scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
+            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+            known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
+            for variable in scope.changed.values():
+                if id(variable) not in known:
+                    raise ModelError(
+                        f"train_step changes the variable {variable.path}, which is not of the model. Make it, or the "
+                        "layer or metric that has it, an attribute of the model, so that it is saved with it."
+                    )
+            changed = [v for v in self.states if id(v) in scope.changed]
+            is_late = tracing.depends([scope.get_current_value(v) for v in changed], marks)
+            self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
+            self.found.names = list(logs)
+            self._of_weights.update(zip(logs, tracing.depends(list(logs.values()), marks), strict=True))
+            if any(tracing.depends([scope.get_current_value(v) for v in self.metrics], marks)):
+                raise ModelError(
+                    "train_step updates a metric with a prediction that is made after the last update of the weights. "
+                    "Predict before optimizer.apply, as Keras's own train_step does."
+                )
+            return own_run.loss_of(logs)
+
+        function = tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
+        for op in ops_of(function):
+            if WRITES.match(op.kind) or _ADVANCES.match(op.kind):
+                raise ModelError(
+                    f"train_step writes a tf.Variable or a tf.random.Generator ({op.name}), which Keras does not "
+                    "save. Make it a keras.Variable, or self.add_weight(..., trainable=False), and an attribute of the "
+                    "model; draw with keras.random."
+                )
+
+    def _survey_end(self) -> None:
+        def whole(leaves: Any, seeds: Any) -> tf.Tensor:
+            later = [self._now(self._weights_of(q)) for q in range(len(self.found.applies))]
+            scope, logs = self._afterwards(leaves, seeds, later)
+            # What a shard draws is its own, as its records are.
+            sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
+            values = [scope.get_current_value(v) for v in self.found.late]
+            for variable, is_of_batch in zip(self.found.late, tracing.depends(values, sources), strict=True):
+                if is_of_batch:
+                    raise ModelError(_OF_BOTH.format(variable.path))
+            for name, is_of_batch in zip(logs, tracing.depends(list(logs.values()), sources), strict=True):
+                if not is_of_batch:
+                    self.found.late_names.add(name)
+                elif self._of_weights.get(name):
+                    raise ModelError(_OF_BOTH.format(f"what it returns as {name!r}"))
+            return own_run.loss_of(logs)
+
+        tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
+
+    def _afterwards(self, leaves: Sequence[Any], seeds: Any, later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
+        """Run the step once all updates are made, with what all shards together have made of metrics and states."""
+        late = {id(v) for v in self.found.late}
+        pinned = [*(v for v in self.states if id(v) not in late), *self.metrics, *self.seeds]
+        seen = 0
+
+        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+            nonlocal seen
+            for variable, value in zip(self._weights_of(seen), later[seen], strict=True):
+                scope.hold(variable, value)
+            seen += 1
+
+        weights = self._start[0] if self._start is not None else self._now(self.trainable)
+        # An average of something that the shards have changed is made of what they have changed together.
+        states, metrics = self._now(self.parts.states), self._now(self.metrics)
+        scope = OwnScope(self._mapping(weights, states, seeds, metrics), pinned)
+        logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+        return scope, logs
+
+    def _check_weights(self, scope: OwnScope, weights: Sequence[keras.Variable]) -> None:
+        """Refuse an update of nothing, and with several shards that of a weight that the step has assigned before."""
+        if not weights:
+            raise ModelError(
+                "train_step hands an optimizer gradients that are all None: the loss depends on none of these weights. "
+                "Compute it inside of `with tf.GradientTape() as tape:`, from outputs of the model."
+            )
+        for variable in weights:
+            if id(variable) in scope.changed and self._shards > 1:
+                raise WholeBatchError(
+                    f"train_step assigns {variable.path} before its optimizer updates it, as SAM and "
+                    "SpectralNormalization do. Each logical shard would assign another value. Use --logical-shards 1 "
+                    "--workers 1, with which it trains as in Keras, or keep such values in a weight of their own."
+                )
+
+    def _update(self, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> tuple[int, list[int]]:
+        """An update as `Findings.applies` has it."""
+        chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
+        return self._optimizer(optimizer), [self._weight(v) for v in chosen]
+
+    def _optimizer(self, optimizer: Any) -> int:
+        for place, known in enumerate(self.parts.optimizers):
+            if optimizer is known:
+                return place
+        raise ModelError(
+            f"train_step uses an optimizer ({optimizer.name}) that is not an attribute of the model, so its state "
+            "would not be saved. Set it in __init__ or in compile: self.optimizer_of_mine = ..."
+        )
+
+    def _weight(self, variable: Any) -> int:
+        for place, known in enumerate(self.trainable):
+            if variable is known or variable is own_steps.variable_of(known):
+                return place
+        raise ModelError(
+            f"train_step updates {getattr(variable, 'path', variable.name)}, which is not among the model's trainable "
+            "variables. Make the layer that has it an attribute of the model, with trainable=True."
+        )
+
+    def _weights_of(self, place: int) -> list[keras.Variable]:
+        return [self.trainable[i] for i in self.found.applies[place][1]]
+
+    @staticmethod
+    def _now(of: Sequence[keras.Variable]) -> list[Any]:
+        return [tf.identity(own_steps.variable_of(v)) for v in of]
+
+    def _data(self, leaves: Sequence[Any]) -> Any:
+        return own_run.data_of(tree.unflatten(self._template, leaves))
+
+    def _mapping(self, weights: Any, states: Any, seeds: Any, metrics: Any) -> list[tuple[keras.Variable, Any]]:
+        return [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.parts.states, states, strict=True),
+            *beginning(self.seeds, seeds, self.metrics, metrics),
+        ]
+
+    def _seeds_spec(self) -> tf.TensorSpec:
+        return tf.TensorSpec([len(self.seeds), 2], tf.int32)
+
+
+# -- phases ------------------------------------------------------------------------------------------------------------
+
+
+class OwnValues(NamedTuple):
+    """What variables hold in a phase.
+
+    Attributes:
+        weights, states: of `Parts`, when the step began.
+        later: for each update before this phase, what its weights hold since then.
+    """
+
+    weights: list[Any]
+    states: list[Any]
+    later: list[list[Any]]
+
+
+class Phase(ShardWork):
+    """One update of a model's own step, for one logical shard.
+
+    Args:
+        step: which it is a part of.
+        place: of the phase in it.
+        jit: compile with XLA.
+    """
+
+    def __init__(self, step: OwnStep, place: int, jit: bool):
+        applies = step.found.applies
+        optimizer = step.parts.optimizers[applies[place][0]] if applies else None
+        super().__init__(optimizer, step.trainable, step.states, keeps_slices=True)
+        self._step, self._place = step, place
+        self.with_gradient = applies[place][1] if applies else []
+        self._is_last = place + 1 >= len(applies)
+        self.row_width = 1 + (sum(elements(step.metrics)) + len(step.found.names) if self._is_last else 0)
+        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
+
+    def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
+        """Compute a shard; see `MicroBatch`."""
+        gradients, updates, loss, deltas, logs, outputs = self._run(values or self.values(), leaves, seeds, weight)
+        means = batch_metrics.kinds_of(self._step.model).means
+        deltas = [d * weight if id(v) in means else d for v, d in zip(self._step.metrics, deltas, strict=False)]
+        row = flat([loss * weight, *deltas, *(each * weight for each in logs)])
+        return self._result(gradients, updates, row, weight, outputs)
+
+    def values(self, known: Any = None) -> OwnValues:
+        """What variables hold in this phase."""
+        return self._step.values(self._place)
+
+    def fixed(self) -> None:
+        """No value is known not to change."""
+
+    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
+        """Make the update."""
+        super().apply(gradients, updates)
+        self._step.note_update(self._place)
+
+    def _compute(self, values: OwnValues, leaves: Any, seeds: Any, weight: tf.Tensor) -> tuple[Any, ...]:
+        step = self._step
+        found, assigned, scope, logs, outputs = step.run(self._place, values, leaves, seeds, weight)
+        gradients = self._kept(found)
+        before = [*values.states, *values.weights]
+        self.before_update = {i for i, v in enumerate(self.states) if id(v) in assigned}
+        if not self._is_last:
+            return gradients, self._updates(before, assigned), tf.constant(0.0), [], [], []
+        deltas = added(scope, step.metrics, step.initial_metrics)
+        late = {id(v) for v in step.found.late}
+        changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
+        after = {id(v): scope.get_current_value(v) for v in changed}
+        updates = self._updates(before, assigned | after)
+        return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values()), outputs

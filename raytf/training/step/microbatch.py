@@ -1,0 +1,194 @@
+"""A micro-batch, which is one logical shard of one step.
+
+Each micro-batch is a pure function of the weights, the layers' states at the start of the step, its records and its
+seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
+is on, and the values that layers and metrics would have written are returned and can be reduced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from raytf._keras import own_steps
+from raytf._tensorflow import tracing
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.errors import ModelError
+from raytf.inference import user_model
+from raytf.inference.own_run import OwnScope, beginning
+from raytf.training.model import added_losses, batch_metrics, loss_division, program_variables
+from raytf.training.model import model as models
+from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
+
+
+class StepValues(NamedTuple):
+    """Tensors for a model's trainable weights and layers' states; None for values that are not known.
+
+    In place of a weight of which only rows are read there is its variable: as a tensor it would be copied as a whole.
+    """
+
+    weights: list[Any]
+    states: list[Any]
+
+
+class MicroBatch(ShardWork):
+    """One logical shard of one step, as a pure function.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        training: whether to compute gradients and layers' updates.
+        jit: compile with XLA.
+        keeps_slices: return gradients of lookups as slices; otherwise all gradients are dense.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        template: tuple[Any, Any, Any],
+        training: bool,
+        jit: bool = False,
+        keeps_slices: bool = False,
+    ):
+        self.seeds = variables.seed_states(model)
+        seeds = {id(v) for v in self.seeds}
+        states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        super().__init__(model.optimizer, model.trainable_variables, states, keeps_slices)
+        self.model, self._template, self._training = model, template, training
+        self._kwargs = {"training": training} if user_model.takes_training(model) else {}
+        self._sums = models.sums_over_batch(model)
+        self.metrics = list(model.metrics_variables)
+        self._loss_metric = models.loss_metric(model)
+        self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
+        self._gathered = batch_metrics.Gathered(model)
+        self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
+        #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
+        self.divided = loss_division.places(model)
+        self.row_width = 1 + sum(elements(self.metrics))
+        self._is_compiled = jit
+        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
+
+    def __call__(
+        self, leaves, seeds, weight: tf.Tensor, values: StepValues | None = None, factors: tf.Tensor | None = None
+    ) -> ShardResult:
+        """Compute the shard; see `ShardWork`."""
+        weights, states = values or self.values()
+        gradients, updates, deltas, loss, outputs = self._run(weights, states, leaves, seeds, weight, factors)
+        return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
+
+    def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
+        """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
+        with scope, loss_division.measured(self.model) as found:
+            predicted = self.model(x, **self._kwargs)
+            models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
+        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
+        known = [found[place] for place in self.divided]
+        return tf.stack([records if divisor is None else divisor for divisor in known])
+
+    def _mapping(self, weights, states, seeds) -> list[tuple[keras.Variable, tf.Tensor]]:
+        return [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.states, states, strict=True),
+            *beginning(self.seeds, seeds, self.metrics, self._initial_metrics),
+        ]
+
+    def values(self, known: StepValues | None = None) -> StepValues:
+        """Current weights and layers' states; see `ShardWork`."""
+        fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
+        pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
+        tables = () if self._is_compiled else self.slices
+        by_rows = {id(self.trainable[self.with_gradient[place]]) for place in tables}
+
+        def read(variable: keras.Variable) -> Any:
+            return variable.value if id(variable) in by_rows else tf.identity(variable.value)
+
+        return StepValues(*([read(v) if value is None else value for v, value in each] for each in pairs))
+
+    def fixed(self) -> StepValues:
+        """The values that no step changes, on the current device; None for the others."""
+        changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
+        groups = self.trainable, self.states
+        return StepValues(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
+
+    def _compute(self, weights, states, leaves, seeds, part: tf.Tensor, factors: tf.Tensor | None):
+        model = self.model
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        mapping = self._mapping(weights, states, seeds)
+        divided: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if factors is not None:
+            divided = loss_division.scaled(model, self.divided, factors)
+        elif self._sums and models.overrides_loss(model):  # which may scale all that it is made of, and add more
+            divided = loss_division.divided_by(model, part)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
+            scope = OwnScope(mapping)
+            added_by = added_losses.divided(model, self._training, leaves[0].shape[0], part)
+            with scope, divided as called, tracing.seeded(seeds[-1]), added_by, self._gathered.noted() as noted:
+                predicted = model(x, **self._kwargs)
+                loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
+                models.check_added(model, scope.losses)
+                if self._sums and not called:
+                    extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
+                    extra = tf.add_n(extras) if extras else 0.0
+                    loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then the sum
+                objective = loss
+                if loss.shape.rank:
+                    # reduction=None: Keras shows the mean of such a loss, and its gradient is that of the sum.
+                    objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
+                    loss = tf.reduce_mean(loss)
+                size = tf.shape(leaves[0])[0]
+                self._loss_metric.update_state(loss, sample_weight=size)
+                model.compute_metrics(x, y, predicted, sample_weight)
+                if self._training:
+                    objective = model.optimizer.scale_loss(objective)
+        metrics = self._loss_metric, *own_steps.metrics_within(model)  # also those that `model.metrics` leaves out
+        known = [*(v for v, _ in mapping), *(v for metric in metrics for v in metric.variables)]
+        program_variables.check_unchanged(scope.changed.values(), known)
+        deltas = added(scope, self.metrics, self._initial_metrics)
+        if leaves[0].shape[0] is None:
+            # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.
+            deltas = [
+                d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
+                for v, d in zip(self.metrics, deltas, strict=True)
+            ]
+        deltas = [d * tf.cast(part, d.dtype) if is_mean else d for d, is_mean in zip(deltas, self._means, strict=True)]
+        gradients, updates = [], []
+        if self._training:
+            gradients = self._gradients(tape, objective, weights)
+            updates = self._updates(states, {id(v): scope.get_current_value(v) for v in self.states})
+        return gradients, updates, deltas, tf.cast(loss, tf.float32), self._gathered.pack(noted)
+
+    def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:
+        every = tape.gradient(objective, weights)
+        self.with_gradient = [i for i, g in enumerate(every) if g is not None]
+        if weights and not self.with_gradient:
+            raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
+        return self._kept([every[i] for i in self.with_gradient])
+
+    @property
+    def phases(self) -> list[MicroBatch]:
+        """The parts of a step that each end with an update."""
+        return [self]
+
+    def begin(self) -> None:
+        """Nothing has to be noted at the beginning of a step."""
+
+    def finish(self, row: tf.Tensor) -> None:
+        """Nothing is left to do after the update."""
+
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self._gathered.update(outputs)
+
+    def add_metrics(self, row: tf.Tensor) -> None:
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row, self._gathered.variables)

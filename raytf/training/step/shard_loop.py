@@ -1,0 +1,393 @@
+"""The loop over the logical shards that a worker has of one step, on each of its devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from raytf.data.plan import StepPlan
+from raytf.distributed.allreduce import reduction as reductions
+from raytf.distributed.allreduce.buckets import Buckets, after
+from raytf.distributed.devices import Devices
+from raytf.distributed.encoding import wire
+from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather
+from raytf.distributed.encoding.wire import AuditPlaces, Span
+from raytf.training.model import loss_division
+from raytf.training.step.microbatch import MicroBatch, StepValues
+from raytf.training.step.shard_work import HasFixed, OutputLayout, ShardResult, ShardWork
+
+
+@dataclass(frozen=True)
+class ShardBatch:
+    """The records of some shards of one step.
+
+    Attributes:
+        leaves: each [L, b, ...].
+        seeds: [L, S, 2].
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of this step, if not all are full.
+        factors: [L, n] factors of the losses that are divided by data.
+    """
+
+    leaves: list[tf.Tensor]
+    seeds: tf.Tensor
+    counts: tf.Tensor | None = None
+    total: tf.Tensor | int = 0
+    factors: tf.Tensor | None = None
+
+    def part(self, own: range) -> ShardBatch:
+        """The part with the shards of `own`, indices into this batch."""
+        at = slice(own.start, own.stop)
+        counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
+        return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
+
+
+@dataclass(frozen=True)
+class ShardSum:
+    """How the results of shards are summed.
+
+    Attributes:
+        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
+        like: specs of a shard's encoded tensors and row.
+        shards: number of shards of all workers.
+        alike: whether a shard's bits must not depend on the number of shards.
+        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
+            device.
+        digest: (encoded tensors, slices, row) -> what the row has before what `encode` adds.
+        beside: how many of the shards, the last ones, are not summed; at most one, and none with `early`. None where
+            that is never so.
+    """
+
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec]
+    shards: int
+    alike: bool = True
+    early: Buckets | None = None
+    digest: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor], tf.Tensor] | None = None
+    beside: tf.Tensor | None = None
+
+
+def loop_shards(
+    micro: ShardWork, how: ShardSum, shards: ShardBatch, values: Any
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices and outputs in
+    shard order.
+
+    Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
+    single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
+    every number of shards. If the last bits may differ, a single shard needs no loop.
+
+    A shard that is not summed is computed first, and the sum begins after it: so there is no sum with zeros, which a
+    CPU would write and read, and audits need no branch of their own.
+
+    Args:
+        micro: the micro-batch.
+        how: how the results are summed.
+        shards: records of the device's shards.
+        values: values of the model; all shards start from them.
+    """
+    like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
+    size, layouts = shards.seeds.shape[0], micro.layouts
+    count = tf.shape(shards.seeds)[0] if size is None else size
+    packed = [layout.spec for layout in layouts]
+
+    def one(i: tf.Tensor) -> ShardResult:
+        batch, weight = [leaf[i] for leaf in shards.leaves], tf.constant(1.0 / how.shards)
+        if counts is not None:
+            batch = [leaf[: counts[i]] for leaf in batch]
+            weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
+        made = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
+        tensors, row, slices, outputs = made
+        encoded, extra = how.encode(tensors, weight)
+        told = [] if how.digest is None else [how.digest(encoded, slices, row)]
+        row = tf.concat([row, *told, extra], 0)
+        return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), [*slices, *outputs])
+
+    def nothing() -> ShardResult:
+        empty = [tf.zeros([0, spec.shape[1]]) for spec in packed]
+        zeros = [wire.zeros(spec.shape, spec.dtype) for spec in like[0]]
+        return ShardResult(zeros, tf.zeros(like[1].shape, like[1].dtype), empty)
+
+    if size == 1 and counts is None and not how.alike and (early is None or early.rounds == 1):
+        tensors, row, slices, _ = one(tf.constant(0))
+        return tensors if early is None else early(None, tensors), row[None], slices
+
+    rounds, idle = (count, 0) if early is None else (early.rounds, early.rounds - size)
+    beside = 0 if how.beside is None else how.beside
+
+    def body(
+        k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray, slices: list[tf.TensorArray]
+    ) -> tuple[Any, Any, Any, Any]:
+        place = k if how.beside is None else (k - beside) % rounds
+        i = tf.maximum(k - idle, 0) if early else place
+        conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
+        more, row, found, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        summed = tf.cond(k <= beside, lambda: more, lambda: _added(summed, more))
+        if how.beside is not None:
+            found = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in found]
+        if early is not None:
+            summed = early(tf.equal(k, rounds - 1), summed)
+        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, found, strict=True)]
+
+    rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
+    arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
+    start = (tf.constant(0), [wire.zeros([0], spec.dtype) for spec in like[0]], rows, arrays)
+    # The sum is empty until the first shard that counts.
+    free = None, [tf.TensorShape(None)] * len(like[0]), None, [None] * len(arrays)
+    _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, free, parallel_iterations=1)
+    summed = [tf.ensure_shape(each, spec.shape) for each, spec in zip(summed, like[0], strict=True)]
+    has_gaps = bool(idle) or counts is not None or how.beside is not None
+    slices = [_joined(a, layout, has_gaps) for a, layout in zip(arrays, layouts, strict=True)]
+    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), slices
+
+
+def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.ensure_shape(a, b.shape) + b for a, b in zip(before, more, strict=True)]
+
+
+def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps: bool) -> tf.Tensor:
+    """The slices of all shards one after another."""
+    if has_gaps or layout.count is None:
+        return array.concat()
+    # On a GPU, `concat` would tell the host how long each part is.
+    return tf.reshape(array.stack(), [-1, layout.width])
+
+
+def spread_shards(
+    devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
+
+    Args:
+        devices: this process's devices.
+        micro, how, shards: as for `loop_shards`, with all shards of this worker.
+        fixed: for each device, its copies of the values that no step changes.
+    """
+    summed, rows, slices = [], [], []
+    size = shards.seeds.shape[0]
+    parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
+    for device, (part, known) in enumerate(zip(parts, fixed, strict=False)):
+        with devices.on(device):
+            tensors, row, found = loop_shards(micro, how, part, micro.values(known))
+            summed.append(tensors)
+            rows.append(row)
+            slices.append(found)
+    with devices.at_home():
+        return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
+
+
+class StepShards(NamedTuple):
+    """Which shards of a step a worker computes.
+
+    Attributes:
+        span: their numbers.
+        counts: [L] records in each, or None if all are full.
+        total: records in all shards of the step, if not all are full.
+        audit: as for `Reduction.reduce`.
+    """
+
+    span: Span
+    counts: tf.Tensor | None
+    total: tf.Tensor | int
+    audit: AuditPlaces | None = None
+
+
+def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
+    """What `ShardBatch` has as counts and total for a full step of some shards, and of one that is audited."""
+    if plan.is_even:
+        return None, 0
+    sizes = tf.constant(plan.sizes, tf.int32)
+    own = sizes[shards.start : shards.stop]
+    if audit is not None:
+        own = tf.concat([own, sizes[audit[0] : audit[0] + audit[1]]], 0)
+    return own, plan.global_batch_size
+
+
+def shard_divisors(
+    micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
+) -> Any:
+    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
+    count = len(micro.divided)
+
+    def one(i: tf.Tensor) -> tf.Tensor:
+        if counts is None:
+            return micro.divisors([leaf[i] for leaf in leaves], seeds[i], values)
+        batch = [leaf[i][: counts[i]] for leaf in leaves]
+        return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
+
+    told = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+
+
+def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
+    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
+
+    Args:
+        own: [L, n] result of `shard_divisors`.
+        totals: [n] divisors summed over all shards of the step.
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of the step.
+        plan: has the number of shards.
+    """
+    weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
+    return loss_division.factors(own, totals, weights)
+
+
+def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
+    """For each device, copies of the values that no step changes; made once per call."""
+    copies = []
+    for device in range(len(devices.names)):
+        with devices.on(device):
+            copies.append(micro.fixed())
+    return copies
+
+
+# -- sums over all workers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardSums:
+    """Computes and sums shards; to be traced.
+
+    Attributes:
+        devices: of this process.
+        plan: sizes of batches and shards.
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        shards: of this worker.
+        total_shards: V.
+        has_overlap: whether sums over workers start while gradients are computed.
+        audit: as for `Reduction.reduce`.
+    """
+
+    devices: Devices
+    plan: StepPlan
+    all_reduce: reductions.AllReduce
+    shards: Span
+    total_shards: int
+    has_overlap: bool
+    audit: AuditPlaces | None = None
+
+    def __call__(
+        self,
+        work: ShardWork,
+        reduction: reductions.Reduction,
+        batch: ShardBatch,
+        flags: tf.Tensor,
+        fixed: Sequence[Any],
+    ) -> tuple[reductions.Reduced, list[Any]]:
+        """What all shards together make of a computation.
+
+        Args:
+            work: the computation of a shard.
+            reduction: how its tensors are added.
+            batch: this worker's shards.
+            flags: [F] this worker's flags, whole numbers.
+            fixed: for each device, its copies of the values that no step changes.
+
+        Returns:
+            The sums, and the gradients of the update: tensors, or slices of all shards.
+        """
+        width = work.row_width + reduction.digest_width(len(work.slices)) + reduction.extra
+        like = [tf.TensorSpec(s, reduction.dtype) for s in reduction.shapes], tf.TensorSpec([width], tf.float32)
+        is_float, of = isinstance(reduction, reductions.FloatReduction), self.plan.shards
+        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
+        # too late: the sum already has the gradients of other workers.
+        is_even = is_float and batch.counts is None and not self.has_overlap
+        beside = None if self.audit is None else self.audit.beside
+
+        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
+
+            how = ShardSum(encode, like, of, not is_float, early, reduction.digest, beside)
+            summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
+            return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
+
+        all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
+        specs = [layout.spec for layout in layouts]
+        told = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
+        reduced = reduction.reduce(all_reduce, compute, flags, *told)
+        known = [layout.count if batch.counts is None else None for layout in layouts]
+        own = reduced.slices
+        if all_reduce is not None and own:
+            own = after(results(reduced, []), list(own))
+        slices = gather(all_reduce, own, known, self.shards, self.total_shards)
+        gradients = work.gradients(reduced.tensors, slices[:count])
+        values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
+        finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
+        return reduced._replace(finite=finite, outputs=slices[count:]), gradients
+
+
+def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """What is known when all sums over workers of a computation are done.
+
+    TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
+    of a host bring at the same time. So whatever is added next must wait for these.
+    """
+    every = [*reduced.tensors, reduced.row, reduced.flags, *gradients, *reduced.outputs]
+    return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]
+
+
+# -- how long a shard takes --------------------------------------------------------------------------------------------
+
+
+class ShardTimer:
+    """Measures full micro-batches, of which nothing is kept.
+
+    Args:
+        compute: a traced micro-batch: (leaves, seeds) -> a `ShardResult`.
+        first: leaves of the first records.
+        records: of a micro-batch.
+        seeds: how many pairs of seeds it takes.
+    """
+
+    def __init__(self, compute: Any, first: Sequence[np.ndarray], records: int, seeds: int):
+        self._compute, self._first, self._records, self._seeds = compute, first, records, seeds
+        #: Whether the graph was prepared by a run.
+        self._is_ready = False
+
+    def seconds(self) -> float:
+        """Seconds of one micro-batch: the faster of two runs."""
+        batch = self._batch()
+        return min(self._run(batch), self._run(batch))
+
+    def sample(self, seconds: float) -> tuple[float, float]:
+        """Measure one micro-batch after another now.
+
+        Args:
+            seconds: least duration of the measurement; at least one micro-batch is computed.
+
+        Returns:
+            Average seconds of a micro-batch, and seconds that the measurement took.
+        """
+        batch = self._batch()
+        began, runs = time.perf_counter(), 0
+        while not runs or time.perf_counter() - began < seconds:
+            self._run(batch)
+            runs += 1
+        taken = time.perf_counter() - began
+        return taken / runs, taken
+
+    def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """What is measured: the first records again and again. Not every model takes zeros: CTC takes no empty text."""
+        leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
+        batch = leaves, np.zeros([self._seeds, 2], np.int32)
+        if not self._is_ready:
+            self._run(batch)
+            self._is_ready = True
+        return batch
+
+    def _run(self, batch: tuple[list[np.ndarray], np.ndarray]) -> float:
+        """Compute one micro-batch to its end, and return the seconds it took.
+
+        Only its row is fetched, a few bytes: fetching gradients from a GPU would take longer than computing them.
+        """
+        leaves, seeds = batch
+        began = time.perf_counter()
+        self._compute([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32)).row.numpy()
+        return time.perf_counter() - began

@@ -1,0 +1,432 @@
+"""The train step: micro-batches of this worker's logical shards, one reduction, one update; a call has several steps.
+
+Shapes in this module: K steps of a call, F flags, L shards of this worker, b records and S seeds of a shard.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf import _keras
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.data.pipeline import CallBatch
+from raytf.data.plan import BatchPlan, StepPlan
+from raytf.data.sources import Spec
+from raytf.distributed.allreduce import reduction as reductions
+from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.encoding import wire
+from raytf.distributed.encoding.digests import device_sum, of_step
+from raytf.distributed.encoding.wire import in_graph
+from raytf.distributed.step_digest import DigestKind, DigestLayout
+from raytf.errors import ConfigError
+from raytf.inference import user_model
+from raytf.inference.own_run import overrides_step
+from raytf.training.step import shard_work
+from raytf.training.step.custom_train_step import OwnStep
+from raytf.training.step.fused_update import prepared
+from raytf.training.step.learning_rate import LearningRate
+from raytf.training.step.microbatch import MicroBatch
+from raytf.training.step.shard_loop import (
+    ShardBatch,
+    ShardSums,
+    ShardTimer,
+    StepShards,
+    fixed_values,
+    full_counts,
+    results,
+    shard_divisors,
+    shard_factors,
+)
+from raytf.training.step.shard_work import KeptGradients, ShardResult
+from raytf.training.step.step_audit import StepAudit
+from raytf.training.step.step_journal import StepJournal, StepOutcome, StepRow, outcome_of, row_of, width_of
+
+
+class TrainStep:
+    """Runs calls of the pipeline on the model.
+
+    Args:
+        model: built and compiled.
+        plan: sizes of batches and shards.
+        shards: this worker's logical shards, at least one.
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        template, specs: structure and leaves of a batch.
+        options: how the step is computed.
+        rate: the optimizer's learning rate; by default unchanged.
+
+    Attributes:
+        micro: the computation of one logical shard.
+        reductions: how the gradients of each phase are added.
+        probe_function: the traced micro-batch, a concrete function whose graph has all operations.
+        timer: measures how long this machine takes for a shard.
+        digests: what a step's digests stand for; None where there are none, for sums of floats.
+        audit: checks steps of which another worker computes a shard, too; None where none can be.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        all_reduce: reductions.AllReduce,
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+        options: StepOptions,
+        rate: LearningRate | None = None,
+    ):
+        _keras.read_rows()
+        self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
+        self._devices = options.devices or OneDevice()
+        self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
+        self._rate = rate or LearningRate(model.optimizer, None)
+        self._specs = specs
+        host_kind = DigestKind.WHOLE if options.has_old_digests else DigestKind.FOLDED
+        self._digest_kind = DigestKind.DEVICE if self.is_on_gpu else host_kind
+        self.micro = self._make_micro(template, options)
+        if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not self._rate.is_unchanged:
+            raise ConfigError(
+                "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
+                "train_step uses others. Leave them out, and give those optimizers a schedule."
+            )
+        self._has_overlap = options.overlap is not None
+        self.probe_function = self._trace_probe()
+        records = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
+        self.timer = ShardTimer(self.probe_function, records, plan.micro_batch_size, len(self.micro.seeds))
+        self.reductions = [
+            self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
+        ]
+        self._gradients = KeptGradients(options.keeps_gradients, self.micro.phases, self.reductions)
+        #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
+        self._is_general = self._is_general_with(options)
+        is_digested = all(each.digest_width(0) for each in self.reductions)
+        names = [name for phase in self.micro.phases for name in phase.digested()]
+        self.digests = DigestLayout(plan.shards, tuple(names), self._digest_kind) if is_digested else None
+        self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
+        self.audit = self._make_audit(options.audits)
+        self._flags = options.flags
+        self._full, self._partial = self._make_functions()
+        self._lone = tf.function(self._lone_step, autograph=False)
+
+    def _is_general_with(self, options: StepOptions) -> bool:
+        # A sum of floats, and one that overlaps with the loop over shards, depend on how many there are. One of several
+        # phases has changed something before its last sum.
+        is_one = len(self._devices.names) == len(self.reductions) == 1
+        is_exact = isinstance(self.reductions[0], reductions.FixedPointReduction) and options.overlap is None
+        return self._all_reduce is not None and is_one and is_exact
+
+    def _make_functions(self) -> tuple[Any, Any]:
+        count, plan = None if self._is_general else len(self._shards), self._plan
+
+        def leaves(most: int | None) -> list[tf.TensorSpec]:
+            return [tf.TensorSpec([None, count, most, *s.signature], s.dtype) for s in self._specs]
+
+        others = [
+            tf.TensorSpec([None, count, len(self.micro.seeds), 2], tf.int32),
+            tf.TensorSpec([self._flags], tf.float32),
+            tf.TensorSpec([], tf.int32),
+        ]
+        audit = [] if self.audit is None else [tf.TensorSpec([2], tf.int32)]
+        full = [leaves(plan.micro_batch_size), *others, *audit]
+        # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
+        most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
+        partial = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
+        return (
+            tf.function(self._full_steps, input_signature=full, autograph=False),
+            tf.function(self._partial_steps, input_signature=partial, autograph=False),
+        )
+
+    def trace(self, is_late: bool = False) -> None:
+        """Trace the graph of full steps now, while the state is still being read, and not in the first call.
+
+        Args:
+            is_late: others will wait for this worker's first step. Do all that can be done before, for each kind of it.
+        """
+        self._full.get_concrete_function()
+        # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
+        steps = int(is_late)
+        with self._unchanged() if steps else nullcontext():
+            for full in (True, False) if is_late else (True,):
+                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                    self.rehearse(full, steps)
+
+    def rehearse(self, full: bool, steps: int = 0) -> bool:
+        """Trace and run the graph of full steps, or of those that end epochs; whether there is one for any shards."""
+        is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
+        if is_there:
+            call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
+            # Without steps there is nothing to note, so a thread may do this beside a call that has some.
+            (self if steps else self._run)(call, np.zeros(self._flags, np.float32))
+        return is_there
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
+        return self._words.is_on_gpu
+
+    @property
+    def digest_bytes(self) -> int:
+        """Bytes of the digests of a step."""
+        return 0 if self.digests is None else self.digests.bytes
+
+    def reduction_state(self) -> dict[str, keras.Variable]:
+        """What must be saved with the weights."""
+        named = {}
+        for place, reduction in enumerate(self.reductions):
+            named.update({name.replace("/00000/", f"/{place:05d}/"): v for name, v in reduction.state().items()})
+        return named
+
+    def functions(self) -> tuple[Any, Any]:
+        """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
+        return self._full, self._partial
+
+    def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
+        """Run the steps of a call. All workers must make the same calls.
+
+        Args:
+            call: this worker's input.
+            flags: [F] float, this worker's flags; the outcome has their sum over all workers.
+            audited: shard of the call's one step that two workers compute; -1 for none.
+            is_auditor: whether this worker does so beside its own: the call has that shard after them.
+
+        Raises:
+            tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
+        """
+        if self._journal is not None:
+            self._journal.begin(len(call.seeds))
+        rows, flags_sum, gradients = self._run(call, flags, audited, is_auditor)
+        return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
+
+    def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
+        given = call.leaves, call.seeds, flags, np.int32(self._shards.start)
+        if call.full:
+            return self._full(*given, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
+        return self._partial(*given, call.counts, np.int32(call.records))
+
+    def take(self, shards: range) -> None:
+        """Compute other shards, at least one, from the next call on."""
+        self._shards = shards
+        if not self._is_general:
+            self._full, self._partial = self._make_functions()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a call that fails because a worker is lost has made some of its steps, and nothing of the others."""
+        return self._journal is not None
+
+    def made(self) -> StepOutcome:
+        """The steps that the last call has made although it failed; without flags, and perhaps without any step."""
+        assert self._journal is not None
+        return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
+
+    def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
+        """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
+        return self._gradients.named(outcome.gradients)
+
+    def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
+
+        Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
+
+        Args:
+            leaves: leaves of the batch, each [b, ...].
+            seeds: [S, 2] int32.
+        """
+        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*found.tensors, found.row, *found.slices])
+
+    def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
+        fixed point, and with the update. Afterwards everything that a step changes is restored.
+
+        On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
+        """
+        with self._unchanged() as changed:
+            told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
+            # the host.
+            values = [v.read_value() for v in changed if v.dtype.is_floating]
+            return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
+
+    def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
+        """Put back at the end all that a step may change; until then the device holds it twice."""
+        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
+        micro, others = self.micro, [*beside, *self.reduction_state().values()]
+        return variables.unchanged([*micro.trainable, *micro.states, *micro.metrics, *others])
+
+    def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
+        if overrides_step(self._model):
+            batch, shards = self._plan.global_batch_size, self._plan.shards
+            return OwnStep(self._model, template, self._shard_specs(), batch, options.jit, shards)
+        return MicroBatch(self._model, template, training=True, jit=options.jit, keeps_slices=True)
+
+    def _shard_specs(self) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in self._specs]
+
+    def _make_audit(self, is_wanted: bool) -> StepAudit | None:
+        # A loss that is divided by data has divisors of all shards, of which each is known to its worker alone.
+        is_simple = self.digests is not None and self._is_general and not getattr(self.micro, "divided", ())
+        if not (is_wanted and is_simple):
+            return None
+        (reduction,) = self.reductions
+        assert isinstance(reduction, reductions.FixedPointReduction)
+        return StepAudit(self.micro.phases[0], reduction, self._plan.shards)
+
+    def _trace_probe(self) -> Any:
+        # Which weights have gradients and which states change is known only after a trace, and loops need it before.
+        phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
+
+        def probe(leaves: list[tf.Tensor], seeds: tf.Tensor) -> ShardResult:
+            found = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
+            row = found[0].row if len(found) == 1 else tf.concat([each.row for each in found], 0)
+            return ShardResult([t for f in found for t in f.tensors], row, [s for f in found for s in f.slices])
+
+        function = tf.function(probe, autograph=False)
+        return user_model.run_user_code("the model", lambda: function.get_concrete_function(self._shard_specs(), seeds))
+
+    def _make_reduction(self, layout: wire.WireLayout, gradients: int, options: StepOptions) -> reductions.Reduction:
+        if tf.float64 in layout.dtypes:
+            if options.compress:
+                raise ConfigError(
+                    "--compress-gradients: the model has float64 weights or states, and 16 bits are much less precise "
+                    "than float64. Use float32 (keras.config.set_floatx), or remove the flag."
+                )
+            # 32-bit fixed point is less precise than float64.
+            return reductions.FloatReduction(layout, tf.float64, options.overlap)
+        if not options.fixed_point:
+            return reductions.FloatReduction(layout, overlap=options.overlap)
+        compressed = gradients if options.compress else 0
+        how = self._words, options.overlap, self._digest_kind if options.digests else None
+        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, *how)
+
+    def _full_steps(self, leaves, seeds, flags, begin, audit=None):
+        span = in_graph(self._shards, self._is_general, begin, seeds, audit)
+        places = None if audit is None else wire.audit_places(audit, span, self._plan.shards)
+        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), places))
+
+    def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
+        return self._steps(
+            leaves, seeds, flags, StepShards(in_graph(self._shards, self._is_general, begin, seeds), counts, total)
+        )
+
+    def _steps(self, leaves, seeds, flags, shards):
+        steps = tf.shape(seeds)[0]
+        rows = tf.TensorArray(tf.float32, steps, element_shape=[width_of(self.digest_bytes)])
+        fixed = fixed_values(self._devices, self.micro)
+        journal = self._journal
+
+        def body(k, rows, *_):
+            rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
+            made, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
+            row = row_of(made, rate)
+            if journal is not None:
+                journal.note(k, row)
+            return k + 1, rows.write(k, row), flags_sum, kept
+
+        start = (tf.constant(0), rows, tf.zeros_like(flags), self._gradients.nothing())
+        _, rows, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return rows.stack(), flags_sum, kept
+
+    def _lone_step(self, leaves, seeds):
+        """A step as if this worker were the only one and had one shard.
+
+        Returns:
+            Its loss, and whether its gradients were finite.
+        """
+        fixed = fixed_values(self._devices, self.micro)
+        flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
+        made, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
+        return made.loss, made.finite
+
+    def _step(
+        self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
+    ) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
+        """Make a step: what is noted of it, all flags, and the gradients that are kept."""
+        all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
+        audit = None if is_alone else shards.audit
+        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap, audit)
+        kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
+        with self._devices.at_home():
+            factors = self._factors(leaves, seeds, shards, all_reduce)
+            batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
+            self.micro.begin()
+            done: list[tf.Tensor] = []
+            for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
+                is_last = phase is self.micro.phases[-1]
+                # The flags travel with the last phase, whose sums come last.
+                told = flags if is_last else tf.zeros_like(flags)
+                with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
+                    reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                done = [] if all_reduce is None else results(reduced, gradients)
+                if self.audit is not None and reduced.audit is not None:
+                    with tf.control_dependencies(done):
+                        done = [*done, self.audit.check(reduced.audit)]
+                digests += [] if reduced.digests is None else [reduced.digests]
+                kept += self._gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
+                square += shard_work.squared_norm(gradients, phase.optimizer)
+                # Nothing changes before all is known, not even a count of updates: the step can be
+                # computed again when a worker is lost.
+                with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
+                    reduction.settle(reduced)
+                    phase.apply(gradients, reduced.tensors[len(gradients) :])
+                # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
+                if not isinstance(phase.optimizer, keras.optimizers.LossScaleOptimizer):
+                    finite = finite & reduced.finite
+            with tf.control_dependencies(done):
+                self.micro.update_metrics(reduced.outputs)
+                self.micro.add_metrics(reduced.row[1:])
+                self.micro.finish(reduced.row)
+                loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
+            told = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
+        return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
+
+    def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
+        """Factors for losses that are divided by data, after all workers have exchanged their divisors.
+
+        Returns:
+            None if the model has no such losses.
+        """
+        micro = self.micro
+        if isinstance(micro, OwnStep) or not micro.divided:
+            return None
+        own = shard_divisors(micro, leaves, seeds, shards.counts, micro.values())
+        every = reductions.everyones(all_reduce, own, shards.span, self._plan.shards, self._words)
+        return shard_factors(own, tf.reduce_sum(every, 0), shards.counts, shards.total, self._plan)
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step is computed.
+
+    Attributes:
+        flags: number of flags that are summed over workers with each step.
+        jit: compile gradients with XLA.
+        fixed_point: add gradients in fixed point, so that the sum is the same for every number of workers.
+        compress: send gradients as 16 bits.
+        devices: this process's devices; by default one.
+        keeps_gradients: return the gradients of a call's last step.
+        words: how devices represent integers, the same on all workers; by default what suits these devices best.
+        overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
+        digests: return digests of each step, where its sums are in fixed point.
+        has_old_digests: make them as the run's are, which has begun with a raytf that did not fold; see `DigestKind`.
+        audits: have a graph in which another worker can compute a shard, too, where that is possible.
+    """
+
+    flags: int = 1
+    jit: bool = False
+    fixed_point: bool = True
+    compress: bool = False
+    devices: Devices | None = None
+    keeps_gradients: bool = False
+    words: wire.WireWords | None = None
+    overlap: Overlap | None = None
+    digests: bool = True
+    has_old_digests: bool = False
+    audits: bool = False

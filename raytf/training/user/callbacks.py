@@ -1,0 +1,369 @@
+"""Keras callbacks with several workers: they run on rank 0 only, and what they change is sent to the other ranks.
+
+So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
+LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
+of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which run for each batch.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf import _keras
+from raytf._keras import compiled_parts
+from raytf.checkpoint import variables
+from raytf.distributed.group import Ranks
+from raytf.inference.user_model import run_user_code
+from raytf.runs.program_output import ProgramOutput
+from raytf.storage.storage import Storage
+from raytf.training.user import batch_hooks, callback_state, later_files
+from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.callback_state import KeptObjects
+from raytf.training.user.model_guard import ModelGuard
+
+#: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
+#: user derives from one of them may.
+_HARMLESS = (
+    keras.callbacks.History,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.TerminateOnNaN,
+)
+
+
+#: Callbacks whose work is done elsewhere, and by what.
+_REPLACED: dict[type, str] = {
+    keras.callbacks.BackupAndRestore: "raytf itself saves and restores",
+    keras.callbacks.ProgbarLogger: "the run's own display shows how far it is",
+}
+#: Begins the line about objects whose changes stay with the workers.
+_UNSENT = "WARNING: what callbacks change in these objects stays with the worker and does not come back: "
+#: The part of the state that says which layers and variables callbacks have made trainable.
+_TRAINABLE = "trainable"
+#: What an entry of the history says beside its logs.
+_OWN = ("epoch", "step")
+
+
+class Callbacks:
+    """The user's callbacks; does nothing if there are none.
+
+    Args:
+        make: a list of callbacks, or a function that takes the folder for files and returns such a list; None for no
+            callbacks.
+        model: built and compiled.
+        group: all ranks; each must construct this object and make the same calls.
+        say: called with what callbacks print and warn of, and with raytf's own lines.
+        files: local folder whose files are copied to the run's folder.
+        params: `verbose`, `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
+        epoch: epoch in which the run resumes from a checkpoint; None for a new run.
+        watch: returns a context manager to hold while the user's code runs.
+    """
+
+    #: What the other ranks know of the hooks of batches, where they know it already.
+    _known_batches: BatchHooks | None = None
+
+    def __init__(
+        self,
+        make: list[keras.callbacks.Callback] | Callable[[str], list[keras.callbacks.Callback]] | None,
+        model: keras.Model,
+        group: Ranks,
+        say: Callable[[str | ProgramOutput], None],
+        files: str,
+        params: dict[str, Any],
+        epoch: int | None,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self._model, self._group, self._say, self._watch = model, group, say, watch
+        self._make, self._params = make, params
+        #: Whether the user gave callbacks; the same on all ranks.
+        self.active = bool(make)
+        self._list: list[keras.callbacks.Callback] = []
+        self._hooks: keras.callbacks.CallbackList | None = None
+        #: What they can reach, and what the model must stay; set by `_construct`.
+        self._kept: KeptObjects | None = None
+        self._guard: ModelGuard | None = None
+        #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
+        self._logs: dict[str, Any] | None = None
+        self._reader = LogsReader()
+        #: Finds the variables that a hook changes.
+        self._changes = variables.Changes(lambda: self._variables)
+        if self.active and group.rank == 0 and self._known_batches is None:
+            self._construct(files, epoch)
+        #: What the ranks know of the hooks of batches; the same on all ranks.
+        self.batches = self._agree_on_batches(batch_hooks.of(self._list))
+        model.stop_training = False
+
+    def _construct(self, files: str, epoch: int | None) -> None:
+        make = self._make
+        made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
+        self._list = _completed(made or [])
+        for kind, why in _REPLACED.items():
+            if any(isinstance(c, kind) for c in made or []):
+                self._say(f"{kind.__name__} does nothing here: {why}")
+        for callback in self._list:
+            if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True  # otherwise the rows of earlier attempts would be lost
+                _drop_rows(callback, epoch)
+        later_files.write_in(files)
+        self._guard = ModelGuard(self._model)
+        kept = None if callable(make) else KeptObjects(self._list, self._model)
+        with self._guard.watching("a callback's set_model"):
+            everyone = [*self._list, self._reader]
+            self._hooks = keras.callbacks.CallbackList(everyone, model=self._model, **self._params)
+        # Those that a function makes have made their settings by now, such as a path on this machine.
+        self._kept = kept or KeptObjects(self._list, self._model)
+        if epoch is None and self._kept.unsent:
+            self._say(_UNSENT + ", ".join(self._kept.unsent))
+
+    def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
+        """Tell all ranks what rank 0 knows of the hooks of batches, unless they know it."""
+        if self._known_batches is not None or not self.active:
+            return self._known_batches or BatchHooks()
+        return BatchHooks(*(bool(each) for each in self._group.sum(np.array(own, np.float64))))
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        """Whether some callback overrides a batch hook; False on all ranks but rank 0."""
+        return any(batch_hooks.overridden(c) for c in self._list)
+
+    @property
+    def _is_risky(self) -> bool:
+        return any(type(c) not in _HARMLESS for c in self._list)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback asked to stop training; equal on all ranks after `run`."""
+        return bool(self._model.stop_training)
+
+    def run(self, hook: str, *args: Any) -> None:
+        """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
+        if self.active:
+            self._agree_on_effects(self._run(hook, args, self._is_risky))
+
+    def run_batch(self, hook: str, *args: Any) -> None:
+        """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
+        is_end = hook == "on_train_batch_end"
+        changed = self._run(hook, args, self.batches.steer) if self.has_batch_hooks else ()
+        if self.batches.steer_begin or (is_end and self.batches.steer):
+            self._agree_on_effects(changed)
+
+    def _run(self, hook: str, args: Sequence[Any], may_change: bool) -> Sequence[int]:
+        """Run a hook, once, where the callbacks are; return the places of the variables that it changed."""
+        if self._hooks is None or not self._is_first(hook, args):
+            return ()
+        with self._watch():
+            if may_change:
+                self._changes.begin()
+            self._call(hook, args)
+            return self._changes.end() if may_change else ()
+
+    def _call(self, hook: str, args: Sequence[Any]) -> None:
+        """Run a hook on this rank, which is rank 0."""
+        what = f"a callback's {hook}"
+        args = [for_hooks(each) if isinstance(each, dict) else each for each in args]
+        with self._guard.watching(what) if self._guard is not None and self._is_risky else nullcontext():
+            run_user_code(what, lambda: getattr(self._hooks, hook)(*args), self._say)
+        if hook == "on_epoch_end":
+            self._logs = for_history(self._reader.logs, self._say)
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
+        """Run `on_epoch_end`; all ranks must call this.
+
+        Returns:
+            The logs with what callbacks have added to them and changed in them; equal on all ranks.
+        """
+        self.run("on_epoch_end", epoch, logs)
+        return self._shared_logs() if self.active else dict(sorted(logs.items()))
+
+    def _shared_logs(self) -> dict[str, Any]:
+        """Return the logs of the newest epoch, as rank 0 has them."""
+        own = b"" if self._group.rank else json.dumps(self._logs).encode()
+        return json.loads(self._group.share(own))
+
+    def begin(self, what: str, step: int) -> None:
+        """Something begins at a step, from where it is begun again if a worker is lost in it."""
+
+    def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
+        """Whether a hook must be run."""
+        return True
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
+        if self._kept is None or self._guard is None:
+            return {}, {}
+        values, arrays = self._kept.state()
+        return values | ({_TRAINABLE: self._guard.trainable} if self._guard.is_changed else {}), arrays
+
+    def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a callback that did not exist then keeps its current state."""
+        if self._kept is None or self._guard is None:
+            return
+        callback_state.load_old(self._list, values, arrays)
+        failed = self._kept.load(values, arrays)
+        if failed:
+            self._say(f"WARNING: what callbacks kept could not be restored: {', '.join(failed)}")
+        self._guard.trainable = values.get(_TRAINABLE, self._guard.trainable)
+
+    def keep(self, run: Storage) -> None:
+        """Write the state at the end of a run, for `give_back`; on rank 0."""
+        if self._kept is not None:
+            callback_state.keep(run, *self.state())
+            lost = self._kept.lost()
+            if lost:
+                self._say(f"WARNING: what callbacks kept does not come back: {', '.join(lost)}")
+
+    def _agree_on_effects(self, changed: Sequence[int]) -> None:
+        own = [float(self._model.stop_training), self._rate or 0.0]
+        own += np.isin(np.arange(len(self._variables)), changed).tolist()
+        if self._group.rank != 0:
+            own = [0.0] * len(own)
+        stop, rate, *is_changed = self._group.sum(np.array(own, np.float64))
+        self._take_effects(bool(stop), rate)
+        self._send([place for place, is_one in enumerate(is_changed) if is_one])
+
+    @property
+    def _rate(self) -> float | None:
+        """The learning rate; None where a schedule gives it, or where there are several."""
+        optimizer = self._model.optimizer
+        if not _keras.has_one_rate(optimizer):
+            return None
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        scheduled = isinstance(_keras.given_rate(inner), keras.optimizers.schedules.LearningRateSchedule)
+        return None if scheduled else float(optimizer.learning_rate)
+
+    def _take_effects(self, stop: bool, rate: float) -> None:
+        self._model.stop_training = stop
+        if self._group.rank != 0 and self._rate is not None:
+            self._model.optimizer.learning_rate = rate
+
+    def _send(self, places: Collection[int]) -> None:
+        """Give all ranks the values that variables have on rank 0."""
+        if not places:
+            return
+        changed = [self._variables[place] for place in places]
+        arrays = self._group.broadcast([np.asarray(keras.ops.convert_to_numpy(v.value)) for v in changed])
+        if self._group.rank != 0:
+            for variable, value in zip(changed, arrays, strict=True):
+                variable.assign(value)
+
+    @functools.cached_property
+    def _variables(self) -> list[keras.Variable]:
+        """The variables that hooks may change and that the step reads, in one order on all ranks."""
+        return list(variables.variables(self._model).values())
+
+
+def give_back(
+    run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, params: dict[str, Any]
+) -> None:
+    """Give the program's callbacks, and what they share with it, the state that theirs had at the end of a run.
+
+    Args:
+        run: its folder.
+        callbacks: that the run was started with.
+        model: of the program.
+        params: of the run, as Keras passes them to callbacks.
+    """
+    values, arrays = callback_state.kept(run)
+    own = _completed(callbacks)
+    kept = KeptObjects(own, model)
+    for callback in own:
+        callback.set_params(params)
+        callback.set_model(model)
+    callback_state.load_old(own, values, arrays)
+    failed = kept.load(values, arrays)
+    if failed:
+        print(f"WARNING: what callbacks kept does not fit this program: {', '.join(failed)}", file=sys.stderr)
+    if _TRAINABLE in values:
+        compiled_parts.set_trainable(model, values[_TRAINABLE])
+
+
+def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that run here, with Keras's History, which other callbacks may read as `model.history`."""
+    own = [c for c in callbacks if not isinstance(c, tuple(_REPLACED))]
+    return own if any(isinstance(c, keras.callbacks.History) for c in own) else [*own, keras.callbacks.History()]
+
+
+def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Remove the rows of epochs that will be trained again."""
+    if not os.path.isfile(logger.filename):
+        return
+    try:
+        with open(logger.filename, newline="", errors="surrogateescape") as file:
+            header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
+    except (OSError, csv.Error):
+        return  # the file is damaged, but it is only a log
+    if "epoch" in header:
+        place = header.index("epoch")
+        with open(logger.filename, "w", newline="", errors="surrogateescape") as file:
+            kept = [row for row in rows if len(row) > place and _is_before(row[place], epoch)]
+            csv.writer(file, delimiter=logger.sep, lineterminator="\n").writerows([header, *kept])
+
+
+def _is_before(text: str, epoch: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+class LogsReader(keras.callbacks.Callback):
+    """The last callback: it sees the logs of an epoch with what the others have added to them.
+
+    Attributes:
+        logs: of the newest epoch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, Any] = {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.logs = dict(logs or {})
+
+
+def for_hooks(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return logs for hooks: as in Keras, a metric with several numbers is an array."""
+    return {name: np.asarray(each, np.float32) if isinstance(each, list) else each for name, each in logs.items()}
+
+
+def for_history(logs: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Return logs as JSON values: numbers, texts, and lists and dicts of them.
+
+    Args:
+        say: called with a line about values that cannot be kept.
+    """
+    kept = {}
+    for name, value in logs.items():
+        try:
+            if not isinstance(name, str) or name in _OWN:
+                raise TypeError("expected a text that is neither 'epoch' nor 'step'")
+            kept[name] = _plain(value)
+        except TypeError as error:
+            say(f"WARNING: the history leaves out {name!r}, which a callback has added to the logs: {error}")
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (np.generic, np.ndarray)) or keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
+        plain = np.asarray(keras.ops.convert_to_numpy(value)).tolist()
+        return _plain(plain)
+    raise TypeError(f"its value is a {type(value).__name__}")

@@ -1,0 +1,306 @@
+"""What a user's program gives to a run, sent as bytes and opened where it is used.
+
+A model, a layer or a tensor creates TensorFlow's variables when it is unpickled, which a worker may do only after its
+strategy is set up: `Collective ops must be configured at program startup`. So a parcel arrives closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from raytf._keras import live_objects
+from raytf._tensorflow import pickles
+from raytf.errors import ConfigError
+from raytf.training.user import later_files
+
+T = TypeVar("T")
+#: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
+_STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
+#: Classes of variables: Keras's and TensorFlow's.
+_VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
+#: What this process has sent, by the name in the pickle.
+_sent: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+#: What was replaced by stand-ins, in words, while somebody wants to know.
+_noted: list[str] | None = None
+_STREAMS = ("stdout", "stderr", "stdin")
+
+
+class Packed(NamedTuple):
+    """A pickle, and what of this process is in it.
+
+    Attributes:
+        body: the pickle.
+        variables: the variables that the value holds, in the order in which they are pickled.
+        files: the open files and summary writers that it holds.
+    """
+
+    body: bytes
+    variables: list[Any]
+    files: list[Any]
+
+
+class Parcel(Generic[T]):
+    """A value that is pickled with the Keras objects it holds, and unpickled at its first use.
+
+    Args:
+        value: what is sent.
+    """
+
+    def __init__(self, value: T):
+        self._value: T | None = value
+        self._packed: Packed | None = None
+        self._variables: list[Any] = []
+        #: What stayed in this process when the value was pickled, in words.
+        self.left_behind: list[str] = []
+
+    def get(self) -> T:
+        """The value; in another process than it was made in, a copy of it, made by the first call."""
+        if self._value is None:
+            self._value, self._variables = opened(self._pack().body)
+        return self._value
+
+    def variables(self) -> list[Any]:
+        """Return all variables that the value holds, in the same order in each process."""
+        packed, _ = self._pack(), self.get()
+        return packed.variables or self._variables
+
+    def files(self) -> list[Any]:
+        """Return the open files and summary writers that are in the value, in the process that made it."""
+        return self._pack().files
+
+    def _pack(self) -> Packed:
+        if self._packed is None:
+            with noted() as self.left_behind:
+                self._packed = packed(self._value)
+        return self._packed
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Parcel[T]], tuple[bytes]]:
+        return _closed, (self._pack().body,)
+
+
+def _closed(body: bytes) -> Parcel[Any]:
+    parcel: Parcel[Any] = Parcel(None)
+    parcel._packed = Packed(body, [], [])
+    return parcel
+
+
+def packed(value: Any) -> Packed:
+    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables."""
+    from raytf._ray import pickling
+
+    variables: list[Any] = []
+    files: list[Any] = []
+    reducers = live_objects.REDUCERS | pickles.REDUCERS | REDUCERS | later_files.reducers(files)
+
+    def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def reducer(variable: Any) -> Any:
+            variables.append(variable)
+            return reduce(variable)
+
+        return reducer
+
+    reducers |= {kind: noted(reducers.get(kind, lambda _: NotImplemented)) for kind in _VARIABLES}
+    # The list is pickled last: it then has all variables of the value, and the pickle only refers to them.
+    whole = live_objects.registered(), value, variables
+    return Packed(_with_deep_stack(lambda: pickling.dumps(whole, reducers)), variables, files)
+
+
+def opened(body: bytes) -> tuple[Any, list[Any]]:
+    """Unpickle what `packed` has pickled; creates TensorFlow variables if Keras objects are in it."""
+    from raytf._ray import pickling
+
+    known, value, variables = pickling.loads(body)
+    live_objects.loaded()
+    live_objects.register(known)
+    return value, variables
+
+
+def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
+    """Call in a thread with room for deep recursions."""
+    result: list[Any] = []
+
+    def call() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            result.append(error)
+
+    limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
+    try:
+        sys.setrecursionlimit(_RECURSION)
+        thread = threading.Thread(target=call)
+        thread.start()
+    finally:
+        threading.stack_size(size)
+    try:
+        thread.join()
+    finally:
+        sys.setrecursionlimit(limit)
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
+
+
+# -- what cannot be sent -----------------------------------------------------------------------------------------------
+#
+# A callback or a class of a test often merely refers to such an object. In a worker a stream of the program is the one
+# of the same name there, whose text comes back to the program, and a lock is a new one. A generator is a stand-in,
+# which raises an error that names it where it is used. Back in the program all of them are the objects that were sent.
+# Exceptions are here, too, since Python's own pickle fails for a class whose constructor takes other arguments than it
+# hands on, and tests of unittest, which hold what runs them.
+
+
+class StandardStream:
+    """A standard stream of the process that uses it, as it is at that moment.
+
+    Args:
+        name: in `sys`.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(getattr(sys, self._name), name)
+
+    def __iter__(self) -> Any:
+        return iter(getattr(sys, self._name))
+
+    def __reduce__(self) -> Any:
+        return _stream, (self._name,)
+
+
+class StandIn:
+    """Stands for an object that stayed in the program's process; any use raises a ConfigError.
+
+    Args:
+        key: the name under which the program's process knows the object.
+        kind: what the object is, for the message.
+    """
+
+    def __init__(self, key: str, kind: str):
+        self._key, self._kind = key, kind
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ConfigError(
+            f"{self._kind} stayed in the program's process, since it cannot be sent to a worker, and code in a worker "
+            "uses it. Create it in the method that uses it, such as the callback's on_train_begin."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python asks for these, and nobody uses the object by it
+            raise AttributeError(name)
+        return self._refuse()
+
+    __iter__ = __next__ = __call__ = __enter__ = __exit__ = __len__ = __getitem__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return _stand_in, (self._key, self._kind)
+
+
+def _stream(name: str) -> Any:
+    return StandardStream(name)
+
+
+def _stand_in(key: str, kind: str) -> Any:
+    own = _sent.get(key)
+    return StandIn(key, kind) if own is None else own
+
+
+def _new_lock(key: str, is_reentrant: bool) -> Any:
+    own = _sent.get(key)
+    if own is None:
+        own = threading.RLock() if is_reentrant else threading.Lock()
+    return own
+
+
+def _key_of(thing: Any) -> str:
+    key = next((key for key, sent in _sent.items() if sent is thing), None)
+    if key is None:
+        key = uuid.uuid4().hex
+        _sent[key] = thing
+    return key
+
+
+def _anything(thing: Any) -> Any:
+    """A program may have replaced its streams by objects of any class."""
+    for name in _STREAMS:
+        if thing is getattr(sys, name) or thing is getattr(sys, f"__{name}__"):
+            return _stream, (name,)
+    return NotImplemented
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[str]]:
+    """Yield a list of what is replaced by stand-ins meanwhile, in words."""
+    global _noted
+    _noted = []
+    try:
+        yield _noted
+    finally:
+        _noted = None
+
+
+def _left(thing: Any, kind: str) -> Any:
+    if _noted is not None and kind not in _noted:
+        _noted.append(kind)
+    return _stand_in, (_key_of(thing), kind)
+
+
+def _text_stream(stream: Any) -> Any:
+    known = _anything(stream)
+    if known is not NotImplemented or type(stream) in (io.TextIOWrapper, io.StringIO):
+        return known  # an open file
+    # A stream that stood for a standard one, as pytest's does for a test that is over.
+    return _left(stream, f"the stream {type(stream).__name__}")
+
+
+def _generator(generator: Any) -> Any:
+    return _left(generator, f"the generator {generator.__qualname__}")
+
+
+def _lock(lock: Any) -> Any:
+    return _new_lock, (_key_of(lock), type(lock) is not type(threading.Lock()))
+
+
+def _exception(error: BaseException) -> Any:
+    own = [kind for kind in type(error).__mro__ if kind.__module__ != "builtins"]
+    methods = {name for kind in own for name in vars(kind)}
+    if "__init__" not in methods or methods & {"__reduce__", "__reduce_ex__", "__getstate__"}:
+        return NotImplemented
+    return made, (type(error), error.args), dict(vars(error))
+
+
+def _test_case(test: Any) -> Any:
+    return object.__new__, (type(test),), {name: value for name, value in vars(test).items() if name != "_outcome"}
+
+
+def made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make an exception without its class's own constructor."""
+    made = kind.__new__(kind, *args)
+    # Fields such as `errno` and `code` are set by the constructor of the exception of Python's that it derives from.
+    python: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    python.__init__(made, *args)
+    made.args = args
+    return made
+
+
+#: How to pickle objects of a class and of those derived from it.
+REDUCERS: dict[str, Callable[[Any], Any]] = {
+    "_io._TextIOBase": _text_stream,
+    "_thread.RLock": _lock,
+    "_thread.lock": _lock,
+    "builtins.BaseException": _exception,
+    "builtins.generator": _generator,
+    "builtins.object": _anything,
+    "unittest.case.TestCase": _test_case,
+}

@@ -1,0 +1,44 @@
+"""Whether a Ray lets a user in, and what is said where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytf.cluster.connect import Entry, decide_entry
+from raytf.errors import ClusterError
+
+HEAD = "the head's"
+
+
+def of(wants: bool):
+    return lambda token: not wants or token == HEAD
+
+
+@pytest.mark.parametrize("mode", [None, "token", "disabled"])
+@pytest.mark.parametrize("token", ["", HEAD, "another"])
+def test_a_ray_that_wants_none_is_entered_as_the_environment_says(mode, token):
+    assert decide_entry("h:1", mode, token, of(wants=False)) is Entry.AS_ASKED
+    assert decide_entry("h:1", mode, token, lambda token: None) is Entry.AS_ASKED, "Ray's own client says what is wrong"
+
+
+def test_a_ray_that_wants_one_gets_that_of_the_user():
+    assert decide_entry("h:1", "token", HEAD, of(wants=True)) is Entry.AS_ASKED
+    assert decide_entry("h:1", "Token", HEAD, of(wants=True)) is Entry.AS_ASKED
+    assert decide_entry("h:1", None, HEAD, of(wants=True)) is Entry.WITH_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("mode", "token", "said"),
+    [
+        (None, "", "wants a token, and there is none here. Type `export RAY_AUTH_MODE=token`"),
+        (None, "another", "wants a token, and the one here is another one. Type "),
+        ("token", "", "wants a token, and there is none here. Have the head's token"),
+        ("token", "another", "does not take this token. Have the head's token"),
+        ("disabled", HEAD, "wants a token, and RAY_AUTH_MODE is disabled. Type "),
+    ],
+)
+def test_else_one_line_says_what_to_type(mode, token, said):
+    with pytest.raises(ClusterError) as error:
+        decide_entry("h:1", mode, token, of(wants=True))
+    assert str(error.value).startswith(f"the Ray at h:1 {said}")
+    assert "~/.ray/auth_token" in str(error.value)
