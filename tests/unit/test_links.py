@@ -1,5 +1,5 @@
-"""Every relative link, anchor and picture of the pages in the root and in docs/ leads somewhere, and so does each path of
-a page that code, configurations and messages name."""
+"""Every relative link, anchor and picture of the pages in the root and in docs/ leads somewhere, and so does each path
+of a page that code, configurations and messages name."""
 
 from __future__ import annotations
 
