@@ -10,7 +10,7 @@ from raytf.driver.supervision.diagnosis import diagnose
 from raytf.driver.supervision.failures import Cause
 from raytf.driver.supervision.retry import Retry
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
-from raytf.parameter_server.group import ProcessDiedError
+from raytf.parameter_server.errors import ProcessDiedError
 
 #: As Ray raises it where an argument of an actor's method cannot be loaded.
 NO_MODULE = RayTaskError("coordinate", "traceback", RaySystemError(ModuleNotFoundError("No module named 'mine'")))
