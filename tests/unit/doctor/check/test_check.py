@@ -533,7 +533,7 @@ CODES = re.compile(r'(?:error|warning|Finding)\)?\(\s*"([a-z][a-z0-9-]+)"')
 
 
 def given(folder):
-    return set(CODES.findall("".join(file.read_text() for file in (ROOT / "raytf/cluster" / folder).glob("*.py"))))
+    return set(CODES.findall("".join(file.read_text() for file in (ROOT / "raytf/doctor" / folder).glob("*.py"))))
 
 
 def test_each_code_is_in_the_docs():
