@@ -49,7 +49,7 @@ class Section:
         ("word", "c", "--word c: expected one of a, b."),
     ],
 )
-def test_a_value_that_a_setting_cannot_have_is_refused_in_the_words_of_its_bound(name: str, value: Any, message: str):
+def test_a_value_out_of_bounds_is_refused_in_the_words_of_its_bound(name: str, value: Any, message: str):
     with pytest.raises(ConfigError) as refused:
         setting.check(Section(**{name: value}))
     assert str(refused.value) == message
@@ -189,7 +189,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("settings", "more"), MADE, ids=lambda case: str(case))
-def test_the_identity_is_that_of_runs_made_before_it_followed_from_the_fields(
+def test_the_identity_equals_that_of_runs_from_before_it_came_from_fields(
     settings: dict[str, Any], more: dict[str, str]
 ):
     config = TrainConfig.of(**settings)

@@ -219,7 +219,7 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
     assert len(cluster.jobs) == 2
 
 
-def test_the_jobs_of_one_command_belong_to_one_submission_whoever_follows_them():
+def test_the_jobs_of_one_command_are_one_submission_whoever_follows_them():
     def of(name: str) -> str:
         return submission({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": name}})})
 

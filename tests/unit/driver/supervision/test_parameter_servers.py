@@ -59,7 +59,7 @@ def test_what_follows_a_failure_of_a_run_that_has_made_steps(error, cause, goes_
     assert Retry().decide(failure, reached=100).retry is goes_on
 
 
-def test_a_server_that_dies_again_and_again_without_a_step_gets_longer_pauses():
+def test_a_server_that_keeps_dying_without_a_step_gets_longer_pauses():
     retry = Retry()
     died = diagnose(ProcessDiedError("parameter server 0 died"))
     assert [retry.decide(died, reached=5).pause for _ in range(4)] == [0.0, 1.0, 2.0, 4.0]

@@ -99,7 +99,7 @@ def test_what_says_all_by_itself_is_not_said_twice():
     assert (decision.retry, decision.said) == (False, "")
 
 
-def test_policies_that_are_sent_one_by_one_have_one_supervisor_where_they_arrive():
+def test_policies_sent_one_by_one_share_one_supervisor_where_they_arrive():
     supervisor = Supervisor()
     first, second = (pickle.loads(pickle.dumps(supervisor)) for _ in range(2))
     assert first is second
