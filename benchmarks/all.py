@@ -27,7 +27,7 @@ import psutil
 import tyro
 
 from benchmarks import harness
-from raytf._process import told_to_stop
+from raytf._process import signal_handler
 
 ROOT = Path(__file__).parents[1]
 #: Minutes that all quick runs together may take.
@@ -170,7 +170,7 @@ def stoppable() -> Iterator[None]:
         raise Stopped(number)
 
     # Also where a shell in the background had Ctrl-C ignored, which the programs would inherit.
-    with told_to_stop(stop):
+    with signal_handler(stop):
         yield
 
 

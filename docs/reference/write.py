@@ -27,7 +27,7 @@ from raytf.config import flags, help_page, setting
 from raytf.config.flags import Flag
 from raytf.config.setting import Expected, InSearch, Refused, Setting, When
 from raytf.config.train_config import every_setting, section_types
-from raytf.runs import events, folder
+from raytf.runs import events, run_folder
 from raytf.runs.events import RunEvent
 
 ROOT = Path(__file__).parents[2]
@@ -178,9 +178,11 @@ since 1970), `kind` and, while a driver runs, `step` and `stall` (seconds that t
 
 def run_folder_page() -> str:
     lines = [FOLDER, "| folder | |", "| --- | --- |"]
-    lines += [row([f"`{name}/`", text]) for name, text in sorted({**folder.FOLDERS, **folder.SOMETIMES}.items())]
+    lines += [
+        row([f"`{name}/`", text]) for name, text in sorted({**run_folder.FOLDERS, **run_folder.SOMETIMES}.items())
+    ]
     lines += ["", "| file | |", "| --- | --- |"]
-    lines += [row([f"`{name}`", text]) for name, text in folder.FILES.items()]
+    lines += [row([f"`{name}`", text]) for name, text in run_folder.FILES.items()]
     lines += ["", EVENTS, "| kind | when | fields |", "| --- | --- | --- |"]
     lines += [row([f"`{kind}`", *event_cells(event)]) for kind, event in events.KINDS.items()]
     lines += [row([f"`{kind}`", *about]) for kind, about in events.OTHERS.items()]

@@ -39,7 +39,7 @@ def _reduced_strategy(strategy: Any) -> Any:
 
 
 def _strategy() -> Any:
-    """That in whose scope this process is: another process has another one."""
+    """Return the strategy whose scope this process has entered."""
     import tensorflow as tf
 
     return tf.distribute.get_strategy()

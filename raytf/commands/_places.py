@@ -41,7 +41,7 @@ def model_uri(text: str) -> str:
 def _is_run(place: str) -> bool:
     """Return whether a local folder is that of a run, of a search, or of the runs of a program."""
     entries = _entries(place)
-    return any(not RUN_MARKS.isdisjoint(found) for found in (entries, *_inner(place, entries)))
+    return any(not RUN_MARKS.isdisjoint(names) for names in (entries, *_inner(place, entries)))
 
 
 def _inner(place: str, entries: set[str]) -> Iterator[set[str]]:

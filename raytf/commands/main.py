@@ -6,13 +6,15 @@ import difflib
 import functools
 import importlib
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import raytf
-from raytf.config import setting
+from raytf.config import flags, setting
 from raytf.config.command_line import cli
+from raytf.config.setting import Rest
 from raytf.config.terminal_text import printable, visible
 from raytf.errors import FOREIGN
 
@@ -71,16 +73,30 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(2)
         name = _chosen(prog, rest, {name: _summary(command) for name, command in module.SUBCOMMANDS.items()})
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
-    cli(_bounded(run), getattr(module, "arguments", list)(rest), prog=prog)
+    arguments = module.arguments(rest) if hasattr(module, "arguments") else with_rest(run, rest)
+    cli(_bounded(run), arguments, prog=prog)
+
+
+def with_rest(run: Callable[[Any], object], args: list[str]) -> list[str]:
+    """Return arguments with everything after `--` as the value of the flag that it stands for, if there is one."""
+    if "--" not in args:
+        return args
+    at = args.index("--")
+    for group in flags.of_command(run):
+        for flag in group.flags:
+            if any(isinstance(note, Rest) for note in flag.setting.notes):
+                return [*args[:at], f"{flag.setting.flag}={shlex.join(args[at + 1 :])}"]
+    return args
 
 
 def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a command that refuses flags outside the bounds that its fields name."""
 
     @functools.wraps(run)
-    def call(flags: Any) -> None:
-        setting.check(flags)
-        run(flags)
+    def call(*args: Any, **named: Any) -> None:
+        for values in (*args, *named.values()):
+            setting.check(values)
+        run(*args, **named)
 
     return call
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -43,11 +42,6 @@ class Prove:
     """How many workers compute them; the result is the same."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
-
-
-def arguments(args: Sequence[str]) -> list[str]:
-    """Take everything after `--` as the program."""
-    return replay.arguments(args)
 
 
 def main(flags: Prove) -> None:

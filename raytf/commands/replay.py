@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,6 @@ from annotated_types import Ge
 from raytf.audit import step_replay
 from raytf.audit.step_replay import NotedSteps, ReplayPlan, StepComparison
 from raytf.commands._places import run_uri
-from raytf.commands._rest import rest_as
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
@@ -45,11 +43,6 @@ class Replay:
     """Print the lines of Python that load what --dump has written."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
-
-
-def arguments(args: Sequence[str]) -> list[str]:
-    """Take everything after `--` as the program."""
-    return rest_as("program", args)
 
 
 def main(flags: Replay) -> None:

@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,6 @@ from typing import Annotated, Any
 import tyro
 from annotated_types import Gt
 
-from raytf.commands._rest import rest_as
 from raytf.config import continuing
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
@@ -60,11 +58,6 @@ class Submit:
     """Give up after so many seconds without an answer from the head."""
     stop_on_interrupt: bool = False
     """Ctrl-C also stops the job; a run saves first."""
-
-
-def arguments(args: Sequence[str]) -> list[str]:
-    """Take everything after `--` as the command."""
-    return rest_as("command", args)
 
 
 def main(flags: Submit) -> None:
@@ -152,9 +145,9 @@ def pack_working_dir(folder: str, into: Path) -> Path:
     Raises:
         ConfigError: there is no such folder, or too much is in it.
     """
-    for found in local_files.working_dir(folder, local_environment.here()):
-        if found.severity is Severity.ERROR:
-            raise ConfigError(f"{found.what}. {found.fix}")
+    for finding in local_files.working_dir(folder, local_environment.here()):
+        if finding.severity is Severity.ERROR:
+            raise ConfigError(f"{finding.what}. {finding.fix}")
     return _zip(folder, into, MOST_BYTES)
 
 

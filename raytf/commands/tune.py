@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge
 
-from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import say
@@ -56,11 +54,6 @@ class Tune:
     """Start failed trials once more."""
     flags: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("[-- FLAGS OF THE JOB]")] = ""
     """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
-
-
-def arguments(args: Sequence[str]) -> list[str]:
-    """Take everything after `--` as flags of the job."""
-    return rest_as("flags", args)
 
 
 def main(flags: Tune) -> None:

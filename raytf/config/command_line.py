@@ -46,17 +46,17 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     prog = prog or f"python {sys.argv[0]}"
     asked = os.environ.get(DESCRIBE)
     called = _checked(main) if asked is None else _telling(main, asked)
-    told = _process.EndingSignal()
+    ending = _process.EndingSignal()
     try:
         try:
             _show_help_or_refuse(main, argv, prog)
-            with _process.as_interrupts(told):
+            with _process.as_interrupts(ending):
                 tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt as error:
-        word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
-        _leave(visible(error) or f"{word}; {continuing.from_last_checkpoint()}.", told.code)
+        word = "interrupted" if ending.number is None else f"told to stop ({ending.number.name})"
+        _leave(visible(error) or f"{word}; {continuing.from_last_checkpoint()}.", ending.code)
     except BrokenPipeError:
         _unless_nobody_reads()
         raise

@@ -404,6 +404,13 @@ def check_arguments(
     Raises:
         RaytfError: a setting or an argument is wrong.
     """
+    with config.named_as_typed():
+        _check_arguments(config, own, model, train, validation, validation_freq)
+
+
+def _check_arguments(
+    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
+) -> None:
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)

@@ -56,7 +56,7 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 
 
 def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None), records: int = 1) -> bytes:
-    """The file; where Keras cannot serialize the model it says so, and why.
+    """Return the file; where Keras cannot serialize the model, the file says so, and why.
 
     Args:
         x: inputs of one or more records, nested.
@@ -78,7 +78,7 @@ def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None),
 
 
 def obstacles(model: keras.Model) -> list[str]:
-    """What will keep Keras from making the model again, one line; it is tried with the weights left out."""
+    """Return what will keep Keras from making the model again, in a line; it is tried without the weights."""
     layer = next((layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.Lambda)), None)
     if layer is not None:
         return [
@@ -93,9 +93,9 @@ def obstacles(model: keras.Model) -> list[str]:
             config.pop("compile_config", None)
             keras.saving.deserialize_keras_object(config, custom_objects=own)
     except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
-        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
+        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
         return [
-            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {said}... "
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {reason}... "
             "Give its classes a get_config() with the arguments of their __init__, and register them "
             "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
         ]
@@ -105,7 +105,7 @@ def obstacles(model: keras.Model) -> list[str]:
 
 
 def precision_of(run: Storage) -> Precision:
-    """With which dtypes the run's model computes; Keras's defaults where the run does not say."""
+    """Return the dtypes with which the run's model computes; Keras's defaults where the run does not say."""
     return precision.parse(_document(run).get("precision"))
 
 
@@ -142,7 +142,7 @@ def _document(run: Storage) -> dict[str, Any]:
 
 
 def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) -> tuple[keras.Model, Any]:
-    """The run's model with weights of no meaning, and its optimizer where that keeps averages of the weights.
+    """Return the run's model with meaningless weights, and its optimizer where that keeps averages of the weights.
 
     Args:
         run: its folder.
@@ -160,7 +160,7 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
         raise DamagedFileError(error.file, error.reason, "The run's next start writes it again.") from None
     if document is None:
         raise ModelError(
-            f"{run.locate(FILE)} is missing: this run was begun by an older raytf. Its next start writes it."
+            f"{run.locate(FILE)} is missing: an older raytf started this run. Its next start writes the file."
         )
     if document.get("version", 0) > _VERSION:
         raise ModelError(f"{run.locate(FILE)} was written by a newer raytf. Update raytf.")
@@ -199,8 +199,8 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
     Raises:
         ModelError: says which layer would do what.
     """
-    found = untrusted_model.find(config)
-    files, code = [s for s in found if s.reads_files], [s for s in found if not s.reads_files]
+    parts = untrusted_model.find(config)
+    files, code = [part for part in parts if part.reads_files], [part for part in parts if not part.reads_files]
     if files:
         raise ModelError(
             f"the model has {files[0].what}{_more(files)}. raytf makes no model that reads files, whatever is trusted "
@@ -208,8 +208,8 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
         )
     if code and not trust:
         raise ModelError(
-            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Give --trust to "
-            f"run it, only if you trust whoever could write {where}."
+            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Pass --trust to "
+            f"run it, only if you trust everybody who can write {where}."
         )
 
 
@@ -230,8 +230,8 @@ def check_archive(file: str) -> None:
     _refuse(config, file, trust=True)  # code is refused by Keras's safe mode, unless the process has turned that off
 
 
-def _more(found: list[untrusted_model.UntrustedPart]) -> str:
-    return f" (and {len(found) - 1} more such)" if len(found) > 1 else ""
+def _more(parts: list[untrusted_model.UntrustedPart]) -> str:
+    return f" (and {len(parts) - 1} more such)" if len(parts) > 1 else ""
 
 
 def _deserialize(config: Any, trust: bool) -> Any:
@@ -240,23 +240,23 @@ def _deserialize(config: Any, trust: bool) -> Any:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
         # Keras puts what was wrong behind the configuration of all that is around it.
-        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
-        if "safe_mode" in said or "unsafe" in said.lower():
-            raise ModelError(f"Keras holds the model for unsafe: {said}") from error
-        if "Could not locate" in said or "registered" in said:
+        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
+        if "safe_mode" in reason or "unsafe" in reason.lower():
+            raise ModelError(f"Keras considers the model unsafe: {reason}") from error
+        if "Could not locate" in reason or "registered" in reason:
             raise ModelError(
                 f"the model needs classes or functions of the job's own{f' ({names})' if names else ''}, and raytf "
-                f"imports none because a file names it: {said} Give the file that registers them "
+                f"imports none because a file names it: {reason} Give the file that registers them "
                 "(keras.saving.register_keras_serializable), as in --module jobs/mine.py."
             ) from error
         raise ModelError(
-            f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {said} Where the "
-            "model has classes of the job's own, give the file that registers them, as in --module jobs/mine.py."
+            f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {reason} Where "
+            "the model has classes of the job's own, give the file that registers them, as in --module jobs/mine.py."
         ) from error
 
 
 def _averaging(model: keras.Model, optimizer: Any) -> Any:
-    """The optimizer, where the weights to use are averages that it keeps."""
+    """Return the optimizer, where the weights to use are averages that it keeps."""
     if not optimizer or '"use_ema": true' not in json.dumps(optimizer):
         return None
     try:
@@ -301,7 +301,7 @@ def _spec(x: Any) -> Any:
 
 
 def _zeros(spec: Any, count: int = 1) -> Any:
-    """Records of zeros, as `_spec` described them."""
+    """Return records of zeros, as `_spec` described them."""
     if spec is None:
         return None
     if isinstance(spec, dict) and set(spec) == {_LEAF}:
@@ -322,7 +322,7 @@ def _records(document: dict[str, Any]) -> int:
 
 
 def _leaf(value: Any) -> tuple[str, list[int], int]:
-    """Dtype and shape of a row of an array, and how many of them a record has.
+    """Return dtype and shape of a row of an array, and how many rows a record has.
 
     Raises:
         DamagedFileError: it describes none, or one that is larger than any record.

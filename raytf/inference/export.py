@@ -37,9 +37,9 @@ class Exported:
     """What `export_run` did.
 
     Attributes:
-        place: of the model, as a person would look for it.
+        place: of the model, as a user would look for it.
         version: number of the version; None for a file.
-        step: global steps that the weights have seen; None where nobody said it.
+        step: global steps that the weights have seen; None where it is not known.
         is_new: False where the newest version held these weights already.
     """
 
@@ -54,16 +54,16 @@ _SERVING, _FILE = "export for serving", "model.keras"
 
 
 def obstacles(model: keras.Model) -> list[Explained]:
-    """What will keep a model from being exported or loaded again, one line each; it is tried, and nothing is written.
+    """Return what will keep a model from being exported or loaded again, a line each; nothing is written.
 
     To be asked before training: at its end it is too late to change the model.
     """
-    found = []
+    problems = []
     try:
         with model_files.quiet():
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
-        found.append(
+        problems.append(
             Explained(
                 f"the model cannot be exported for serving, Keras says: {type(error).__name__}: "
                 f"{one_line(error, 200)}... Give it one input, or a list or dict of them, as keras.Model(inputs, "
@@ -71,11 +71,11 @@ def obstacles(model: keras.Model) -> list[Explained]:
                 _SERVING,
             )
         )
-    return [*found, *(Explained(text, _FILE) for text in architecture.obstacles(model))]
+    return [*problems, *(Explained(text, _FILE) for text in architecture.obstacles(model))]
 
 
 def _trace(model: keras.Model) -> None:
-    """What of `model.export` can fail before there are files: its function is traced, and made a signature."""
+    """Trace the model and make it a signature, which is all of `model.export` that can fail before there are files."""
     archive = keras.export.ExportArchive()
     function = archive.track_and_add_endpoint("serve", model, _keras.input_signature(model))
     _tensorflow.make_signatures({"serving_default": function})
@@ -95,7 +95,7 @@ def export(
 
     Args:
         digest: `weights_sha256` of the model, where it is known.
-        say: told what cannot be written, and what there is in its place.
+        say: called with what cannot be written, and what there is in its place.
 
     Returns:
         What was written, name -> location: `saved_model` and `keras`, each where the model allows it; `weights` where
@@ -119,8 +119,8 @@ def export(
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
         written["weights"] = run.locate(WEIGHTS_FILE)
-        said = f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}"
-        say(Explained(said, _FILE))
+        text = f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}"
+        say(Explained(text, _FILE))
     return written
 
 
@@ -142,7 +142,7 @@ def export_run(
         kind: saved_model, keras or onnx.
         modules: names or files of modules that register classes which the model needs.
         trust: run code that the configuration holds, as of Lambda layers.
-        say: told what is exported.
+        say: called with what is exported.
 
     Raises:
         ConfigError: there is no such run or checkpoint; it says which there are.
@@ -184,7 +184,7 @@ def export_run(
 
 
 def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
-    """The checkpoint to export.
+    """Return the checkpoint to export.
 
     Args:
         findings: all checkpoints, the newest first.
@@ -222,17 +222,19 @@ def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     if kept is not None:
         # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
         value = MetricObjective(kept[0], is_largest=True).value_at
-        found = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
-        if found is not None:
-            return found
+        finding = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
+        if finding is not None:
+            return finding
     goal = main_goal(good[0].document.history)
     if goal is None:
-        raise ConfigError("--step best: the run has no metric yet whose name tells what is good. Give a step.")
+        raise ConfigError(
+            "--step best: the run has no metric yet whose name shows which values are better. Pass a number of steps."
+        )
     name = goal.best({f.name: goal.value_at(f.step, f.document.history) for f in good})
     if name is None:
         raise ConfigError(
             f"--step best: no checkpoint is of the end of an epoch, where {goal.metric} is known. Train with "
-            "--keep-best METRIC, or give a step."
+            "--keep-best METRIC, or pass a number of steps."
         )
     return next(finding for finding in good if finding.name == name)
 
@@ -243,20 +245,16 @@ def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) 
 
 
 def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
-    """Copy what the run's end has exported, of which nothing has to be made again.
-
-    Returns:
-        None where that is gone.
-    """
+    """Copy what the run's end has exported, which needs no model; return None where that is gone."""
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
-    found = versions.whole(versions.inspect(own))
+    exported = versions.whole(versions.inspect(own))
     # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
-    source = next((v for v in found if v.notes.get("weights_sha256", digest) == digest), None)
+    source = next((v for v in exported if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
         return None
     say(f"step {step}, from the end of the run")
     before = _holding(target, digest)
-    if before is None and target.locate("") == own.locate("") and source is found[0]:
+    if before is None and target.locate("") == own.locate("") and source is exported[0]:
         before = source
     if before is not None:
         return Exported(target.locate(before.name), before.number, step, False)
@@ -267,7 +265,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
-    """The newest version, where it holds these weights."""
+    """Return the newest version, where it holds these weights."""
     newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 

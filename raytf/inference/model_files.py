@@ -26,7 +26,7 @@ def save(model: keras.Model, folder: str) -> None:
 
 
 def keras_bytes(model: keras.Model) -> bytes:
-    """What `model.save` writes."""
+    """Return what `model.save` writes."""
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = os.path.join(folder, KERAS_FILE)
         run_user_code("model.save", lambda: model.save(file))
@@ -35,12 +35,12 @@ def keras_bytes(model: keras.Model) -> bytes:
 
 
 def weights_bytes(model: keras.Model) -> bytes:
-    """Its weights by their places, which needs nothing of the model's code."""
+    """Return the weights by their places, which needs nothing of the model's code."""
     return codec.encode({name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()})
 
 
 def onnx_bytes(model: keras.Model) -> bytes:
-    """The model for ONNX runtimes.
+    """Return the model for ONNX runtimes.
 
     Raises:
         ConfigError: what writes it is not installed.
@@ -81,7 +81,7 @@ def _name_inputs(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def quiet():
-    """Keras's export prints and TensorFlow logs; neither tells a user of raytf anything."""
+    """Silence what Keras's export prints and TensorFlow logs; neither helps a user of raytf."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: keras.Model, seeds: list[keras.Variable]) -> Parts:
-    """The parts of a built model."""
+    """Return the parts of a built model."""
     metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables]
     apart = {id(v) for v in [*seeds, *metrics]}
     states = [v for v in model.non_trainable_variables if id(v) not in apart]
@@ -91,7 +91,7 @@ def run(
     trainable: Sequence[keras.Variable],
     on_apply: OnApply,
 ) -> dict[str, Any]:
-    """What a step returns, by name: scalars.
+    """Run a step, and return what it returns, as scalars by name.
 
     Args:
         step: the model's `train_step` or `test_step`.
@@ -198,22 +198,22 @@ def _lines_of_user_code() -> list[str]:
 
 
 def scalars(logs: Any) -> dict[str, Any]:
-    """The scalars of what a step returned, nested dicts as Keras shows them."""
+    """Return the scalars of what a step returned, nested dicts as Keras shows them."""
     if logs is None:
         return {}
     if not isinstance(logs, Mapping):
         raise ModelError(
             f"the model's step returned {type(logs).__name__}. Expected a dict of numbers by name, as Keras does."
         )
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name in sorted(logs):
         value = logs[name]
         if isinstance(value, Mapping):
-            found.update(scalars(value))
+            numbers.update(scalars(value))
             continue
         tensor = tf.cast(keras.ops.convert_to_tensor(value), tf.float32)
-        found[name] = tensor if tensor.shape.rank == 0 else tf.reduce_mean(tensor)
-    return found
+        numbers[name] = tensor if tensor.shape.rank == 0 else tf.reduce_mean(tensor)
+    return numbers
 
 
 #: As a model's attribute: names of what its step returns, and the variable with the newest numbers.
@@ -246,9 +246,9 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
         data = data_of(tree.unflatten(sample, leaves))
         graph = tf.compat.v1.get_default_graph()
 
-        def note(optimizer: Any, _: Sequence[Any], given: Sequence[Any]) -> None:
+        def note(optimizer: Any, _: Sequence[Any], updated: Sequence[Any]) -> None:
             _check_unconditional(graph)
-            updates.append((optimizer, list(given)))
+            updates.append((optimizer, list(updated)))
 
         noting, stepping = _as_raised(note, model.train_step)
         with own_steps.held_back(noting), tracing.inlined():
@@ -259,9 +259,9 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
     leaves = [leaf for _, leaf in tree.flatten(sample)]
     specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
     tf.function(whole, autograph=False).get_concrete_function(specs)
-    for optimizer, given in updates:
+    for optimizer, updated in updates:
         if not optimizer.built:
-            optimizer.build(given)
+            optimizer.build(updated)
     unique = list(dict.fromkeys(names))  # TensorFlow traces a function that makes variables twice
     numbers = keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest")
     vars(model)[_LOGS] = unique, numbers
@@ -273,27 +273,23 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
 
 
 def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
-    """What the last step of a model's own returned: names, and a variable [n] with the numbers.
-
-    Returns:
-        None for a model with Keras's own step.
-    """
+    """Return what a custom step returned last: names, and a variable [n] with the numbers; None for Keras's step."""
     return vars(model).get(_LOGS)
 
 
 def latest(model: keras.Model) -> keras.Variable:
-    """The variable of `last_logs`, of a model that `build` has seen."""
+    """Return the variable of `last_logs`, of a model that `build` has seen."""
     return vars(model)[_LOGS][1]
 
 
 def data_of(template: tuple[Any, Any, Any]) -> Any:
-    """A batch as `fit` hands it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
-    given = tree.merged(template, lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]))
-    return keras.utils.pack_x_y_sample_weight(*given)
+    """Return a batch as `fit` hands it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
+    parts = tree.merged(template, lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]))
+    return keras.utils.pack_x_y_sample_weight(*parts)
 
 
 def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
-    """The number that stands for a step: what it calls the loss, else the first of its numbers."""
+    """Return the number that stands for a step: what it calls the loss, else the first of its numbers."""
     if not logs:
         return tf.constant(0.0)
     return logs["loss"] if "loss" in logs else next(iter(logs.values()))

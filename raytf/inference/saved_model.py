@@ -1,4 +1,4 @@
-"""A SavedModel in memory: its signatures, what TensorFlow Serving says of it, and its functions on numpy arrays."""
+"""A SavedModel in memory: its signatures, TensorFlow Serving's description, and its functions on numpy arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SavedModel:
 
     Attributes:
         signatures: by name.
-        definition: its signatures as TensorFlow Serving tells them, for JSON.
+        definition: its signatures as TensorFlow Serving describes them, for JSON.
 
     Raises:
         ModelError: it cannot be loaded, or has no signature.
@@ -69,11 +69,11 @@ class SavedModel:
         """
         spec = self.signatures[signature].inputs
         try:
-            given = {name: tf.constant(value, tf.as_dtype(spec[name].dtype)) for name, value in inputs.items()}
-            found = self._functions[signature](**given)
+            tensors = {name: tf.constant(value, tf.as_dtype(spec[name].dtype)) for name, value in inputs.items()}
+            outputs = self._functions[signature](**tensors)
         except (tf.errors.OpError, ValueError, TypeError) as error:
             raise ModelError(f"the model refuses these tensors: {one_line(error, 300)}") from error
-        return {name: value.numpy() for name, value in found.items()}
+        return {name: value.numpy() for name, value in outputs.items()}
 
     def warm_up(self) -> None:
         """Call the default signature with one record of zeros, so that the first request does not wait for it."""
@@ -89,7 +89,7 @@ class SavedModel:
 
 
 def set_threads(threads: int) -> None:
-    """Threads of TensorFlow in this process, where it has not begun yet."""
+    """Set the threads of TensorFlow in this process, where it has not started yet."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
@@ -98,7 +98,7 @@ def set_threads(threads: int) -> None:
 
 
 def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
-    """Signatures by name, out of a `saved_model.pb` or `saved_model.pbtxt` alone.
+    """Return signatures by name, from a `saved_model.pb` or `saved_model.pbtxt` alone.
 
     Raises:
         ModelError: it is none.
@@ -110,12 +110,12 @@ def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
 
 
 def _definitions(name: str, graph: bytes) -> dict[str, Any]:
-    found = _tensorflow.empty_saved_model()
+    saved = _tensorflow.empty_saved_model()
     if name.endswith(".pbtxt"):
-        text_format.Parse(graph, found)
+        text_format.Parse(graph, saved)
     else:
-        found.ParseFromString(graph)
-    chosen = next((g for g in found.meta_graphs if "serve" in g.meta_info_def.tags), found.meta_graphs[0])
+        saved.ParseFromString(graph)
+    chosen = next((g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags), saved.meta_graphs[0])
     return {name: chosen.signature_def[name] for name in sorted(chosen.signature_def) if name != _INTERNAL}
 
 

@@ -30,7 +30,7 @@ class TensorSpec:
         return bool(self.shape) and self.shape is not None and self.shape[0] is None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of a shape can be given."""
+        """Whether a tensor of this shape fits."""
         if self.shape is None:
             return True
         return len(shape) == len(self.shape) and all(
@@ -38,7 +38,7 @@ class TensorSpec:
         )
 
     def text(self) -> str:
-        """For people: float32 [?,28,28,1]."""
+        """Return dtype and shape for users: float32 [?,28,28,1]."""
         return f"{self.dtype} {shape_text(self.shape)}"
 
 
@@ -57,22 +57,18 @@ class Signature:
 
     @property
     def is_batched(self) -> bool:
-        """Whether records of several requests may be given at once."""
+        """Whether records of several requests can be batched."""
         return all(spec.is_batched for spec in (*self.inputs.values(), *self.outputs.values()))
 
 
 def shape_text(shape: tuple[int | None, ...] | None) -> str:
-    """A shape for people: [?,28,28,1]."""
+    """Return a shape for users: [?,28,28,1]."""
     if shape is None:
         return "[...]"
     return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 def records(arrays: Mapping[str, np.ndarray]) -> int | None:
-    """The number of records that all arrays have.
-
-    Returns:
-        None where they differ.
-    """
+    """Return the number of records that all arrays have, or None where they differ."""
     sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
     return sizes.pop() if len(sizes) == 1 else None

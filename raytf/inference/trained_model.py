@@ -23,7 +23,7 @@ from raytf.storage.storage import Storage
 
 
 def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """The model as a run left it at its end.
+    """Return the model as a run left it at its end.
 
     Args:
         make: the job's model function, for a model that Keras does not make again by itself.
@@ -41,13 +41,13 @@ def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.M
     if make is not None:
         return load_weights(run, make)
     raise ModelError(
-        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Give the function that makes it: "
+        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Pass the function that makes it: "
         "Result.load_model(model), or raytf.load_weights(run, model)."
     )
 
 
 def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
-    """A model with the weights that a run ended with, or, where it has not ended, with those of its newest checkpoint.
+    """Return a model with the weights that a run ended with, or with the newest checkpoint's where it has not ended.
 
     Args:
         model: with the layers of the run's own, or the function that makes it.
@@ -66,7 +66,7 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
 
 
 def give_back(run: Storage, model: keras.Model) -> keras.Model:
-    """Give the model that a run was started with what it has learned: weights, and the state of its optimizer.
+    """Restore what a run has learned into the model that it was started with: weights and the state of its optimizer.
 
     Raises:
         ModelError: the weights are of another model.
@@ -88,7 +88,7 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
 
 
 def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
-    """Leaves the weights alone: at the end of a run they may be averages, or the best ones."""
+    """Restore the optimizer, not the weights: at the end of a run they may be averages, or the best ones."""
     parts = ("optimizer/", "own/")
     own = {name: variable for name, variable in named.items() if name.startswith(parts)}
     variables.restore(own, {name: value for name, value in tensors.items() if name.startswith(parts)})
@@ -131,7 +131,7 @@ def _put_weights(model: keras.Model, run: Storage) -> None:
     if is_other:
         raise ModelError(
             f"the model with the weights of {where} is not what the run ended with (weights_sha256 {wanted}). "
-            "Give the model function of the job."
+            "Pass the model function of the job."
         )
     raise ModelError(f"{where} holds no weights: it has neither an end nor a whole checkpoint.")
 
@@ -171,7 +171,7 @@ def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _keras_file(run: Storage) -> Iterator[str | None]:
-    """A run's .keras file as a local one; None where it left none."""
+    """Copy a run's .keras file to a local one; None where it left none."""
     data = run.get_or_none(KERAS_FILE)
     if data is None:
         yield None
@@ -185,7 +185,7 @@ def _keras_file(run: Storage) -> Iterator[str | None]:
 
 
 def renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """Tensors of model and optimizer by the names that they have here, found by their places.
+    """Return tensors of model and optimizer by the names that they have here, matched by their places.
 
     The names of an optimizer's hold names of layers, which may be others than in the process that trained.
     """

@@ -41,18 +41,18 @@ class UntrustedPart:
 
 
 def find(config: Any) -> list[UntrustedPart]:
-    """All of them, wherever they are: in wrappers, nested models, losses, initializers ... Those that read files, which
+    """Return all such parts, also of wrappers, nested models, losses and initializers. Parts that read files, which
     nobody can trust, come first.
 
     Args:
         config: as Keras serializes a model; JSON values.
     """
-    found = list(dict.fromkeys(suspect for part, near in _objects(config) for suspect in _look(part, near)))
-    return sorted(found, key=lambda suspect: not suspect.reads_files)
+    parts = dict.fromkeys(part for value, near in _objects(config) for part in _inspect(value, near))
+    return sorted(parts, key=lambda part: not part.reads_files)
 
 
 def foreign(config: Any) -> list[str]:
-    """Names of classes and functions that are not Keras's: they must be registered, and are never imported."""
+    """Return the names of classes and functions that are not Keras's: they must be registered, and are not imported."""
     names: dict[str, None] = {}
     for part, _ in _objects(config):
         module = part.get("module")
@@ -63,7 +63,7 @@ def foreign(config: Any) -> list[str]:
 
 
 def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each serialized object, and what a person calls it, or the nearest around it that has a name."""
+    """Yield each serialized object, and what a user calls it, or the nearest around it that has a name."""
     waiting: list[tuple[Any, str]] = [(config, "")]
     while waiting:
         value, near = waiting.pop()
@@ -78,7 +78,7 @@ def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
             waiting += [(inner, near) for inner in reversed(value.values())]
 
 
-def _look(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
+def _inspect(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
     kind, config = part["class_name"], part.get("config")
     config = config if isinstance(config, dict) else {}
     layer = near or f"a {kind}"

@@ -123,8 +123,8 @@ def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
             out.flush()
             err.flush()
             for warning in seen:
-                said = warning.message if isinstance(warning.message, Warning) else warning.category(warning.message)
-                body = pickling.dumps((said, warning.filename, warning.lineno), {})
+                message = warning.message if isinstance(warning.message, Warning) else warning.category(warning.message)
+                body = pickling.dumps((message, warning.filename, warning.lineno), {})
                 say(Warned(body, pickling.loads))
 
 

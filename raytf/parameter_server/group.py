@@ -16,6 +16,7 @@ from raytf._ray import state
 from raytf.config.resources import HELPER, possible_workers
 from raytf.distributed import worker_table
 from raytf.errors import RaytfError, WorkerLostError, one_line
+from raytf.parameter_server.errors import ProcessDiedError
 from raytf.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
 from raytf.training.job import TrainingJob
@@ -32,12 +33,6 @@ _WAIT_SECONDS = 0.5
 _WAIT_MESSAGE_SECONDS = 60.0
 #: Seconds in which Ray frees the resources of processes that have ended.
 _FREE_SECONDS = 8.0
-
-
-class ProcessDiedError(RaytfError):
-    """A process has died without which its group cannot go on; the message says which one."""
-
-    retryable = True
 
 
 @dataclass(frozen=True)

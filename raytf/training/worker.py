@@ -18,7 +18,7 @@ from raytf.distributed.membership.member import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training.job import TrainingJob
-from raytf.training.process import gpu_probe, process, warm_pool
+from raytf.training.process import gpu_errors, process, warm_pool
 from raytf.training.process.heartbeat import Heartbeat
 from raytf.training.process.process_settings import ProcessSettings
 from raytf.training.user import user_errors
@@ -177,8 +177,8 @@ def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
         return None
     config = job.config
     is_mixed = config.compute.mixed_precision not in (None, "off")
-    load = partial(gpu_probe.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
-    return gpu_probe.explain(error, traceback.format_exc(), load)
+    load = partial(gpu_errors.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
+    return gpu_errors.explain(error, traceback.format_exc(), load)
 
 
 def _of_others(job: TrainingJob, error: Exception) -> RaytfError:

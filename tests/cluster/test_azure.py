@@ -61,7 +61,7 @@ def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> N
     provider.create_node(node, ray_up.tags(config, name), count)
 
 
-def test_the_config_goes_from_spot_to_the_next_size_and_market_and_leaves_nothing(azure: Azure) -> None:
+def test_the_config_tries_the_next_size_and_market_and_leaves_nothing(azure: Azure) -> None:
     filled = filled_in()
     filled["provider"]["spread"] = True  # workers would else be of the size of the first
     provider, config = ray_up.prepare(filled)

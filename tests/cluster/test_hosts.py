@@ -61,7 +61,7 @@ def test_hosts_reach_each_other_and_are_reached_by_ssh():
         assert run.stdout == "host-2\n", run.stderr
 
 
-def test_a_killed_host_closes_its_connections_and_a_disconnected_one_says_nothing():
+def test_a_killed_host_closes_its_connections_and_a_cut_off_one_is_silent():
     with Hosts(2) as hosts:
         killed, silent = hosts
         connections = []
@@ -96,7 +96,7 @@ def test_a_host_that_is_shut_down_lets_its_programs_end():
         assert not hosts[0].is_alive
 
 
-def test_what_a_killed_owner_leaves_is_ended_at_once_or_removed_by_the_next_one():
+def test_what_a_killed_owner_leaves_is_ended_or_removed_by_the_next_one():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None

@@ -227,7 +227,7 @@ def test_sigterm_drains_and_leaves_nothing(server: Server):
     assert not psutil.wait_procs(members, timeout=60)[1]
 
 
-def test_a_cluster_serves_as_well_and_nobody_deletes_what_another_command_serves(
+def test_a_cluster_serves_too_and_nobody_deletes_what_another_serves(
     run: Path, cluster: dict[str, str], tmp_path: Path
 ):
     address = {"RAY_ADDRESS": cluster["RAY_ADDRESS"]}

@@ -94,7 +94,7 @@ while True:
 
 
 @pytest.mark.skipif(bool(reason_not_possible()), reason=reason_not_possible())
-def test_a_newcomer_whose_packets_to_a_member_are_lost_is_left_out_after_one_meeting():
+def test_a_newcomer_that_one_member_cannot_hear_is_left_out_after_a_meeting():
     with namespaces(3) as (hosts, own), contextlib.ExitStack() as stack:
         server = ArbiterServer(own)
         stack.callback(server.close)

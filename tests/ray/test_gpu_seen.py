@@ -19,7 +19,7 @@ STUB = ROOT / "tests" / "tf" / "stub_cuda.c"
 
 
 @pytest.mark.slow
-def test_a_promised_gpu_that_is_missing_ends_a_run_and_one_without_gpus_never_asks(start, tmp_path: Path):
+def test_a_missing_promised_gpu_ends_a_run_and_one_without_gpus_never_asks(start, tmp_path: Path):
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", STUB], check=True)
     log = tmp_path / "calls"
     under = (

@@ -28,7 +28,7 @@ def flags(tmp_path: Path, *more: object) -> list[object]:
 EPOCHS = 120
 
 
-def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(start, tmp_path: Path):
+def test_stuck_data_and_a_stopped_worker_are_named_but_no_slow_callback(start, tmp_path: Path):
     folder = tmp_path / "a"
     # A callback of 12 s at the end of the first epoch, with 10 s for what hangs.
     slow = ("--slow-callback", 12, "--slow-epochs", 1)

@@ -26,7 +26,7 @@ LEFT = {
 
 
 @pytest.mark.slow  # tests/tf/test_leaving.py has such models in one process
-def test_what_cannot_be_exported_trains_as_with_keras_and_its_weights_are_of_use(start_there, tmp_path: Path):
+def test_a_model_that_cannot_be_exported_trains_and_its_weights_are_usable(start_there, tmp_path: Path):
     output = start_there(JOB, *FLAGS, "--kinds", ",".join(LEFT), "--storage", tmp_path / "runs").wait()
     runs = output.split("TOLD ")
     for (kind, (left, warning)), said in zip(LEFT.items(), runs[:-1], strict=True):

@@ -19,7 +19,7 @@ PARTS = Path(__file__).parent / "jobs" / "parts.py"
 WORKER, COMPUTING = "ray::_Worker", "ray::_Worker.compute"
 
 
-def test_no_part_is_lost_or_counted_twice_while_workers_and_nodes_come_and_go(tmp_path: Path):
+def test_no_part_is_lost_or_counted_twice_while_workers_and_nodes_change(tmp_path: Path):
     def computing(node: Node) -> bool:
         return bool(titled(node.processes(), COMPUTING))
 

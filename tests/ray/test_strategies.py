@@ -84,7 +84,7 @@ def test_mnist_ends_alike_under_all_synchronous_strategies(start_there, mnist_di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [MIRRORED, MWMS], ids=["mirrored", "multi-worker-mirrored"])
-def test_a_worker_that_is_killed_is_replaced_and_the_new_group_is_shown_as_it_is(start, flags, tmp_path: Path):
+def test_a_killed_worker_is_replaced_and_the_new_group_is_shown(start, flags, tmp_path: Path):
     status = tmp_path / "status.json"
     fixed = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--steps", 600, "--status-file", status)
     job = start(MNIST_JOB, *fixed, *flags, "--show-cluster", "--checkpoint-every-steps", 20)
@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_new_group_is_shown_as_it_is
     assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 601))
 
 
-def test_ranks_are_known_in_workers_and_rank_zero_alone_begins_writes_and_decides(tmp_path: Path):
+def test_workers_know_their_rank_and_only_rank_0_starts_writes_and_decides(tmp_path: Path):
     # Two nodes of one address: a local rank by address would be another one.
     with ElasticCluster(head_cpus=2, nodes=1) as cluster:
         flags = ["--workers", "3", "--epochs", "3", "--storage", tmp_path / "runs", "--run", "r"]

@@ -100,9 +100,7 @@ def test_a_search_that_was_killed_goes_on_and_tells_of_all_its_trials(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_search_beats_the_default_within_8_trials_though_it_is_killed_in_the_middle(
-    search: Callable[..., Job], tmp_path: Path
-):
+def test_a_search_that_is_killed_midway_beats_the_default_within_8_trials(search: Callable[..., Job], tmp_path: Path):
     folder = tmp_path / "tune"
     asked = ["--search", "learning_rate=loguniform(1e-4,1e-1)", "--trials", 8, "--try-default", "--parallel", 2]
     asked += [*ON_DIGITS, "--epochs", 6]

@@ -372,7 +372,7 @@ def test_what_will_be_refused_is_foreseen_from_a_hook_s_code(code: str, named: s
     assert not foreseen(lambda files: [plain])
 
 
-def test_layers_that_a_callback_freezes_come_back_frozen_and_the_step_does_not_change(tmp_path: Path):
+def test_layers_frozen_by_a_callback_return_frozen_and_the_step_is_the_same(tmp_path: Path):
     source = """
 import keras
 class Freeze(keras.callbacks.Callback):

@@ -210,7 +210,7 @@ CACHED: dict[str, Callable[[], tf.data.Dataset]] = {
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_what_is_cached_is_that_of_the_first_pass_also_where_a_run_goes_on_later(name: str):
+def test_the_first_pass_is_what_is_cached_also_if_a_run_continues_later(name: str):
     assert len({*passes(CACHED[name](), [0, 1, 2]), *passes(CACHED[name](), [2, 0])}) == 1
     reshuffled = [passes(CACHED[name]().unbatch().shuffle(12).batch(4), order) for order in ([0, 1, 2], [2])]
     assert len(set(reshuffled[0])) == 3

@@ -55,7 +55,7 @@ def test_blocks_and_single_tensors_give_the_same_numbers(shapes, compressed, see
 
 
 @pytest.mark.parametrize(("make", "words"), [(EachTensor, HOST), (InBlocks, DEVICE)])
-def test_a_tensor_whose_shape_is_unknown_while_tracing_is_encoded_like_any_other(make, words):
+def test_a_tensor_of_unknown_shape_is_encoded_like_any_other(make, words):
     layout = layout_of([(3, 2)])
     encoding = make(layout, 0, 2.0**12 - 1, words, of_kinds(layout.sizes, 0, None))
 
@@ -80,7 +80,7 @@ def test_what_is_not_finite_is_seen_in_its_own_tensor_alone(wrong, place):
     assert found[[0, 2, 3]].tolist() == [3.0, 3.0, 0.0]
 
 
-def test_the_graph_in_blocks_does_not_grow_by_operations_of_a_tensor_as_the_other_one_does():
+def test_the_graph_in_blocks_does_not_grow_per_tensor_as_the_other_one_does():
     def operations(make, words, tensors: int) -> int:
         layout = layout_of([(7, 3)] * tensors)
         encoding = make(layout, 0, 1.0, words, of_kinds(layout.sizes, 0, None))

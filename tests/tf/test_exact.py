@@ -144,7 +144,7 @@ def shift(batch, seed):
 
 
 @pytest.mark.parametrize("augment", [None, shift])
-def test_the_usual_layers_pass_with_the_same_identity_for_every_number_of_ranks(augment):
+def test_the_usual_layers_pass_with_one_identity_on_any_number_of_ranks(augment):
     usual = (layers.BatchNormalization, lambda: layers.Dropout(0.3), lambda: layers.GaussianNoise(0.1))
     found = [admit(*usual, world_size=w, augment=augment) for w in (1, 3)]
     assert found[1] == [found[0][0]] * 3
@@ -163,7 +163,7 @@ def test_on_gpus_a_whole_step_is_compared_and_what_else_decides_is_told(monkeypa
     assert all(isinstance(found[r], WorkerLostError) for r in (0, 2))
 
 
-def test_on_gpus_what_xla_compiles_may_be_and_what_draws_inside_of_it_may_not():
+def test_on_gpus_xla_is_allowed_but_not_random_numbers_inside_of_it():
     assert isinstance(admit(Compiled, words=wire.DEVICE)[0], dict)
 
     class Drawing(layers.Layer):

@@ -292,7 +292,7 @@ def test_a_lambda_layer_is_run_only_when_it_is_trusted(tmp_path: Path):
 def test_a_run_of_an_older_raytf_says_how_to_go_on(tmp_path: Path):
     run = Storage(str(tmp_path / "run"))
     checkpoint(run, trained(sequential()), 3)
-    with pytest.raises(ModelError, match="Its next start writes it"):
+    with pytest.raises(ModelError, match="Its next start writes the file"):
         export.export_run(run.root)
 
 

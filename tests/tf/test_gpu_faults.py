@@ -17,7 +17,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, asked_bytes, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError
 from raytf.training import worker
-from raytf.training.process.gpu_probe import explain
+from raytf.training.process.gpu_errors import explain
 
 E = tf.errors
 GPU = "/job:worker/replica:0/task:0/device:GPU:0"

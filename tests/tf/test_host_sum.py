@@ -182,7 +182,7 @@ def test_a_wait_ends_with_the_generation():
 
 
 @pytest.mark.parametrize("waiting", [0, 5])
-def test_to_join_a_first_process_that_does_not_answer_ends_with_the_generation(waiting: int):
+def test_joining_a_first_process_that_is_silent_ends_with_the_generation(waiting: int):
     name, over = secrets.randbits(60), threading.Event()
     with ExitStack() as stack:
         first = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

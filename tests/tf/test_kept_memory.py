@@ -45,7 +45,7 @@ def pages(**environment: str) -> tuple[list[int], str]:
     return [int(each) for each in rounds], digest
 
 
-def test_a_round_gets_the_memory_of_the_one_before_and_computes_the_same_bits():
+def test_a_round_reuses_the_memory_of_the_last_and_computes_the_same_bits():
     kept, digest = pages()
     assert max(kept) < 1000
     given_back, same = pages(TF_CPU_ALLOCATOR_USE_BFC="false")

@@ -436,7 +436,7 @@ def test_three_steps_are_those_of_keras(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_three_steps_are_those_of_keras_for_other_numbers_of_shards_and_ranks(name: str):
+def test_three_steps_equal_keras_on_other_numbers_of_shards_and_ranks(name: str):
     check(CASES[name], ((1, 1), (2, 2), (4, 2), (8, 3)))
 
 

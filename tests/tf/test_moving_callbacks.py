@@ -142,7 +142,7 @@ class Counting(keras.callbacks.Callback):
         self.epochs = [*self.epochs, epoch]
 
 
-def test_a_hook_that_all_know_of_is_not_run_again_and_one_that_nobody_knows_of_is(tmp_path):
+def test_a_hook_known_to_all_is_not_run_again_and_one_known_to_none_is(tmp_path):
     ranks = Ranks(lambda files: [Counting()], tmp_path)
     for epoch in range(2):
         ranks.begin("end", 3 * epoch + 3)
@@ -211,7 +211,7 @@ def test_weights_that_a_hook_changed_come_with_the_rest_of_what_it_did(tmp_path)
     assert np.array_equal(ranks.models[1].layers[0].kernel, second + 1.0)
 
 
-def test_weights_that_could_not_be_told_are_told_when_the_ranks_have_met_again(tmp_path):
+def test_weights_that_could_not_be_sent_are_sent_at_the_next_rendezvous(tmp_path):
     """Another rank died while rank 0 told what its hook had changed."""
     ranks = Ranks(lambda files: [Shifting()], tmp_path)
     ranks.groups[0].is_alive = False

@@ -135,7 +135,7 @@ def test_a_run_that_is_resumed_has_the_same_rates_and_bits(optimizer, at: int):
     assert (rates + second.rates, weights_sha256(second.model)) == whole(optimizer)
 
 
-def test_what_a_callback_sees_and_sets_is_the_scaled_rate_without_the_warm_up():
+def test_a_callback_sees_and_sets_the_scaled_rate_without_the_warm_up():
     run = Run(constant, LAW).train(0, 4)
     assert float(run.model.optimizer.learning_rate) == pytest.approx(0.04)
     run.model.optimizer.learning_rate = 0.02  # as ReduceLROnPlateau halves it

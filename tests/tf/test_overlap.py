@@ -135,7 +135,7 @@ class Watched(layers.Layer):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["fixed", "float"])
 @pytest.mark.parametrize(("has_overlap", "seconds"), [(True, 60.0), (False, 1.0)], ids=["overlap", "without"])
-def test_sums_of_the_last_layers_begin_before_the_gradients_of_the_first_are_known(has_overlap, seconds, exact):
+def test_sums_of_the_last_layers_start_before_gradients_of_the_first_exist(has_overlap, seconds, exact):
     watch = Watch(2, seconds)
 
     def model() -> keras.Model:

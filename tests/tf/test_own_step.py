@@ -230,7 +230,7 @@ def test_a_step_that_cannot_be_run_for_each_shard_is_refused_with_what_to_do(tra
         assert word in said
 
 
-def test_a_weight_that_is_assigned_before_its_update_is_what_it_is_in_keras_with_one_shard():
+def test_a_weight_assigned_before_its_update_is_as_in_keras_with_one_shard():
     def factory() -> keras.Model:
         model = type("Own", (keras.Model,), {"train_step": with_an_assignment_before})()
         model.dense = own_steps.mlp(own_steps.WIDTH, 1)

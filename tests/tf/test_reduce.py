@@ -92,7 +92,7 @@ def test_the_sum_is_that_of_integers_whoever_owns_which_shard(words, values, cut
     cut=st.integers(0, 6),
     other=st.integers(0, 6),
 )
-def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(words, values, cut, other):
+def test_a_16_bit_sum_is_the_same_and_off_by_one_of_its_units_at_most(words, values, cut, other):
     shards = len(values)
 
     def made(words):

@@ -204,7 +204,7 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
     assert third.saving.votes(8, 0.1, False)[StepFlag.WANT_SAVE]
 
 
-def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(tmp_path):
+def test_the_cadence_counts_from_the_state_and_not_from_a_late_save(tmp_path):
     run = Run(str(tmp_path))
     run.tier.calls = 5
     run.epoch(9.0)

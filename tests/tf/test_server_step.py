@@ -72,7 +72,7 @@ def test_a_scaled_schedule_with_a_warm_up_is_that_of_a_plain_step(told: dict[str
     assert told["scaled"]["difference"] < 5e-4
 
 
-def test_a_constant_rate_is_scaled_once_and_warmed_up_by_updates_also_after_a_resume(told: dict[str, Any]):
+def test_a_constant_rate_is_scaled_once_and_warmed_up_even_after_a_resume(told: dict[str, Any]):
     np.testing.assert_allclose(told["moved"], np.cumsum(told["law"]), rtol=1e-6)
 
 

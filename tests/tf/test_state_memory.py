@@ -35,7 +35,7 @@ def bounds(megabytes: int, tensors: int) -> tuple[int, int]:
     return state + 2 * state // tensors + SPARE, 2 * (state + state // 8) + SPARE
 
 
-def test_a_state_of_2_gb_is_copied_and_saved_within_two_slots_one_share_and_two_tensors(tmp_path: Path):
+def test_copying_and_saving_2_gb_takes_two_slots_one_share_and_two_tensors(tmp_path: Path):
     megabytes, tensors = 2000, 25
     peak = run(tmp_path, megabytes, tensors, "one-by-one")
     print(peak)

@@ -176,7 +176,7 @@ def test_a_batch_that_shards_do_not_divide_is_summed_to_the_same_step(name: str)
                 np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5, err_msg=a.path)
 
 
-def test_a_batch_that_shards_do_not_divide_has_the_same_bits_on_every_number_of_ranks():
+def test_a_batch_that_shards_do_not_divide_has_equal_bits_on_any_world_size():
     source, found = ArraySource(X, Y, WEIGHT), set()
     for world_size in (1, 2, 3):
         for model, losses in train(everything, source, 50, 4, 9, world_size, call_steps=1 + world_size):
@@ -210,7 +210,7 @@ def reverse(parts):
 
 #: float16 has a loss scale beside it. That floats would give other bits is in test_mutants.py.
 @pytest.mark.parametrize("precision", ["off", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-def test_every_number_of_ranks_and_every_order_of_addition_gives_the_same_bits(precision: str):
+def test_any_number_of_ranks_and_any_order_of_addition_gives_the_same_bits(precision: str):
     source, compute = ArraySource(X, Y, WEIGHT), ComputeSection(mixed_precision=precision)
     hashes, losses = set(), []
     for world_size, order in ((1, list), (2, list), (3, reverse), (4, reverse)):
@@ -226,7 +226,7 @@ def test_every_number_of_ranks_and_every_order_of_addition_gives_the_same_bits(p
     assert len(set(losses)) == 1
 
 
-def test_gradients_of_16_bits_are_half_the_bytes_the_same_for_every_number_of_ranks_and_learn_as_well():
+def test_16_bit_gradients_halve_bytes_learn_as_well_and_agree_on_all_ranks():
     source, sent = ArraySource(X, Y, WEIGHT), []
 
     def counted(parts):

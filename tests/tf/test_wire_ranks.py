@@ -38,7 +38,7 @@ MORE = [
 
 
 @pytest.mark.parametrize("groups", [GROUPS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
-def test_workers_with_the_words_of_gpus_end_with_the_weights_of_the_ordinary_path(groups: list):
+def test_workers_that_encode_as_gpus_do_end_with_the_ordinary_weights(groups: list):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "tests.tf.wire_ranks", json.dumps([ORDINARY, *groups])]
     root = Path(__file__).parents[2]

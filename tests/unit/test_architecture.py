@@ -1,5 +1,5 @@
-"""docs/contributing/architecture.md is true: its picture is that of the import contract and of the folders, each path
-that it names is there, and each entry too."""
+"""docs/contributing/architecture.md is true: its picture is that of the import contract and of the folders, and each
+path, entry, function and class that it names is there."""
 
 from __future__ import annotations
 
@@ -38,8 +38,17 @@ def packages() -> set[str]:
 
 
 def rows(heading: str) -> list[list[str]]:
-    lines = re.findall(r"^\| (.+) \|$", section(heading), re.MULTILINE)
+    return rows_of(section(heading))
+
+
+def rows_of(text: str) -> list[list[str]]:
+    lines = re.findall(r"^\| (.+) \|$", text, re.MULTILINE)
     return [line.split(" | ") for line in lines[2:]]
+
+
+def walks() -> dict[str, list[list[str]]]:
+    """The rows of each walk through the code, by its heading."""
+    return {text.partition("\n")[0]: rows_of(text) for text in section("Three walks").split("\n### ")[1:]}
 
 
 def paths(text: str) -> list[str]:
@@ -47,18 +56,26 @@ def paths(text: str) -> list[str]:
 
 
 def defines(dotted: str) -> bool:
-    """Whether a name of raytf is there: a package, a module, or what a module defines on its own level."""
+    """Whether a name of raytf is there: a package, a module, what a module defines on its own level, or a method."""
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         base = ROOT.joinpath(*parts[:cut])
         file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
-        if not file.is_file():
-            continue
-        names = {
-            node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        }
-        return cut == len(parts) or (cut == len(parts) - 1 and parts[-1] in names)
+        if file.is_file():
+            return has_names(ast.parse(file.read_text()).body, parts[cut:])
     return False
+
+
+def has_names(body: list[ast.stmt], names: list[str]) -> bool:
+    """Whether statements define the first of some names, that has the second one inside, and so on."""
+    if not names:
+        return True
+    definitions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return any(
+        has_names(node.body if isinstance(node, ast.ClassDef) else [], names[1:])
+        for node in definitions
+        if node.name == names[0]
+    )
 
 
 def test_the_picture_has_the_layers_of_the_import_contract():
@@ -104,6 +121,17 @@ def test_the_reader_test_is_answered_by_files():
         assert [path for path in paths(answer) if (ROOT / path).is_file()]
 
 
+@pytest.mark.parametrize("walk", ["A batch", "A checkpoint", "A failure"])
+def test_each_step_of_a_walk_names_functions_that_are_there(walk: str):
+    steps = walks()[walk]
+    assert len(steps) == 10
+    for sentence, where in steps:
+        assert sentence.endswith(".")
+        names = re.findall(r"`([^`]+)`", where)
+        assert names
+        assert [name for name in names if not name.startswith("raytf.") or not defines(name)] == []
+
+
 @pytest.mark.parametrize(
     ("name", "there"),
     [
@@ -112,6 +140,9 @@ def test_the_reader_test_is_answered_by_files():
         ("raytf.driver.fit.fit", True),
         ("raytf.driver.fit.fits", False),
         ("raytf.drivers.fit", False),
+        ("raytf.training.loop.TrainLoop.train", True),
+        ("raytf.training.loop.TrainLoop.trains", False),
+        ("raytf.driver.fit.fit.fit", False),
     ],
 )
 def test_the_check_finds_names_that_are_not_there(name: str, there: bool):

@@ -1,5 +1,5 @@
-"""Every relative link, anchor and picture of README, CONTRIBUTING and docs/ leads somewhere, and so does each path of
-a page that code, configurations and messages name."""
+"""Every relative link, anchor and picture of the pages in the root and in docs/ leads somewhere, and so does each path
+of a page that code, configurations and messages name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-#: Texts that name pages; CHANGELOG.md is history, and has the names of its time.
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.rglob("*.md"))]
+#: Texts that name pages.
 NAMING = (".css", ".js", ".json", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", "Dockerfile", "Makefile")
 
 
@@ -55,7 +55,7 @@ def tracked() -> list[Path]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     if done.returncode:
         pytest.skip("not a checkout of git")
-    names = [name for name in done.stdout.split("\0") if name.endswith(NAMING) and name != "CHANGELOG.md"]
+    names = [name for name in done.stdout.split("\0") if name.endswith(NAMING)]
     return [ROOT / name for name in names if (ROOT / name).is_file()]
 
 

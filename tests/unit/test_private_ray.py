@@ -22,7 +22,7 @@ def node(name: str, port: int) -> dict:
     return {"NodeID": name, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
 
 
-def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_one_is_refused():
+def test_a_raylet_is_alive_silent_or_refusing_as_its_port_answers():
     server = grpc.server(ThreadPoolExecutor(1))  # it knows no method, and says so
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -1,14 +1,17 @@
-"""A module fits into one reading, and a function's arguments into one's head."""
+"""A module fits into one reading, a function's arguments into one's head, and a test's name into a line of a report."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES, MOST_PARAMETERS = 600, 8
+#: Of the name of a test; a commit's subject has as many.
+MOST_CHARACTERS = 72
 #: What people call with keyword arguments alone, and what it has is in its documentation.
 PUBLIC = {
     "raytf/data/sources/csv.py:__init__",
@@ -41,6 +44,24 @@ def test_no_function_has_more_than_8_parameters():
     found = {f"{name}:{function}" for name, text in TEXTS.items() for function in too_many(text)}
     assert found - PUBLIC == TOO_MANY
     assert found >= PUBLIC
+
+
+def long_names(text: str) -> list[str]:
+    """Return the names of tests that are too long."""
+    names = re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE)
+    return [name for name in names if len(name) > MOST_CHARACTERS]
+
+
+def test_the_name_of_a_test_has_at_most_72_characters():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert files
+    assert [f"{file.relative_to(ROOT)}:{name}" for file in files for name in long_names(file.read_text())] == []
+
+
+@pytest.mark.parametrize("head", ["def ", "async def ", "    def "])
+def test_the_check_finds_names_that_are_too_long(head: str):
+    fits, long = "test_" + "a" * 67, "test_" + "a" * 68
+    assert long_names(f"{head}{fits}(): ...\n{head}{long}(x): ...\n") == [long]
 
 
 @pytest.mark.parametrize(

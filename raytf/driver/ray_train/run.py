@@ -1,32 +1,29 @@
-"""A run with Ray Train: trainer, backend, one controller, and another one if it dies while the run makes progress."""
+"""A run with Ray Train: trainer, one controller, and another one if it dies while the run makes progress."""
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 import ray
 import ray.train
-from ray.train.backend import Backend, BackendConfig
 
-from raytf._ray import partial_group, train
+from raytf._ray import partial_group
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
 from raytf.config import strategy_rules
 from raytf.config.sections import ClusterSection
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.membership.arbiter_link import ArbiterAddress
-from raytf.distributed.membership.rendezvous import Meeting
 from raytf.driver.ray_train import warm_processes
+from raytf.driver.ray_train.backend import MwmsConfig
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy, remove_abandoned
 from raytf.driver.ray_train.warm_processes import env_of_workers
 from raytf.driver.supervision.attempts import until_done
 from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.driver.supervision.retry import Supervisor
-from raytf.errors import ClusterError, GpuError, one_line
+from raytf.errors import ClusterError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
@@ -35,8 +32,6 @@ from raytf.training.process.process_settings import ProcessSettings
 
 #: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
 _END_SECONDS = 0.5
-
-
 #: Ray Train's callbacks that are left out: the first would change the workers' folder, while a job's relative paths
 #: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
 #: third starts one that cannot tell without Ray's dashboard whether a controller lives: see `remove_abandoned`.
@@ -223,51 +218,3 @@ class HungWorkerTeardown(WorkerGroupCallback):
         hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
         for answer in hanging:
             ray.kill(answers[answer])
-
-
-# -- backend -----------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class MwmsConfig(BackendConfig):
-    """Ray Train's TensorFlow backend without its imports.
-
-    Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
-
-    Attributes:
-        process: settings of each worker's process.
-    """
-
-    process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return _MwmsBackend
-
-
-class _MwmsBackend(Backend):
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        try:
-            self._set_up(worker_group, backend_config)
-        except ray.exceptions.RayError as error:
-            # Ray Train considers a group that fails after this point complete: it would drop the group without ending
-            # it, and the CPUs of its placement group would be lost to the run.
-            if hasattr(worker_group, "get_replica_groups"):  # the group, and not one worker that is replaced
-                train.drop(worker_group)
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, GpuError):
-                # Ray Train makes no second attempt after other errors.
-                raise train.WorkerGroupStartupFailedError(cause) from None
-            raise
-
-    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
-        from raytf.training import worker
-
-        assert isinstance(config, MwmsConfig)
-        addresses = tuple(worker_group.execute(worker.listen))
-        key = secrets.token_bytes(32)
-        started = [
-            worker_group.execute_single_async(rank, worker.set_up, Meeting(rank, addresses, key), config.process)
-            for rank in range(len(worker_group))
-        ]
-        ray.get(started)

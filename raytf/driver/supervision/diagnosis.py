@@ -23,7 +23,7 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
-from raytf.parameter_server.group import ProcessDiedError
+from raytf.parameter_server.errors import ProcessDiedError
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]

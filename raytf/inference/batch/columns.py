@@ -23,7 +23,7 @@ class Options:
     """What the user says of columns.
 
     Attributes:
-        x: columns of the model's input, or INPUT=COLUMN of several; none has them found.
+        x: columns of the model's input, or INPUT=COLUMN of several; none has raytf choose.
         keep: columns written beside predictions: scalars, all, none, or names.
         classes: write the class with the largest output, and that output, instead of all.
     """
@@ -34,7 +34,7 @@ class Options:
 
 
 def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence[str]) -> dict[str, list[str]]:
-    """Input -> the column that feeds it, or several of numbers that become one vector.
+    """Return the column that feeds each input, or several columns of numbers that become one vector.
 
     Args:
         columns: of some records.
@@ -56,13 +56,13 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
         )
     else:
         for name, spec in signature.inputs.items():
-            found = _find(name, spec, columns, alone=len(signature.inputs) == 1)
-            if not found:
+            matches = _find(name, spec, columns, alone=len(signature.inputs) == 1)
+            if not matches:
                 raise ConfigError(
                     f"no column is plainly the model's input {name} ({spec.text()}); there are {there}. Name it: --x "
                     "COLUMN."
                 )
-            chosen[name] = found
+            chosen[name] = matches
     for name in chosen:
         if name not in signature.inputs:
             raise ConfigError(f"--x {name}=...: the model has no such input. It has {', '.join(signature.inputs)}.")
@@ -76,11 +76,7 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
 
 
 def image_of(signature: Signature) -> tuple[int, int, int] | None:
-    """Height, width and channels of the one input of a model that is an image.
-
-    Returns:
-        None where there is none such.
-    """
+    """Return height, width and channels of the one input of a model that is an image, or None."""
     shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
     if len(shapes) != 1 or None in shapes[0][1:]:
         return None
@@ -89,13 +85,13 @@ def image_of(signature: Signature) -> tuple[int, int, int] | None:
 
 
 def features(signature: Signature, options: Options, there: Sequence[str]) -> list[str]:
-    """Features that are read of records which nobody has described: those of the model, and those that are kept.
+    """Return the features to read of records without a schema: those of the model, and those that are kept.
 
     Args:
         there: names of all.
 
     Raises:
-        ConfigError: one of them is not there, or it cannot be told; it says which there are.
+        ConfigError: one of them is not there, or none is plainly the input; it says which there are.
     """
     wanted = [part.partition("=")[2] or part for part in options.x]
     if not wanted and all(name in there for name in signature.inputs):
@@ -121,7 +117,7 @@ def features(signature: Signature, options: Options, there: Sequence[str]) -> li
 
 
 def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: TensorSpec) -> np.ndarray:
-    """The input that some columns make, in the shape that the model takes.
+    """Return the input that some columns make, in the shape that the model takes.
 
     Raises:
         DataError: they hold no such numbers.
@@ -143,7 +139,7 @@ def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: Tensor
 
 
 def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
-    """Columns that are written beside the predictions, in their order.
+    """Return the columns that are written beside the predictions, in their order.
 
     Raises:
         ConfigError: it names one that there is not.
@@ -162,21 +158,21 @@ def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
 
 
 def named(outputs: Mapping[str, np.ndarray], classes: bool, taken: Sequence[str]) -> dict[str, np.ndarray]:
-    """Outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for.
+    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for.
 
     Args:
         taken: names of other columns, which stay as they are.
     """
-    found = {}
+    named = {}
     for name, value in outputs.items():
         suffix = "" if len(outputs) == 1 else f"_{name}"
         if value.ndim == 2 and value.shape[1] == 1:
             value = value[:, 0]
         if classes and value.ndim == 2:
-            found[f"class{suffix}"], found[f"score{suffix}"] = value.argmax(-1), value.max(-1)
+            named[f"class{suffix}"], named[f"score{suffix}"] = value.argmax(-1), value.max(-1)
         else:
-            found[f"prediction{suffix}"] = value
-    return {name if name not in taken else f"{name}_by_model": value for name, value in found.items()}
+            named[f"prediction{suffix}"] = value
+    return {name if name not in taken else f"{name}_by_model": value for name, value in named.items()}
 
 
 def _find(name: str, spec: TensorSpec, columns: Mapping[str, np.ndarray], alone: bool) -> list[str]:
@@ -202,7 +198,7 @@ def _is_scalar(column: np.ndarray) -> bool:
 
 
 def _stacked(name: str, column: np.ndarray) -> np.ndarray:
-    """A column of arrays, however nested, as one array."""
+    """Return a column of arrays, however nested, as one array."""
     if column.dtype != object or not len(column) or not isinstance(column[0], (np.ndarray, list, tuple)):
         return column
     try:

@@ -28,10 +28,10 @@ class PredictionWriter:
 
     Args:
         uri: of the file; its ending says the format.
-        overwrite: replace one that is there.
+        overwrite: replace a file that exists.
 
     Raises:
-        ConfigError: it is there, or its ending is not known.
+        ConfigError: the file exists, or its ending is not known.
         StorageError: storage refuses.
     """
 
@@ -43,7 +43,7 @@ class PredictionWriter:
         self._place = Storage(uri)
         if not overwrite and self._place.exists(""):
             raise ConfigError(
-                f"{self._place.locate('')} is there already. Give --overwrite to replace it, or another name."
+                f"{self._place.locate('')} already exists. Pass --overwrite to replace it, or choose another name."
             )
         base = plain.rstrip("/").rpartition("/")[0]
         if not self._place.is_local:
@@ -117,7 +117,7 @@ class PredictionWriter:
         """Take types that hold what was written and what comes: a column may be empty or whole at first.
 
         Raises:
-            pa.ArrowTypeError: there are none such.
+            pa.ArrowTypeError: no type holds both.
         """
         if other.names != self._schema.names:
             raise pa.ArrowTypeError(f"{', '.join(other.names)} after {', '.join(self._schema.names)}")
@@ -165,17 +165,17 @@ def _umask() -> int:
 
 
 def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:
-    """Columns as Arrow has them; for CSV each number of a vector is a column of its own."""
-    found: dict[str, pa.Array] = {}
+    """Return columns as Arrow has them; for CSV each number of a vector is a column of its own."""
+    columns: dict[str, pa.Array] = {}
     for name, value in batch.items():
         if value.ndim == 1:
-            found[name] = pa.array(value)
+            columns[name] = pa.array(value)
         elif flat:
             rows = value.reshape(len(value), -1)
-            found.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
+            columns.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
         else:
-            found[name] = _nested(value)
-    return found
+            columns[name] = _nested(value)
+    return columns
 
 
 def _nested(value: np.ndarray) -> pa.Array:

@@ -29,11 +29,11 @@ from raytf.inference.serving.replica import Replica, ReplicaSettings, load_once
 
 #: Names of the Ray Serve application and of its one deployment.
 APP, _DEPLOYMENT = "raytf-{name}", "model"
-#: What tells there which command has deployed it, and whether Ray Serve was started for it.
+#: Settings of the deployment: which command has deployed it, and whether Ray Serve was started for it.
 _OWNER, _STARTED = "raytf_owner", "raytf_started"
-#: Seconds between two looks whether the application is still there.
-_LOOK_SECONDS = 2.0
-_LOOK_TIMEOUT = 30.0
+#: Seconds between two checks whether the application is still there, and most seconds of one.
+_POLL_SECONDS = 2.0
+_POLL_TIMEOUT = 30.0
 #: Most seconds for answers that are under way when the server ends.
 DRAIN_SECONDS = 30.0
 #: A replica may hold so many batches of requests; more wait before it.
@@ -66,7 +66,7 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; then requests under way are answered, and what was started is stopped.
 
     Args:
-        say: told what happens; where the model answers, and how to try it, as soon as it does.
+        say: called with what happens; where the model answers, and how to try it, as soon as it does.
 
     Raises:
         ClusterError, ConfigError, ModelError: says what is wrong and how to fix it.
@@ -88,7 +88,7 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
                 _check_model(plan.settings)
                 say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
                 # Ray Serve ends with the last of the commands that follow each other.
-                before = _look(name)
+                before = _application(name)
                 mine = mine or (before is not None and before.is_started_by_raytf)
             is_ours = not is_there  # what is there stays, should it not be replaced
             handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
@@ -113,26 +113,26 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {host} --port {port}: {said}. Give a free port of this machine.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: {reason}. Choose a free port of this machine.") from error
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set; a second one ends the process."""
+    """Yield an event that SIGTERM and Ctrl-C set; a second signal ends the process."""
     stop = threading.Event()
 
-    def tell(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    with signal_handler(tell):
+    with signal_handler(on_signal):
         yield stop
 
 
 def _begin(plan: ServingPlan) -> bool:
-    """Have Ray Serve run; whether it did not before."""
+    """Start Ray Serve where it does not run yet; return whether it was started."""
     before = _is_serving()
     location = ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode
     try:
@@ -157,7 +157,7 @@ def _is_serving() -> bool:
 
 
 def _where(plan: ServingPlan) -> tuple[str, int]:
-    """Host and port of the proxies, which another command may have started.
+    """Return host and port of the proxies, which another command may have started.
 
     Raises:
         ConfigError: they are not the ones that were asked for.
@@ -165,7 +165,7 @@ def _where(plan: ServingPlan) -> tuple[str, int]:
     options = controller.http_options()
     if options.port != plan.port:
         raise ConfigError(
-            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Give --port "
+            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Use --port "
             f"{options.port}, or end it with `serve shutdown`."
         )
     return options.host or plan.host, options.port
@@ -202,7 +202,7 @@ def _check_model(settings: ReplicaSettings) -> None:
 
 
 def reachable(host: str) -> str:
-    """A host that is listened to, as it stands in a URL for somebody on that machine."""
+    """Return a host that is listened to, as it stands in a URL for a client on that machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{shown}]" if ":" in shown else shown
 
@@ -243,13 +243,13 @@ def _check_resources(plan: ServingPlan) -> None:
     for kind, each in (("CPU", plan.cpus), ("GPU", plan.gpus)):
         if each and have.get(kind, 0) < each:
             raise ClusterError(
-                f"a replica needs {each:g} {kind}, and this cluster has {have.get(kind, 0):g}. Give fewer "
+                f"a replica needs {each:g} {kind}, and this cluster has {have.get(kind, 0):g}. Use fewer "
                 f"--{kind.lower()}s-per-replica, or add nodes."
             )
 
 
 def _why(name: str, error: Exception) -> Exception:
-    """What kept a replica from starting, in a line."""
+    """Return what kept a replica from starting, in a line."""
     message = ""
     with contextlib.suppress(Exception):
         application = serve.status().applications[name]
@@ -263,7 +263,7 @@ def _why(name: str, error: Exception) -> Exception:
 
 
 class ApplicationOwner(enum.Enum):
-    """Whose an application is."""
+    """Who owns an application."""
 
     OURS = "ours"
     COMING = "coming"  # another command is about to replace it
@@ -286,22 +286,22 @@ class RunningApplication:
     is_started_by_raytf: bool = False
 
 
-def hands(found: RunningApplication | None, me: str) -> ApplicationOwner:
-    """Whose an application is that this command has deployed.
+def owner_of(application: RunningApplication | None, me: str) -> ApplicationOwner:
+    """Return who owns an application that this command has deployed.
 
     Args:
-        found: None where it is not there.
+        application: None where it is not there.
     """
-    if found is None or found.status in ("DELETING", "NOT_STARTED"):
+    if application is None or application.status in ("DELETING", "NOT_STARTED"):
         return ApplicationOwner.GONE
     # A command whose deployment has failed is gone, and leaves the application to the one before it.
-    if found.owner == me or found.status == "DEPLOY_FAILED":
+    if application.owner == me or application.status == "DEPLOY_FAILED":
         return ApplicationOwner.OURS
-    return ApplicationOwner.COMING if found.status == "DEPLOYING" else ApplicationOwner.TAKEN
+    return ApplicationOwner.COMING if application.status == "DEPLOYING" else ApplicationOwner.TAKEN
 
 
-def _look(name: str) -> RunningApplication | None:
-    details = controller.details(_LOOK_TIMEOUT)
+def _application(name: str) -> RunningApplication | None:
+    details = controller.details(_POLL_TIMEOUT)
     application = details["applications"].get(name)
     if application is None:
         return None
@@ -315,22 +315,22 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
     """Wait for a signal, or for somebody who ends the application or takes it over.
 
     Raises:
-        ClusterError: Ray is gone.
+        ClusterError: Ray does not answer any more.
     """
     lost = 0
-    while not stop.wait(_LOOK_SECONDS):
+    while not stop.wait(_POLL_SECONDS):
         try:
-            whose = hands(_look(name), me)
+            owner = owner_of(_application(name), me)
             lost = 0
         except Exception as error:  # the head may be restarting
             lost += 1
             if lost >= 5:
                 raise ClusterError(f"Ray does not answer any more: {one_line(error, 200)}", passes=True) from error
             continue
-        if whose is ApplicationOwner.GONE:
+        if owner is ApplicationOwner.GONE:
             say("somebody else has ended it")
             return
-        if whose is ApplicationOwner.TAKEN and not is_local:  # a Ray of one's own would end with this command
+        if owner is ApplicationOwner.TAKEN and not is_local:  # a Ray of one's own would end with this command
             say("another command serves it now")
             return
 
@@ -344,12 +344,12 @@ def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> N
     """
     began = time.monotonic()
     try:
-        is_ours = me is not None and hands(_look(name), me) is ApplicationOwner.OURS
+        is_ours = me is not None and owner_of(_application(name), me) is ApplicationOwner.OURS
         if is_ours:
             say("draining: requests under way are answered, no new ones are taken")
             serve.delete(name)
         if mine and not serve.status().applications:
-            with _process.no_stderr():  # Ray tells at length of tasks of actors that it was told to end
+            with _process.no_stderr():  # Ray reports at length tasks of actors that it was asked to end
                 serve.shutdown()
         if is_ours:
             say(f"stopped after {time.monotonic() - began:.1f} s")

@@ -209,7 +209,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """Close; a client that still sends is listened to for a while, else it would not see its answer."""
+        """Close; a client that still sends is read for a while, else it would not see its answer."""
         if self._ended_at is not None:
             return
         self._ended_at = time.monotonic()

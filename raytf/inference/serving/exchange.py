@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+
+from starlette.types import Message
 
 from raytf.inference.serving.rooms import Spool
 
@@ -51,15 +52,15 @@ class Sender:
     def status(self) -> int | None:
         return self._status if self._answer.size == self._expected else None
 
-    async def receive(self) -> dict[str, Any]:
-        """The next message for the replica."""
+    async def receive(self) -> Message:
+        """Return the next message for the replica."""
         await self._credit.acquire()
         piece = self._body.read(min(PIECE, self._left)) if self._left else _TAKE
         self._left -= min(len(piece), self._left)
         return {"type": "http.request", "body": piece, "more_body": True}
 
-    async def send(self, message: dict[str, Any]) -> None:
-        """A message of the replica."""
+    async def send(self, message: Message) -> None:
+        """Take a message of the replica."""
         if message["type"] == "http.response.start":
             if message["status"] != 200:
                 self.failed = (message["status"], b"")
@@ -91,14 +92,14 @@ class Sender:
 
 
 async def take_body(stream: AsyncIterator[bytes], size: int, body: bytearray) -> AsyncIterator[bytes]:
-    """The replica's side: fill `body`; what it yields is to be sent."""
+    """Fill `body`, on the replica's side; what it yields is to be sent."""
     while len(body) < size:
         yield _TAKE
         body += await anext(stream)
 
 
 async def give_answer(stream: AsyncIterator[bytes], status: int, answer: Spool) -> AsyncIterator[bytes]:
-    """The replica's side: what it yields is to be sent."""
+    """Send an answer, from the replica's side: what it yields is to be sent."""
     yield json.dumps({"status": status, "length": answer.size}).encode() + b"\n"
     answer.rewind()
     while piece := answer.read(PIECE):

@@ -157,7 +157,7 @@ class Front:
             async with asyncio.timeout(_ASK_SECONDS):
                 response = await self._ask(_own_scope(SETTINGS), _never, "GET")
             if response.status_code == HTTPStatus.OK:
-                settings = json.loads(response.body)
+                settings = json.loads(bytes(response.body))
                 health = settings.pop("health").encode()
                 self._served = ServedModel(at=self._clock(), health=health, **settings)
         except (TimeoutError, ValueError, KeyError, TypeError, Refusal):

@@ -28,7 +28,7 @@ class LoadedVersions:
         name: of the model, for messages.
         policy: which versions to serve.
         threads: of TensorFlow.
-        say: told of versions that come, go or cannot be loaded.
+        say: called with versions that are loaded, dropped or cannot be loaded.
         clock: injected by tests.
     """
 
@@ -50,12 +50,12 @@ class LoadedVersions:
         self._trouble = ""
 
     def refresh(self) -> None:
-        """Look at the folder, load what is new, drop what is not wanted; with storage away, nothing changes."""
+        """List the folder, load what is new, drop what is not wanted; where storage fails, nothing changes."""
         try:
             self._known = versions.inspect(self._models, self._known)
         except StorageError as error:
             if self._trouble != str(error):
-                self._say(f"new versions cannot be looked for: {error}")
+                self._say(f"the versions cannot be listed: {error}")
             self._trouble = str(error)
             return
         self._trouble = ""
@@ -71,10 +71,10 @@ class LoadedVersions:
         # A folder that is empty for a moment is no reason to stop answering.
         if gone and wanted:
             self._loaded = {number: model for number, model in self._loaded.items() if number in wanted}
-            self._say(f"version {', '.join(map(str, sorted(gone)))} is served no more")
+            self._say(f"version {', '.join(map(str, sorted(gone)))} is no longer served")
 
     def get(self, version: int | None) -> tuple[int, SavedModel]:
-        """The version that was asked for, or the default one.
+        """Return the version that was asked for, or the default one.
 
         Raises:
             Refusal: it is not served.
@@ -88,7 +88,7 @@ class LoadedVersions:
         return number, loaded[number]
 
     def states(self, version: int | None = None) -> list[tuple[int, str, str]]:
-        """(version, state, problem) of all, or of one.
+        """Return (version, state, problem) of all, or of one.
 
         Raises:
             Refusal: there is no such version.
@@ -104,12 +104,12 @@ class LoadedVersions:
         return rows
 
     def follow(self, seconds: float, stop: threading.Event) -> None:
-        """Refresh every this many seconds until told to stop."""
+        """Refresh every `seconds` until `stop` is set."""
         while not stop.wait(seconds):
             try:
                 self.refresh()
             except Exception as error:  # whatever it is, requests are still answered
-                self._say(f"new versions cannot be looked for: {type(error).__name__}: {error}")
+                self._say(f"the versions cannot be listed: {type(error).__name__}: {error}")
 
     def _load(self, version: Version) -> None:
         try:

@@ -28,7 +28,7 @@ from raytf.inference.serving.version_policy import Policy
 from raytf.inference.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
-#: Bytes of tensors that are given to the model, or written as an answer, at once.
+#: Bytes of tensors that the model gets, or that are written as an answer, at once.
 _MOST_AT_ONCE = 256 << 10
 #: An answer of fewer bytes of tensors is not worth a thread.
 _LITTLE = 16 << 10
@@ -38,14 +38,14 @@ _MOST_ANSWER = 2 << 30
 
 @dataclass(frozen=True)
 class ReplicaSettings:
-    """What every replica is told.
+    """Settings of every replica.
 
     Attributes:
         models: URI of the folder of versions.
         name: of the model.
         threads: of TensorFlow.
-        poll_seconds: between two looks for new versions.
-        batch_size: records that are given to the model at once.
+        poll_seconds: between two checks for new versions.
+        batch_size: records that the model gets at once.
         batch_wait_seconds: for which the first one of a batch waits for others.
         max_body_bytes: of a request.
         token_sha256: of the token that clients have to show, in hex; None lets everybody in.
@@ -81,7 +81,7 @@ class _BatchItem:
 
     @property
     def together(self) -> tuple[Any, ...]:
-        """Calls with equal ones may be given to the model as one."""
+        """A key: calls with equal keys can be batched into one model call."""
         call = self.call
         if not call.signature.is_batched or call.records is None:
             return (id(self),)
@@ -91,10 +91,6 @@ class _BatchItem:
 
 def _records(items: list[_BatchItem]) -> int:
     return sum(item.size for item in items)
-
-
-class _AnswerTooLarge(Exception):
-    """The answer is too large to be given at once."""
 
 
 @serve.deployment
@@ -123,7 +119,7 @@ class Replica:
         ).start()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Ray Serve wants it where an application says who has deployed it; a replica does not care."""
+        """Accept the name of the command that deployed the application, of which a replica makes no use."""
 
     async def __call__(self, request: Request) -> Response:
         if exchange.FRONT not in request.headers:
@@ -133,33 +129,29 @@ class Replica:
             )
             return Response(rest_api.failure(text), HTTPStatus.SERVICE_UNAVAILABLE, media_type="application/json")
         if request.url.path == exchange.SETTINGS:
-            return Response(json.dumps(self._told()), media_type="application/json")
+            return Response(json.dumps(self._served()), media_type="application/json")
         if exchange.LARGE in request.headers:
             return StreamingResponse(self._in_pieces(request))
-        again = None
         try:
-            data = await self._answer(request)
-            code = HTTPStatus.OK
+            data, code = await self._answer(request), HTTPStatus.OK
         except Refusal as refusal:
             data, code = rest_api.failure(str(refusal)), refusal.status
         except ClientDisconnect:
             data, code = rest_api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
-        except ModelError as error:
-            data, code = rest_api.failure(str(error)), HTTPStatus.BAD_REQUEST
-        except _AnswerTooLarge:
-            data, code, again = b"", HTTPStatus.OK, {exchange.AGAIN: "1"}
-        headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else again
+        if data is None:
+            return Response(headers={exchange.AGAIN: "1"})
+        headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else None
         return Response(data, code, headers, media_type="application/json")
 
     def example(self, url: str) -> str:
-        """A command that asks for a prediction, for people to copy."""
+        """Return a command that asks for a prediction, for users to copy."""
         _, model = self._shelf.get(None)
         signature = model.signatures.get(DEFAULT) or next(iter(model.signatures.values()))
         header = "" if self._settings.token_sha256 is None else "Authorization: Bearer TOKEN"
         return rest_api.example(signature, url, header)
 
-    def _told(self) -> dict[str, Any]:
-        """What a proxy has to know, see `front.Served`."""
+    def _served(self) -> dict[str, Any]:
+        """Return what a proxy has to know, see `front.ServedModel`."""
         settings = self._settings
         version, _ = self._shelf.get(None)
         return {
@@ -169,7 +161,8 @@ class Replica:
             "health": rest_api.healthy(settings.name, version).decode(),
         }
 
-    async def _answer(self, request: Request) -> bytes:
+    async def _answer(self, request: Request) -> bytes | None:
+        """Return the answer to a request, or None where it is too large to be sent at once."""
         settings = self._settings
         if request.url.path == rest_api.HEALTH:
             version, _ = self._shelf.get(None)
@@ -185,12 +178,10 @@ class Replica:
         outputs = await self._outputs(model, call)
         weight = _weight(outputs)
         if weight > _MOST_AT_ONCE:
-            raise _AnswerTooLarge
-        return (
-            rest_api.respond(outputs, call)
-            if weight < _LITTLE
-            else await asyncio.to_thread(rest_api.respond, outputs, call)
-        )
+            return None
+        if weight < _LITTLE:
+            return rest_api.respond(outputs, call)
+        return await asyncio.to_thread(rest_api.respond, outputs, call)
 
     def _route(self, request: Request) -> rest_api.RestRoute:
         rest_api.check_token(request.headers.get("authorization"), self._settings.token_sha256)
@@ -204,7 +195,7 @@ class Replica:
         return rest_api.parse(body, model.signatures)
 
     async def _in_pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """The answer to a request that is large, or whose answer is; see exchange."""
+        """Yield the answer to a request that is large, or whose answer is; see exchange."""
         size = int(request.headers[exchange.LARGE])
         stream = request.stream()
         with Spool(DiskRoom(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
@@ -212,16 +203,13 @@ class Replica:
                 body = bytearray()
                 async for message in exchange.take_body(stream, size, body):
                     yield message
+                code = HTTPStatus.OK
                 try:
                     await self._answer_large(request, body, answer)
-                    code = HTTPStatus.OK
                 except Refusal as refusal:
-                    code, text = refusal.status, str(refusal)
-                except ModelError as error:
-                    code, text = HTTPStatus.BAD_REQUEST, str(error)
-                if code != HTTPStatus.OK:
+                    code = refusal.status
                     answer.clear()
-                    answer.write(rest_api.failure(text))
+                    answer.write(rest_api.failure(str(refusal)))
             async for message in exchange.give_answer(stream, code, answer):
                 yield message
 
@@ -240,8 +228,8 @@ class Replica:
         await asyncio.to_thread(write)
 
     async def _outputs(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
-        """Outputs of the model; of a large call a part at a time, so that those of others come between."""
-        found: dict[str, np.ndarray] = {}
+        """Return the outputs of the model; a large call runs in parts, between which others have their turn."""
+        whole: dict[str, np.ndarray] = {}
         records = call.records or 0
         for begin, end in parts(call, self._settings.batch_size):
             inputs = {name: array[begin:end] for name, array in call.inputs.items()}
@@ -249,21 +237,21 @@ class Replica:
             if any(value.ndim == 0 or len(value) != end - begin for value in outputs.values()):
                 break  # no row of output for each of input after all
             for name, value in outputs.items():
-                if name not in found:
-                    found[name] = np.empty((records, *value.shape[1:]), value.dtype)
-                elif value.shape[1:] != found[name].shape[1:]:
+                if name not in whole:
+                    whole[name] = np.empty((records, *value.shape[1:]), value.dtype)
+                elif value.shape[1:] != whole[name].shape[1:]:
                     raise bad(f"Tensor name: {name} has rows of different shapes. Send fewer instances at a time.")
-                found[name][begin:end] = value
+                whole[name][begin:end] = value
         else:
-            if found:
-                return found
+            if whole:
+                return whole
         return await self._run_one(model, call)
 
     async def _run_one(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
-        found = await self._run(_BatchItem(model, call, self._settings.batch_size))
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outputs = await self._run(_BatchItem(model, call, self._settings.batch_size))
+        if isinstance(outputs, ModelError):
+            raise bad(str(outputs))
+        return outputs
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
     async def _run(self, items: list[_BatchItem]) -> list[Any]:
@@ -271,7 +259,7 @@ class Replica:
 
 
 def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
-    """From and to which record a large call is given to the model at once; none where it is given as it is."""
+    """Return the parts (first record, end) in which a large call runs; none where it runs as one."""
     records, size = call.records, sum(array.nbytes for array in call.inputs.values())
     if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
         return []
@@ -280,7 +268,7 @@ def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
 
 
 def _weight(outputs: dict[str, np.ndarray]) -> int:
-    """About how many bytes of memory an answer takes while it is written."""
+    """Return about how many bytes of memory an answer takes while it is written."""
     numbers = sum(value.nbytes for value in outputs.values() if value.dtype.kind != "O")
     return numbers + sum(
         len(text) for value in outputs.values() if value.dtype.kind == "O" for text in value.ravel().tolist()
@@ -288,7 +276,7 @@ def _weight(outputs: dict[str, np.ndarray]) -> int:
 
 
 def load_once(settings: ReplicaSettings) -> None:
-    """Try whether a replica could load what it is told to.
+    """Check that a replica can load what its settings name.
 
     Raises:
         ModelError: it could not; it says why.
@@ -301,7 +289,7 @@ def load_once(settings: ReplicaSettings) -> None:
 
 
 def run_batch(items: list[_BatchItem]) -> list[Any]:
-    """Outputs for each item, in order, or the error that is the answer to it."""
+    """Return the outputs for each item, in order, or the error that is the answer to it."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, item in enumerate(items):
         groups.setdefault(item.together, []).append(i)

@@ -34,7 +34,7 @@ from raytf.inference.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 _CALL = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}:(?P<verb>predict|classify|regress)", re.IGNORECASE)
-_LOOK = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?", re.IGNORECASE)
+_STATUS = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?", re.IGNORECASE)
 HEALTH = "/healthz"
 #: An example with more numbers than that is computed, not written out.
 _SHORT = 8
@@ -70,27 +70,23 @@ class PredictCall:
 
     @property
     def records(self) -> int | None:
-        """Records in it.
-
-        Returns:
-            None where its inputs have different numbers of them.
-        """
+        """The number of its records, or None where its inputs have different numbers."""
         return records(self.inputs)
 
 
 def route(method: str, path: str) -> RestRoute:
-    """What is asked for.
+    """Return what is asked for.
 
     Raises:
         Refusal: nothing that there is.
     """
-    pattern = {"POST": _CALL, "GET": _LOOK}.get(method)
-    found = pattern.fullmatch(path) if pattern is not None else None
-    if found is None:
+    pattern = {"POST": _CALL, "GET": _STATUS}.get(method)
+    match = pattern.fullmatch(path) if pattern is not None else None
+    if match is None:
         if not path.lower().startswith("/v1/"):
             raise Refusal(HTTPStatus.NOT_FOUND, f"Not found: {path}. Expected /v1/models/MODEL:predict.")
         raise Refusal(HTTPStatus.BAD_REQUEST, f"Malformed request: {method} {path}")
-    parts = found.groupdict()
+    parts = match.groupdict()
     model = urllib.parse.unquote(parts["model"])
     if parts["label"]:
         raise Refusal(
@@ -105,9 +101,9 @@ def is_allowed(header: str | None, digest: str | None) -> bool:
     if digest is None:
         return True
     scheme, _, token = (header or "").partition(" ")
-    given = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    sent = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
     # Compared in a time that does not depend on where they differ.
-    return hmac.compare_digest(given, digest) and scheme.lower() == "bearer"
+    return hmac.compare_digest(sent, digest) and scheme.lower() == "bearer"
 
 
 def check_token(header: str | None, digest: str | None) -> None:
@@ -145,7 +141,7 @@ def check_size(size: int, limit: int) -> None:
 
 
 def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> PredictCall:
-    """The tensors of a predict request.
+    """Return the tensors of a predict request.
 
     Raises:
         Refusal: says what is wrong, and what was expected.
@@ -170,7 +166,7 @@ def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Predi
 
 
 def respond(outputs: Mapping[str, np.ndarray], call: PredictCall) -> bytes:
-    """The answer to a predict request.
+    """Return the answer to a predict request.
 
     Raises:
         Refusal: the outputs do not come in rows, as was asked for.
@@ -179,7 +175,7 @@ def respond(outputs: Mapping[str, np.ndarray], call: PredictCall) -> bytes:
 
 
 def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[bytes]:
-    """The answer to a predict request, a little at a time.
+    """Yield the answer to a predict request, a little at a time.
 
     Raises:
         Refusal: the outputs do not come in rows, as was asked for.
@@ -206,7 +202,7 @@ def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[byt
 
 
 def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Refusal:
-    """The answer to a classify or regress request, which takes models of tf.Example; those of Keras are none."""
+    """Return the answer to a classify or regress request, which needs a model of tf.Example, not one of Keras."""
     name = _document(body).get("signature_name") or DEFAULT
     signature = signatures.get(name) if isinstance(name, str) else None
     if signature is None:
@@ -219,7 +215,7 @@ def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str,
 
 
 def status(states: Iterable[tuple[int, str, str]]) -> bytes:
-    """The answer to a question for the model's status.
+    """Return the answer to a request for the model's status.
 
     Args:
         states: (version, state, what is wrong with it), the newest first.
@@ -236,7 +232,7 @@ def status(states: Iterable[tuple[int, str, str]]) -> bytes:
 
 
 def metadata(model: str, version: int, definition: Mapping[str, Any]) -> bytes:
-    """The answer to a question for the model's signatures."""
+    """Return the answer to a request for the model's signatures."""
     return _json(
         {
             "model_spec": {"name": model, "signature_name": "", "version": str(version)},
@@ -247,17 +243,17 @@ def metadata(model: str, version: int, definition: Mapping[str, Any]) -> bytes:
 
 
 def healthy(model: str, version: int) -> bytes:
-    """The answer to a health check."""
+    """Return the answer to a health check."""
     return _json({"status": "ok", "model": model, "version": str(version)})
 
 
 def failure(message: str) -> bytes:
-    """The body of any error."""
+    """Return the body of any error."""
     return _json({"error": message})
 
 
 def example(signature: Signature, url: str, header: str = "") -> str:
-    """A command that asks for a prediction of one record of zeros, for people to copy.
+    """Return a command that asks for a prediction of one record of zeros, for users to copy.
 
     Args:
         header: that the request needs, beside those of curl.
@@ -273,10 +269,10 @@ def example(signature: Signature, url: str, header: str = "") -> str:
         rows[name] = zero
     row = "{" + ", ".join(f'"{name}": {value}' for name, value in rows.items()) + "}"
     row = row if len(rows) > 1 else next(iter(rows.values()), "0")
-    given = f"-H '{header}' " if header else ""
+    option = f"-H '{header}' " if header else ""
     if short:
-        return f"curl -s {given}-d '{{\"instances\": [{row.replace('False', 'false')}]}}' {url}"
-    return f"python -c 'import json; print(json.dumps({{\"instances\": [{row}]}}))' | curl -s {given}-d @- {url}"
+        return f"curl -s {option}-d '{{\"instances\": [{row.replace('False', 'false')}]}}' {url}"
+    return f"python -c 'import json; print(json.dumps({{\"instances\": [{row}]}}))' | curl -s {option}-d @- {url}"
 
 
 def _document(body: bytes | bytearray) -> dict[str, Any]:

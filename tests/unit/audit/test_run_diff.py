@@ -119,7 +119,7 @@ def test_records_are_not_named_where_their_order_is_not_known(change):
     assert run_diff.record_numbers({}, 70, [1, 2]) is None
 
 
-def test_a_machine_that_is_wrong_in_all_shards_of_a_step_is_no_change_of_the_weights(made):
+def test_a_machine_wrong_in_all_shards_of_a_step_does_not_change_weights(made):
     one, other = made
     other.differ(70, range(4))
     first, _ = run_diff.why(run_diff.part(one.write(), other.write()))

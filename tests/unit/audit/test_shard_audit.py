@@ -127,7 +127,7 @@ def test_a_process_joins_once():
 @pytest.mark.parametrize(
     ("kept", "is_exact", "step"), [([], False, 0), ([50, 70], False, 50), ([70, 90], False, 70), ([70, 90], True, 0)]
 )
-def test_a_run_does_not_begin_again_while_it_has_a_checkpoint_unless_it_is_exact(kept, is_exact, step):
+def test_a_run_with_a_checkpoint_starts_over_only_if_it_is_exact(kept, is_exact, step):
     assert reachable(64, kept, is_exact) == step
 
 
@@ -173,7 +173,7 @@ def test_whose_records_were_wrong(trained, again, culprits):
     assert verdict is None or not verdict.is_proven
 
 
-def test_a_process_of_a_node_that_has_trained_before_is_trusted_as_far_as_that():
+def test_a_process_is_trusted_as_far_as_its_node_has_trained_before():
     standing = Standing()
     assert standing.joins(100, (10, 64))
     assert (standing.joined, standing.vouched) == (10, 64)

@@ -46,7 +46,7 @@ def test_a_mark_without_a_table_is_an_error(mark):
         performance.table_of(mark, {"mine": Report("mine", "A benchmark")})
 
 
-def test_comparisons_have_a_row_for_each_configuration_and_a_column_for_each_peer():
+def test_comparisons_have_a_row_per_configuration_and_a_column_per_peer():
     rows = [comparison("MLP", ours=(2.0, 1.0, 4.0), goal=3.0), comparison("MLP", "Ray"), comparison("CNN", "Ray")]
     assert table("mine comparisons", *rows) == [
         ["steps/s", "raytf", "Keras; ratio", "Ray; ratio"],

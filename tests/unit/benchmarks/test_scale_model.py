@@ -50,7 +50,7 @@ def test_more_ranks_save_sooner_until_the_manifest_counts():
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_in_place_512_nodes_lose_next_to_nothing_until_one_goes_each_few_minutes():
+def test_in_place_512_nodes_lose_little_until_one_fails_every_few_minutes():
     *usual, beyond = scale_model.SPOTS
     for machine, model in ((MACHINES[3], MODELS[1]), (MACHINES[1], MODELS[2])):
         found = [scale_model.in_place(machine, model, 512, spot) for spot in usual]

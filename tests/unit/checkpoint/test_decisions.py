@@ -58,7 +58,7 @@ def test_the_first_checkpoint_is_due_with_the_first_step():
     assert not cadence.is_due(2, 0.1, 1, 0.0)
 
 
-def test_where_steps_were_asked_for_the_first_checkpoint_waits_for_them_but_not_long():
+def test_with_a_cadence_in_steps_the_first_checkpoint_waits_but_not_long():
     cadence = Cadence(1000, None)
     assert not cadence.is_due(999, 1.9, None, 0.0)
     assert cadence.is_due(1000, 0.1, None, 0.0)

@@ -84,7 +84,7 @@ def test_what_a_keeper_said_counts_for_some_seconds():
         ([(0.5, True), (30.5, True), (34.0, True), (38.0, True), (42.0, True)], "nothing " * 5),
     ],
 )
-def test_a_keeper_is_asked_twice_a_second_and_one_that_answers_nobody_is_ended(looks, orders):
+def test_a_keeper_is_asked_twice_a_second_and_ended_if_it_answers_nobody(looks, orders):
     assert SILENT_SECONDS == 20
     health = KeeperHealth(0.0)
     found = [health.look(now, is_asking) for now, is_asking in looks]

@@ -73,7 +73,7 @@ def test_a_copy_on_whose_weights_the_ranks_did_not_agree_is_skipped(tmp_path: Pa
     assert said == ([] if step == 20 else ["a snapshot is skipped: the ranks did not agree on its weights"])
 
 
-def test_states_that_are_void_are_passed_over_in_memory_and_deleted_on_storage(tmp_path: Path):
+def test_invalid_states_are_skipped_in_memory_and_deleted_on_storage(tmp_path: Path):
     said: list[str] = []
     storage = Storage(str(tmp_path))
     for step, attempt in ((5, ATTEMPT), (15, ATTEMPT), (15, LATER)):
@@ -99,7 +99,7 @@ class Refusing(DurableTier):
         raise StorageError("storage is out", "unreachable")
 
 
-def test_where_storage_refuses_memory_counts_if_it_is_as_new_as_what_was_known(tmp_path: Path):
+def test_if_storage_refuses_memory_counts_if_it_is_as_new_as_what_was_known(tmp_path: Path):
     def restorer() -> Restorer:
         durable = Refusing(Storage(str(tmp_path)), GroupAttempt(LATER), Keep(3), lambda text: None)
         return Restorer(Memory({20: 7, 10: 5}), durable, TwoRanks([7]), lambda text: None)  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ def test_several_threads_fetch_in_turn():
     assert 1 <= device.most <= 2
 
 
-def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_else(path):
+def test_a_device_that_withholds_a_tensor_is_an_error_and_blocks_nobody(path):
     def fail():
         raise OSError("lost")
 

@@ -108,7 +108,7 @@ def typed(readme: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_the_readme_has_the_commands_of_its_cloud_and_their_programs_take_them(cluster: str, tmp_path: Path):
+def test_the_readme_has_commands_of_its_cloud_that_their_programs_accept(cluster: str, tmp_path: Path):
     from ray.scripts.scripts import cli
 
     assert command("init", "x", "--cluster", cluster, cwd=tmp_path).returncode == 0

@@ -90,7 +90,7 @@ while True: time.sleep(0.1)
         job.until(lambda number=number: f"got {int(number)}" in job.output)
 
 
-def test_a_command_that_ignores_sigterm_is_killed_before_the_grace_period_is_over(start: Callable[..., Job]):
+def test_a_command_that_ignores_sigterm_is_killed_within_the_grace_period(start: Callable[..., Job]):
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     job = start("--grace-seconds", "6", "--margin-seconds", "3", *python(code))
     job.until(lambda: "up" in job.output)
@@ -109,7 +109,7 @@ def test_orphans_are_reaped(start: Callable[..., Job]):
     job.until(lambda: not psutil.pid_exists(orphan), 30)
 
 
-def test_a_command_that_outlives_its_node_of_ray_is_ended_as_ray_start_does_after_ray_stop(start: Callable[..., Job]):
+def test_a_command_that_outlives_its_ray_node_is_ended_as_by_ray_start(start: Callable[..., Job]):
     # In place of Ray's own process, one with its command line; tests/cluster has the real one.
     node = f"--node_id={'a' * 56} --gcs_address=127.0.0.1:1"
     raylet = f"exec -a ray/raylet/raylet {sys.executable} -c 'import time; time.sleep(3)' {node}"

@@ -35,7 +35,7 @@ NONE, BF16, F16, F64 = (Precision(p, x) for p, x in (
         ("float16", Precision("float16"), None),
     ],
 )
-def test_the_job_decides_where_no_flag_is_given_and_a_contradiction_is_refused(flag, own, policy):
+def test_without_a_flag_the_job_decides_and_a_contradiction_is_refused(flag, own, policy):
     if policy is None:
         with pytest.raises(
             ConfigError, match=f"--mixed-precision {flag}, but the job has set the dtype policy {own.policy}"

@@ -49,7 +49,7 @@ class Section:
         ("word", "c", "--word c: expected one of a, b."),
     ],
 )
-def test_a_value_that_a_setting_cannot_have_is_refused_in_the_words_of_its_bound(name: str, value: Any, message: str):
+def test_a_value_out_of_bounds_is_refused_in_the_words_of_its_bound(name: str, value: Any, message: str):
     with pytest.raises(ConfigError) as refused:
         setting.check(Section(**{name: value}))
     assert str(refused.value) == message
@@ -127,7 +127,7 @@ def test_which_strategies_take_a_setting():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ps": 2}, "--ps says something about parameter servers, and --strategy is multi-worker-mirrored. Give "
+        ({"ps": 2}, "--ps says something about parameter servers, and --strategy is multi-worker-mirrored. Pass "
          "--strategy parameter-server, or leave out --ps."),
         ({"strategy": "mirrored", "gpus_per_worker": 0.5}, "--gpus-per-worker 0.5 with --strategy mirrored: its one "
          "worker takes all GPUs of its machine. Leave it out, or take --strategy multi-worker-mirrored."),
@@ -189,7 +189,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("settings", "more"), MADE, ids=lambda case: str(case))
-def test_the_identity_is_that_of_runs_made_before_it_followed_from_the_fields(
+def test_the_identity_equals_that_of_runs_from_before_it_came_from_fields(
     settings: dict[str, Any], more: dict[str, str]
 ):
     config = TrainConfig.of(**settings)

@@ -274,7 +274,7 @@ def test_storage_uri(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "shards"), [(130, 4), (3, 4), (1, 4), (7, 5), (1000, 7)])
-def test_any_batch_can_be_cut_but_for_parameter_servers_and_their_advice_works(size, shards):
+def test_any_batch_can_be_cut_but_with_parameter_servers_whose_advice_works(size, shards):
     config = TrainConfig.of(global_batch_size=size, logical_shards=shards, workers="1")
     config.check()
     config = config.replace(strategy="parameter-server", sync_replicas=True)
@@ -287,13 +287,13 @@ def test_any_batch_can_be_cut_but_for_parameter_servers_and_their_advice_works(s
 
 
 @pytest.mark.parametrize(("workers", "shards"), [("1", 4), ("2", 4), ("4", 4), ("5", 8), ("1:9", 16)])
-def test_default_shards_are_a_power_of_two_that_the_default_batch_can_be_cut_into(workers, shards):
+def test_default_shards_are_a_power_of_two_that_divides_the_default_batch(workers, shards):
     config = TrainConfig.of(workers=workers)
     config.check()
     assert config.logical_shards == shards
 
 
-def test_a_batch_is_one_part_of_an_asynchronous_worker_and_as_many_as_are_aggregated_of_synchronous_ones():
+def test_a_batch_is_one_part_of_asynchronous_workers_else_all_aggregated():
     alone = TrainConfig.of(strategy="parameter-server", workers="1:6", global_batch_size=50)
     alone.check()
     assert (alone.logical_shards, alone.parts, alone.strategy.helpers) == (1, 1, 2)

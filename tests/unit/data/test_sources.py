@@ -135,7 +135,7 @@ def test_the_cache_is_bounded(data):
     assert reader.rows_read > 13
 
 
-def test_a_row_group_that_was_taken_whole_goes_before_one_that_is_wanted_still(tmp_path):
+def test_a_row_group_read_whole_is_dropped_before_one_still_needed(tmp_path):
     uri = write(tmp_path / "d", image=list(range(20)), label=[0] * 20, row_group_size=4)
     reader = ParquetSource(uri, window=4).reader(1)  # room for three row groups
     for records in ([0, 1], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [2, 3]):

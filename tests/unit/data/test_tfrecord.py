@@ -178,7 +178,7 @@ def test_an_index_that_is_stale_is_noticed(data, tmp_path, change):
     assert source.take(np.array([10 if change == "rewrite" else 13]))[0].max() == 99
 
 
-def test_an_index_that_belongs_to_other_files_is_noticed_when_records_are_read(data, tmp_path):
+def test_an_index_of_other_files_is_noticed_when_records_are_read(data, tmp_path):
     """Lengths in the middle changed, the size and the end did not: what the end's CRC cannot tell."""
     big = tmp_path / "b"
     big.mkdir()
@@ -288,7 +288,7 @@ def test_gcs(gcs, data):
     assert source.take(np.array([12, 3]))[0].tobytes() == image[[12, 3]].tobytes()
 
 
-def test_large_images_are_by_blocks_and_in_small_windows_though_their_files_are_small(tmp_path):
+def test_large_images_have_blocks_and_small_windows_even_in_small_files(tmp_path):
     """What they take when they are decoded counts: a worker holds windows of that."""
     out = io.BytesIO()
     Image.new("L", (2000, 2000)).save(out, "PNG")

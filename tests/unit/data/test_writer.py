@@ -177,7 +177,7 @@ def test_labels_and_classes_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["tfrecord", "parquet"])
-def test_another_label_than_the_converted_one_has_neither_its_range_nor_its_classes(tmp_path, to):
+def test_a_label_other_than_the_converted_one_has_no_range_or_classes(tmp_path, to):
     animals = ArraySource({"x": np.zeros(9), "other": np.arange(9)}, np.arange(9) % 2)
     animals.classes = ("cat", "dog")
     write(Storage(str(tmp_path)), animals, FileLayout(to, 30, 10), "me")

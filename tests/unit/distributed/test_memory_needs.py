@@ -73,5 +73,5 @@ def test_what_fits_is_never_refused_and_what_does_not_always(needs, node):
     ("ranks", "keeps_best", "times"),
     [(1, False, 2), (1, True, 3), (2, False, 1), (2, True, 1.5), (4, True, 1)],  # the whole state at least
 )
-def test_copies_that_a_device_may_hold_are_one_for_each_place_that_they_go_to(ranks, keeps_best, times):
+def test_a_device_may_hold_one_copy_for_each_destination(ranks, keeps_best, times):
     assert held(4 * GB, ranks, keeps_best) == times * 4 * GB

@@ -86,7 +86,7 @@ print("met", flush=True)
 """
 
 
-def test_strangers_that_use_up_the_files_of_a_rank_do_not_keep_the_others_from_it():
+def test_strangers_that_use_up_a_ranks_files_do_not_keep_others_out():
     addresses = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-c", WAITING, *addresses]
     with ExitStack() as stack, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -38,7 +38,7 @@ def test_one_process_has_no_tf_config():
     assert worker_table.without_cluster(worker(0, None)) == worker(0, None)
 
 
-def test_processes_of_a_group_with_servers_are_told_by_their_task_and_have_no_rank():
+def test_processes_beside_servers_are_named_by_task_and_have_no_rank():
     cluster = {"chief": ["h:1"], "ps": ["h:2"], "worker": ["h:3"]}
     processes = [worker(i, cluster) for i in range(3)]
     for process, job in zip(processes, cluster, strict=True):

@@ -200,7 +200,7 @@ def test_a_child_of_a_killed_process_keeps_no_connection_open():
             assert generation.members == ("a",)
 
 
-def test_one_that_is_stopped_alone_stays_a_member_for_longer_than_where_others_wait():
+def test_a_single_stopped_worker_stays_a_member_longer_than_one_of_several():
     with serving(silent_seconds=1, all_silent_seconds=4) as arbiter, member(arbiter, 1) as process:
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(2.5)
@@ -229,7 +229,7 @@ def test_one_that_is_alone_is_not_kept_where_its_host_is_cut_off():
             assert generation.members == ("a",)
 
 
-def test_a_worker_that_is_to_leave_alone_hands_its_state_over_first_and_is_asked_to_leave_then():
+def test_a_worker_that_leaves_hands_its_state_over_before_it_is_asked_to():
     with serving() as arbiter:
         first, second = ArbiterLink.connect(arbiter, "a"), ArbiterLink.connect(arbiter, "b")
         one(aside(first.join, "h:1", 1))

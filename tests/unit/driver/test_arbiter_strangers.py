@@ -106,7 +106,7 @@ def test_an_arbiter_without_files_accepts_connections_once_it_has_some():
         assert process.communicate("end\n") == ("", "")
 
 
-def test_no_error_is_reported_when_the_arbiter_ends_while_a_stranger_is_connected(caplog: pytest.LogCaptureFixture):
+def test_an_arbiter_that_ends_with_a_stranger_connected_reports_no_error(caplog: pytest.LogCaptureFixture):
     server = ArbiterServer("127.0.0.1")
     with ExitStack() as stack:
         stranger = called(stack, server.address)

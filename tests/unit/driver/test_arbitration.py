@@ -85,7 +85,7 @@ def test_who_comes_when_the_run_is_over_is_told_its_result():
     assert arbiter.hear("d", join("d", 1)) == [Tell(("d",), {"over": {"steps": 3}})]
 
 
-def test_newcomers_from_a_node_that_was_not_reached_are_refused_for_a_while_only():
+def test_newcomers_of_an_unreachable_node_are_refused_for_a_while_only():
     arbiter = begun("n1-1", "n2-2")
     arbiter.hear("n1-1", Leave(1, Place("n1-1:1", 3), ("n2-2",)))
     arbiter.hear("n2-2", Leave(1, Place("n2-2:1", 3), ("n1-1",)))

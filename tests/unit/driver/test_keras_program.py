@@ -42,7 +42,7 @@ def ended(tmp_path: Path, kind: str) -> BaseException:
     return raised.value
 
 
-def test_an_exception_that_nobody_catches_is_explained_with_the_programs_lines(tmp_path: Path):
+def test_an_uncaught_exception_is_explained_with_the_programs_lines(tmp_path: Path):
     error = ended(tmp_path, "LookupError")
     assert isinstance(error, JobError)
     assert f"raised LookupError: of the program ({tmp_path}/train.py:8)" in str(error)

@@ -62,7 +62,7 @@ def test_what_ends_a_run(error, has_gpus, is_here, is_told):
         ({"worker_process_setup_hook": "module.hook"}, True),
     ],
 )
-def test_workers_with_an_environment_of_their_own_may_do_what_this_process_cannot(runtime_env, is_own):
+def test_workers_with_their_own_environment_may_do_what_this_one_cannot(runtime_env, is_own):
     assert has_own_environment(runtime_env, {"A": "1"}) is is_own
 
 

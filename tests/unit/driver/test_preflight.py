@@ -81,7 +81,7 @@ def test_what_is_no_folder_is_refused_before_anything_starts(tmp_path, name, is_
         preflight.check_folder(Storage(str(run)))
 
 
-def test_a_folder_in_which_nobody_may_write_is_refused_before_anything_starts(tmp_path):
+def test_a_folder_without_write_permission_is_refused_before_a_start(tmp_path):
     # Root writes wherever permission bits forbid it, but not to a read-only mount.
     inner = tmp_path / "runs" / "a" / "checkpoints"
     inner.mkdir(parents=True)

@@ -399,7 +399,7 @@ def test_a_batch_that_no_type_holds_is_an_error_in_every_format(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("p.txt", "ends with .parquet, .csv, .jsonl"), ("old.csv", "is there already. Give --overwrite")]
+    ("name", "text"), [("p.txt", "ends with .parquet, .csv, .jsonl"), ("old.csv", "already exists. Pass --overwrite")]
 )
 def test_outputs_that_are_refused(tmp_path: Path, name, text):
     (tmp_path / "old.csv").write_text("")

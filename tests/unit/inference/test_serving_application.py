@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.inference.serving.application import ApplicationOwner, RunningApplication, hands
+from raytf.inference.serving.application import ApplicationOwner, RunningApplication, owner_of
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ from raytf.inference.serving.application import ApplicationOwner, RunningApplica
     ],
 )
 def test_whose_an_application_is(found, whose):
-    assert hands(found and RunningApplication(*found), "me") is whose
+    assert owner_of(found and RunningApplication(*found), "me") is whose

@@ -219,7 +219,7 @@ def test_slow_bodies_and_idle_connections_make_room_for_others(start):
         one.close()
 
 
-def test_who_sends_all_at_once_is_not_refused_for_a_crowd_that_comes_again_and_again(start):
+def test_a_client_that_sends_all_at_once_is_not_refused_for_a_crowd(start):
     server, stop = start(), threading.Event()
 
     def crowd() -> None:

@@ -142,7 +142,7 @@ def test_what_another_export_writes_stays_whatever_this_machines_clock_says(mode
     assert all(models.exists(name) for name in others)
 
 
-def test_what_a_killed_export_left_is_removed_when_the_folder_has_become_older(tmp_path: Path, monkeypatch):
+def test_what_a_killed_export_left_is_removed_once_its_folder_is_older(tmp_path: Path, monkeypatch):
     models, now = Storage(str(tmp_path / "models")), time.time()
     models.put("export.tmp-abcdef01/saved_model.pb", b"d")
     monkeypatch.setattr(versions.time, "time", lambda: now)

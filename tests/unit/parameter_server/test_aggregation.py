@@ -43,7 +43,7 @@ def test_an_update_waits_for_all_parts_and_for_no_backup():
     assert aggregation.arrive(7, 0) is Arrival.DUPLICATE
 
 
-def test_the_gradient_of_a_straggler_is_dropped_when_the_weights_have_moved_on():
+def test_a_stragglers_gradient_is_dropped_once_the_weights_have_changed():
     aggregation = Aggregation(2, 3)
     aggregation.begin(0)
     ask_all(aggregation)

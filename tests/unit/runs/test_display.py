@@ -225,7 +225,7 @@ def test_the_cursor_is_there_while_it_draws_as_the_process_may_be_killed(out, cl
         assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")
 
 
-def test_a_stage_is_a_line_where_there_is_no_terminal_and_nothing_where_nobody_wants_it(out, clock):
+def test_a_stage_is_a_line_without_a_terminal_and_nothing_if_unwanted(out, clock):
     with plain(out, clock) as display:
         for text in ("starting Ray", "starting Ray", "building the model"):
             display.stage(text)

@@ -70,7 +70,7 @@ def test_a_dead_process_of_this_machine_is_taken_over_and_a_live_one_is_not():
         taken([found(here)], mine(), start="1")
 
 
-def test_a_silent_owner_elsewhere_is_taken_over_after_20_looks_however_long_storage_is_out():
+def test_a_silent_owner_is_replaced_after_20_looks_through_any_outage():
     owner, looks = mine(), round(STALE_SECONDS / LOOK_SECONDS)
     done = taken([*[found(OTHER)] * (1 + looks), found(mine())], owner)
     assert done.count(Wait(LOOK_SECONDS)) == looks

@@ -348,7 +348,7 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
     assert set(timeline.account(spans)) <= set(timeline.CATEGORIES)
 
 
-def test_a_repair_in_place_takes_its_pause_from_training_and_a_hang_before_it_ends_with_it():
+def test_a_repair_in_place_takes_its_pause_from_training_and_ends_a_hang():
     held = {"tier": "held", "world_size": 1, "from_step": 20}
     begin = [started(0), event(5, "group"), phase(10, "training")]
     fault = event(30.0, "fault", cause="worker_died", survived=True, step=20)

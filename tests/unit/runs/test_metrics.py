@@ -53,7 +53,7 @@ def test_gauges_follow_the_latest_sign_of_life():
     assert figures.gauges()["raytf_world_size", ""] == 0  # nobody trains
 
 
-def test_what_earlier_drivers_did_counts_for_goodput_and_is_not_told_once_more():
+def test_what_earlier_drivers_did_counts_for_goodput_and_is_not_repeated():
     events = a_run().events
     second = next(i for i, e in enumerate(events) if e["kind"] == "driver" and i)
     figures = RunFigures()

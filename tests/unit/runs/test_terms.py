@@ -78,7 +78,7 @@ def test_a_new_driver_counts_whatever_the_clocks_say(run):
     assert steps(run) == (list(range(1, 301)),) * 2
 
 
-def test_what_a_suspended_driver_lets_be_written_later_does_not_count_as_newer(run):
+def test_late_writes_of_a_suspended_driver_do_not_count_as_newer(run):
     with lease(run) as suspended:
         write(run_log.StepLog(run, run_log.new_attempt(NOW, (suspended.owner["term"], 1)), LAYOUT), 1, 100)
         run.put(LEASE_FILE, json.dumps({**suspended.owner, "started": "dead"}).encode())
@@ -139,7 +139,7 @@ def test_the_ledgers_of_drivers_are_ordered_by_their_terms(run):
     assert [event["time"] for event in ledger.read(run)] == [1000, 500, 2000]
 
 
-def test_an_attempt_is_named_by_its_generation_even_if_its_rank_0_was_suspended_before_it_asked():
+def test_an_attempt_has_its_generation_even_if_rank_0_was_suspended():
     told = []
     monitor = SimpleNamespace(
         begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})

@@ -64,7 +64,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, write: Write):
 
 
 @pytest.mark.parametrize("write", [local_files.put, local_files.create])
-def test_a_file_system_that_cannot_write_folders_to_disk_is_no_reason_to_fail(tmp_path: Path, write: Write):
+def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail(tmp_path: Path, write: Write):
     write(f"{tmp_path}/file", b"data", Disk(OSError(errno.EINVAL, "Invalid argument"), of_folders=True))
     assert os.listdir(tmp_path) == ["file"]
     with pytest.raises(OSError, match="Input/output error"):

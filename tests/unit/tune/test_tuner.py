@@ -57,11 +57,11 @@ def test_a_search_that_goes_on_must_keep_what_its_trials_learn_from():
     ],
     ids=str,
 )
-def test_a_search_may_go_on_with_other_values_of_what_changes_nothing_that_is_learned(settings: dict[str, Any]):
+def test_a_search_may_continue_with_other_values_of_what_changes_no_result(settings: dict[str, Any]):
     assert identity_of("dropout=grid(0,0.5)", **settings) == identity_of("dropout=grid(0,0.5)")
 
 
-def test_a_search_with_parameter_servers_keeps_how_they_learn_and_not_how_many_they_are():
+def test_a_search_with_parameter_servers_keeps_how_they_learn_not_how_many():
     mirrored, asynchronous = identity_of("dropout=grid(0,1)"), identity_of("dropout=grid(0,1)", strategy=PS)
     assert asynchronous == mirrored | {"--strategy": PS, "--sync-replicas": "False"}
     assert identity_of("dropout=grid(0,1)", strategy=PS, ps=3) == asynchronous
@@ -159,9 +159,7 @@ def test_bad_commands_end_in_one_line(tmp_path: Path, args: list[str], words: li
         ("learning_rate: float = 0.1\n    train: raytf.WorkerFlags = raytf.WorkerFlags()", "--run"),
     ],
 )
-def test_a_job_whose_dataclass_has_no_flags_of_a_run_is_refused_before_anything_is_kept(
-    tmp_path: Path, fields: str, lacking: str
-):
+def test_a_job_without_the_flags_of_a_run_is_refused_before_a_search(tmp_path: Path, fields: str, lacking: str):
     page = "from dataclasses import dataclass\nimport raytf\n@dataclass(frozen=True)\nclass Job:\n    {}\n"
     job = tmp_path / "job.py"
     job.write_text(page.format(fields) + "def main(mine: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")

@@ -106,7 +106,7 @@ sights = st.none() | st.builds(
     st.none() | st.integers(0, 5),
     st.floats(0, 1, exclude_max=True),
 )
-def test_in_every_history_pauses_are_bounded_and_only_what_died_is_submitted_again(history, most, jitter):
+def test_in_any_history_pauses_are_bounded_and_only_the_dead_is_resubmitted(history, most, jitter):
     job, in_a_row = Resubmission(ResubmissionLimits(most, 600.0), lambda: jitter), 0
     was_dead = False
     for sight, silent, lived in history:

@@ -18,7 +18,7 @@ from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
 from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
 from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands import submit
-from raytf.commands.submit import arguments
+from raytf.commands.main import with_rest
 from raytf.errors import ConfigError
 from raytf.runs.start_command import submission
 from raytf.testing import environment
@@ -75,12 +75,12 @@ def test_the_run_of_a_command(command: str, run: str):
 
 
 def test_what_follows_the_dashes_is_the_command_alone():
-    assert arguments(["http://h:1", "--no-wait", "--", "python", "a b.py", "--env", "$X", "--"]) == [
+    assert with_rest(submit.main, ["http://h:1", "--no-wait", "--", "python", "a b.py", "--env", "$X", "--"]) == [
         "http://h:1",
         "--no-wait",
         "--command=python 'a b.py' --env '$X' --",
     ]
-    assert arguments(["--help"]) == ["--help"]
+    assert with_rest(submit.main, ["--help"]) == ["--help"]
 
 
 def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
@@ -219,7 +219,7 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
     assert len(cluster.jobs) == 2
 
 
-def test_the_jobs_of_one_command_belong_to_one_submission_whoever_follows_them():
+def test_the_jobs_of_one_command_are_one_submission_whoever_follows_them():
     def of(name: str) -> str:
         return submission({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": name}})})
 

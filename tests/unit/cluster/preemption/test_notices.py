@@ -137,7 +137,7 @@ def test_each_action_of_aws_and_its_time(server):
         assert 115 <= notice.seconds <= 121
 
 
-def test_a_rebalance_recommendation_is_a_warning_and_comes_after_the_interruption(server):
+def test_a_rebalance_recommendation_is_a_warning_after_the_interruption(server):
     machine = server.add("aws", "a")
     machine.recommend_rebalance()
     source = client("aws", machine.url)
@@ -203,7 +203,7 @@ def test_azure_events_of_other_machines_are_theirs(server):
     assert len(list(source.look())) == 1
 
 
-def test_an_azure_event_that_has_started_leaves_no_time_and_one_that_is_over_is_none(server):
+def test_an_azure_event_leaves_no_time_once_started_and_is_none_once_over(server):
     machine = server.add("azure", "a")
     machine.notice(60, status="Completed")
     assert list(client("azure", machine.url).look()) == []
@@ -343,7 +343,7 @@ def test_ray_is_told_again_until_it_hears_and_the_user_is_told_once(server, hear
     assert len(heard.drains) == 1
 
 
-def test_a_service_that_fails_is_worth_one_line_after_minutes_and_notices_are_seen_when_it_is_back(server, heard):
+def test_a_failing_service_is_reported_once_and_watched_until_it_is_back(server, heard):
     machine, now = server.add("azure", "a"), [0.0]
     watcher = heard.watch(client("azure", machine.url), clock=lambda: now[0])
     machine.garbage = "nonsense"

@@ -124,7 +124,7 @@ def test_nodes_stay_together(places, kinds, left):
     assert together(offers, places, kinds, EmptyPools(60.0, lambda: 0.0)) == left
 
 
-def test_others_are_tried_where_what_is_beside_has_had_none_for_a_quarter_of_an_hour():
+def test_other_places_are_tried_after_15_minutes_without_capacity_nearby():
     world, offers = World({SPOT_2: 9}), [SPOT_1, SPOT_2, OTHER_1, PAID_1]
     full = {PAID_1}
 

@@ -161,7 +161,7 @@ def test_workers_stay_in_one_zone_and_of_one_kind(compute, make):
         launch(make(), 1)
 
 
-def test_of_several_those_that_came_up_stay_and_only_the_others_are_asked_for_elsewhere(compute, provider):
+def test_machines_that_started_stay_and_only_the_rest_is_asked_elsewhere(compute, provider):
     compute.left = {("r-a", "g2-standard-4", "SPOT"): 2}
     nodes = launch(provider, 3)
     assert len(nodes) == 3

@@ -285,7 +285,7 @@ def test_a_process_that_is_stopped_is_noticed_by_its_silence():
         assert seconds < 10
 
 
-def test_a_process_that_computes_for_long_is_not_lost_and_takes_nothing_meanwhile():
+def test_a_process_that_computes_for_long_is_not_lost_and_takes_nothing():
     large = np.ones(PIECE_BYTES // 2)  # of which the kernels' buffers hold a part
 
     def work(own: NetworkSum) -> float:
@@ -334,7 +334,7 @@ def test_nothing_is_left_when_a_process_has_ended():
     assert psutil.wait_procs(beside, 10)[1] == []
 
 
-def test_a_host_that_is_cut_off_is_not_waited_for_once_the_generation_is_over():
+def test_a_host_that_is_cut_off_holds_nobody_up_after_its_generation():
     with socket.socket() as hole, ExitStack() as callers:
         hole.bind(("127.0.0.1", 0))
         hole.listen(0)

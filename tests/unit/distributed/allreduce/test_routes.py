@@ -101,7 +101,7 @@ def test_nccl_is_taken_only_where_each_has_a_whole_gpu_of_its_own(seats):
 
 
 @given(st.sampled_from(["auto", "host", "ring", "nccl"]), st.lists(places, min_size=2, max_size=6))
-def test_tensorflow_s_collectives_are_taken_only_where_each_rank_has_brought_its_cluster(communication, seats):
+def test_tensorflows_collectives_need_the_cluster_of_every_rank(communication, seats):
     try:
         path = choose(communication, seats).path
     except ConfigError:

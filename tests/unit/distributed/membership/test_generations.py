@@ -108,7 +108,7 @@ def test_when_nobody_is_left_the_next_group_begins_as_the_first_one():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "lose"]), st.integers(0, 5)), max_size=60))
-def test_whatever_happens_generations_have_no_lost_member_and_those_with_state_come_first(events):
+def test_a_generation_has_no_lost_member_and_those_with_state_come_first(events):
     """A simulated world: workers live until they are lost; members leave at most once, and only the newest."""
     membership, living, joined, latest, fresh = Membership(), set[str](), set[str](), None, 0
     left: set[tuple[str, int]] = set()
@@ -187,7 +187,7 @@ def test_who_is_dismissed_leaves_with_the_next_generation():
     assert not membership.is_pause_wanted
 
 
-def test_who_is_dismissed_waits_for_those_who_come_instead_and_both_change_at_once():
+def test_a_dismissed_member_waits_for_its_successor_and_both_change_at_once():
     membership = begun("a", "b")
     membership.dismiss(["b"], after=["c"])
     assert not membership.is_pause_wanted
@@ -265,7 +265,7 @@ def training(*names: str) -> Membership:
     return membership
 
 
-def test_a_newcomer_that_members_do_not_reach_is_left_out_and_not_waited_for_again():
+def test_a_newcomer_that_members_cannot_reach_is_left_out_and_not_awaited():
     membership = training("n1-1", "n1-2", "n2-3")
     for name in ("n2-3", "n1-1"):
         assert membership.leave(name, 2, place(name, 5 if name != "n2-3" else -1), ["n2-3"]) is None
@@ -277,7 +277,7 @@ def test_a_newcomer_that_members_do_not_reach_is_left_out_and_not_waited_for_aga
 
 
 @pytest.mark.parametrize("reported", [["a", "b"], []])
-def test_a_newcomer_that_cannot_reach_the_members_is_left_out_and_may_come_again(reported: list[str]):
+def test_a_newcomer_that_cannot_reach_members_is_left_out_and_may_return(reported: list[str]):
     membership = training("a", "b", "c")
     membership.leave("c", 2, place("c"), reported)
     membership.leave("a", 2, place("a", 5))
@@ -318,7 +318,7 @@ def test_a_newcomer_is_not_blamed_for_a_meeting_that_a_report_explains():
     assert (found.members, found.unreachable) == (("n1-1", "n2-2", "n2-4"), ("n3-3",))
 
 
-def test_a_newcomer_that_has_met_the_members_is_not_blamed_for_a_sum_that_breaks():
+def test_a_newcomer_that_has_met_the_members_is_not_blamed_for_a_broken_sum():
     membership = training("n1-1", "n2-2", "n3-3")
     membership.leave("n3-3", 2, place("n3-3"), has_met=True)
     membership.leave("n1-1", 2, place("n1-1", 5))
@@ -370,7 +370,7 @@ def test_a_node_that_was_cut_off_is_tried_again_after_a_while():
     assert not membership.is_cut_off("n2-3")
 
 
-def test_who_was_never_given_the_state_does_not_count_where_others_are_dismissed():
+def test_a_member_without_the_state_does_not_count_when_others_are_dismissed():
     membership = training("a", "b", "c")
     membership.dismiss(["a"])
     membership.leave("a", 2, place("a", 5))

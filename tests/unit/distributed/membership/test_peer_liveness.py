@@ -35,7 +35,7 @@ def test_silence_counts_only_in_looks_one_after_the_other():
     assert waiting.look({1: QUIET, 2: QUIET}) == Loss(1, QUIET)
 
 
-def test_a_process_that_is_gone_and_a_group_that_is_broken_are_not_waited_for():
+def test_a_dead_process_and_a_broken_group_are_not_waited_for():
     waiting = Waiting(10)
     assert waiting.look({1: ALIVE, 2: GONE}) == Loss(2, GONE)
     assert waiting.look({1: ALIVE, 2: GONE}, is_broken=True) == Loss(2, GONE)

@@ -26,7 +26,7 @@ def with_calls_made(rank: int, size: int = 3) -> MeetingPoint:
     return point
 
 
-def test_a_rank_calls_those_before_it_then_answers_those_after_it_and_then_hears():
+def test_a_rank_calls_lower_ranks_then_answers_higher_ones_then_listens():
     point, called = meeting(2, 4), []
     while (link := point.to_call) is not None:
         called.append(link)
@@ -70,7 +70,7 @@ def test_a_rank_that_refuses_is_called_again_until_the_meeting_has_failed():
         point.not_reached(OSError("no route"), 0.0, False)
 
 
-def test_a_host_that_is_cut_off_is_given_up_after_seconds_and_a_busy_one_is_not():
+def test_a_host_that_is_cut_off_is_given_up_in_seconds_and_a_busy_one_not():
     point = meeting(1)
     point.dial(5.0)
     point.look(5.0 + REACH_SECONDS - 0.1, False)
@@ -98,7 +98,7 @@ def test_every_wait_ends_with_the_generation_and_blames_nobody(point):
         point.look(0.0, True)
 
 
-def test_a_connection_that_ends_or_proves_nothing_is_no_sign_of_a_missing_link():
+def test_a_connection_that_ends_or_proves_nothing_does_not_mean_a_lost_link():
     point = with_calls_made(1)
     with pytest.raises(ConnectionError, match="rank 0 at h0:1 has hung up") as raised:
         point.lose(0, "has hung up")

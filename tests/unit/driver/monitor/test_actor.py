@@ -122,7 +122,7 @@ def test_what_is_on_storage_is_known_once_a_group_has_looked():
     assert heard.begin("c") == (["a", "b"], 60)
 
 
-def test_a_checkpoint_may_be_on_storage_before_the_driver_hears_that_it_is_complete():
+def test_a_checkpoint_may_be_on_storage_before_the_driver_hears_of_it():
     heard, _ = monitor()
     heard.update(status(7, checkpoint=4))
     assert not heard.is_saving()
@@ -182,7 +182,7 @@ def test_ranks_that_wait_save_before_the_run_stops_and_are_resized_otherwise():
         assert heard.read()[0].phase == phase
 
 
-def test_a_new_group_is_not_asked_what_the_last_one_was_whose_ranks_wait_until_they_are_ended():
+def test_a_new_group_is_not_asked_to_park_and_ranks_of_the_last_one_wait():
     heard, _ = monitor()
     ticket = heard.park()
     heard.answer(ticket, True)
@@ -258,7 +258,7 @@ def test_a_call_that_comes_again_counts_once_whichever_monitor_it_meets():
         assert tell(again, "park") == ticket + 1
 
 
-def test_a_call_that_comes_again_after_hundreds_that_were_made_meanwhile_counts_once():
+def test_a_call_repeated_after_hundreds_of_others_counts_once():
     stack, make, tell, _, calls = lasting()
     with stack:
         tell(make(), "say", "unanswered")
@@ -278,7 +278,7 @@ def test_the_last_word_of_a_rank_is_not_taken_back_by_one_that_is_late():
     assert [s.beat.activity for s in heard.sightings()] == [Activity.DONE]
 
 
-def test_a_memo_that_cannot_be_read_is_no_reason_not_to_begin_but_one_not_to_begin_anew():
+def test_an_unreadable_memo_prevents_a_restart_but_not_the_first_start():
     gone = CrashSafeMemory(["/proc/self/fd/99999", "/proc/self/fd/99998"])
     heard = Monitor([], memo=gone)
     assert heard.begin("a") == ([], None)

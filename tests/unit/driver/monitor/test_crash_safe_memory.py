@@ -24,7 +24,7 @@ WRITER = """
 """
 
 
-def test_a_writer_that_is_killed_again_and_again_leaves_what_it_wrote_last_whole(tmp_path: Path):
+def test_a_writer_killed_again_and_again_leaves_its_last_write_whole(tmp_path: Path):
     script = tmp_path / "writer.py"
     script.write_text(textwrap.dedent(WRITER))
     chance, last = random.Random(7), 0
@@ -51,7 +51,7 @@ def test_a_writer_that_is_killed_again_and_again_leaves_what_it_wrote_last_whole
             last = number
 
 
-def test_nothing_is_known_before_the_first_write_and_nothing_is_there_after_the_statement():
+def test_nothing_is_known_before_the_first_write_or_left_after_the_statement():
     with actor.held() as known:
         assert known.read() is None
         known.write(b"one")

@@ -25,7 +25,7 @@ def jump(monkeypatch):
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_events_signs_of_life_and_times_are_right_when_the_clock_is_set_while_a_run_trains(tmp_path, jump, seconds):
+def test_events_heartbeats_and_times_are_right_if_the_clock_is_set_meanwhile(tmp_path, jump, seconds):
     run = Storage(str(tmp_path))
     book = RunLedger(run, 1)
     monitor = Monitor(epoch=pickle.loads(pickle.dumps(book.clock)))

@@ -64,7 +64,7 @@ def test_a_node_that_comes_and_goes_before_it_was_used_costs_nothing():
     assert play(Resizer(1, EVERY), 1, lambda now: 2 if 10 <= now < 13 else 1, 100) == []
 
 
-def test_nodes_that_come_one_after_another_are_taken_together_but_not_waited_for_without_end():
+def test_nodes_that_join_one_by_one_are_taken_together_within_a_bound():
     assert resizes(play(Resizer(1, EVERY), 1, lambda now: 1 + (now >= 10) + (now >= 12) + (now >= 14), 60))[0][1] == 4
     ((when, _), *_) = resizes(play(Resizer(1, EVERY), 1, lambda now: 1 + int(max(0, now - 10) // 3), 40))
     assert when - 10 <= 3 + PATIENCE_SECONDS + 1
@@ -77,7 +77,7 @@ def test_a_flapping_node_costs_one_planned_restart_a_minute():
     assert all(b - a >= EVERY for a, b in itertools.pairwise(times))
 
 
-def test_a_node_lost_without_notice_and_replaced_within_the_minute_costs_one_restart_in_it():
+def test_a_node_lost_and_replaced_within_a_minute_costs_one_restart():
     resizer = Resizer(1, EVERY)
     resizer.started(2, 0.0)
     resizer.started(1, 10.0)  # the group was lost, and restarted on what was left
@@ -94,7 +94,7 @@ def test_a_lost_worker_alone_does_not_hold_back_growth():
     assert resizer.decide(ClusterView(11.0 + SETTLE_SECONDS, 2, 3)) is ResizeDecision.PARK
 
 
-def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_same_size():
+def test_a_notice_is_followed_at_once_even_after_a_change_or_at_equal_size():
     for possible in (1, 2):
         resizer = Resizer(1, EVERY)
         resizer.started(1, 0.0)
@@ -104,7 +104,7 @@ def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_sa
         assert resizer.decide(ClusterView(3.0, 2, possible, leaving=True, parked=True)) is ResizeDecision.RESIZE
 
 
-def test_what_cannot_go_on_elsewhere_saves_at_once_and_trains_until_its_node_is_gone():
+def test_a_run_that_cannot_move_saves_at_once_and_trains_to_its_nodes_end():
     moved = play(Resizer(2, EVERY), 2, lambda now: 2 - (now >= 10), 100, leaving=lambda now: now >= 10)
     assert [(now, move) for now, move, _ in moved] == [(10.0, ResizeDecision.PARK), (10.5, ResizeDecision.RELEASE)]
 
@@ -151,7 +151,7 @@ def test_room_that_comes_after_the_notice_is_moved_into():
     assert resizer.decide(ClusterView(11.0, 2, 2, leaving=True, parked=True)) is ResizeDecision.RESIZE
 
 
-def test_a_save_on_notice_that_fails_is_tried_again_and_the_next_notice_is_a_new_one():
+def test_a_failed_save_on_notice_is_retried_and_the_next_notice_is_new():
     resizer = Resizer(2, EVERY)
     resizer.started(2, 0.0)
     assert resizer.decide(ClusterView(10.0, 2, 1, leaving=True)) is ResizeDecision.PARK
@@ -186,7 +186,7 @@ def test_ranks_that_cannot_save_train_on_and_are_asked_again_later():
     sizes=st.lists(st.tuples(st.integers(0, 5), st.floats(0.5, 90)), min_size=1, max_size=12),
     fewest=st.integers(1, 2),
 )
-def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_than_the_fewest(sizes, fewest):
+def test_a_planned_change_is_made_once_a_minute_and_keeps_the_minimum(sizes, fewest):
     ends, total = [], 0.0
     for size, seconds in sizes:
         total += seconds
@@ -206,7 +206,7 @@ def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_
     assert asked == sum(m in (ResizeDecision.RESIZE, ResizeDecision.RELEASE) for _, m, _ in moved)
 
 
-def test_workers_that_come_while_others_train_are_added_at_once_and_nobody_saves_first():
+def test_workers_that_join_during_training_are_added_at_once_without_a_save():
     moved = play(Resizer(1, EVERY, is_partial=True), 1, lambda now: 2 if now >= 10 else 1, 100)
     ((when, move, workers),) = moved
     assert (move, workers) == (ResizeDecision.RESIZE, 2)
@@ -223,7 +223,7 @@ def test_workers_that_come_while_others_train_are_added_at_once_and_nobody_saves
     ("possible", "survivors", "size"),
     [(3, 0, 3), (1, 0, None), (None, 0, None), (None, 1, 1), (0, 1, 1), (3, 1, 3)],
 )
-def test_a_group_starts_with_what_there_is_and_survivors_do_not_wait_for_the_fewest(possible, survivors, size):
+def test_a_group_starts_with_what_there_is_and_survivors_do_not_wait(possible, survivors, size):
     assert next_size(possible, survivors, 2) == size
 
 

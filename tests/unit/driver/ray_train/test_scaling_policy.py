@@ -116,7 +116,7 @@ def test_when_a_node_goes_is_known_whatever_its_clock_and_this_machines_say(skew
     assert made._follow_notices({0: "a1", 1: "a2"}) == end
 
 
-def test_a_node_of_which_only_ray_knows_goes_when_ray_says_also_if_the_clock_is_set_then(monkeypatch):
+def test_a_node_leaves_when_ray_reports_it_also_if_the_clock_is_set_then(monkeypatch):
     made, _ = policy((2, 2))
     began, real = time.monotonic(), time.time()
     made._leaving = {"a1": int((real + 60) * 1000), "a2": 0}

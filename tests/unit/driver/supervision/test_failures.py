@@ -30,7 +30,7 @@ from raytf.errors import (
     UnsupportedError,
     WorkerLostError,
 )
-from raytf.parameter_server.group import ProcessDiedError
+from raytf.parameter_server.errors import ProcessDiedError
 
 
 def node_died(error: RayActorError) -> bool:

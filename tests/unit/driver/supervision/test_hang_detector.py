@@ -263,7 +263,7 @@ def test_when_the_driver_was_held_up_silence_counts_from_then_on():
     world.finds_nothing(100)
 
 
-def test_where_the_same_step_hangs_again_it_is_given_more_time_until_it_is_over():
+def test_a_step_that_hangs_again_gets_more_time_until_it_completes():
     world, taken = World(), []
     for _ in range(7):
         world.does(0, Activity.STEP)

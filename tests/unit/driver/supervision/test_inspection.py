@@ -36,7 +36,7 @@ def process(code: str) -> Iterator[subprocess.Popen[str]]:
             made.kill()
 
 
-def test_a_process_that_sleeps_is_idle_and_shows_where_also_when_it_is_stopped():
+def test_a_sleeping_process_is_idle_and_shows_where_even_when_stopped():
     with process(SLEEPER) as made:
         assert made.stdout is not None
         file = int(made.stdout.readline())

@@ -58,14 +58,14 @@ def test_one_that_is_alone_has_the_time_of_all():
     assert lost_at("a", [""] * 30) == {"a": 25}
 
 
-def test_who_is_no_member_is_not_waited_for_longer_and_does_not_make_the_members_wait():
+def test_a_process_that_is_no_member_neither_gets_nor_causes_longer_waits():
     assert lost_at("a", [""] * 30, others="x") == {"x": 10, "a": 25}
     assert lost_at("a", ["x"] * 20 + ["ax"] * 20, others="x") == {}
     assert lost_at("", ["x"] * 30, others="xy") == {"y": 10}
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "ab"]), max_size=80))
-def test_nobody_is_lost_before_the_time_and_nobody_is_kept_beyond_that_of_all(looks: list[str]):
+def test_no_member_is_lost_before_its_time_or_kept_beyond_the_time_of_all(looks: list[str]):
     found = lost_at("ab", looks)
     for name in "ab":
         silent = 0

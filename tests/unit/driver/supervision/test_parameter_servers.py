@@ -10,7 +10,7 @@ from raytf.driver.supervision.diagnosis import diagnose
 from raytf.driver.supervision.failures import Cause
 from raytf.driver.supervision.retry import Retry
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
-from raytf.parameter_server.group import ProcessDiedError
+from raytf.parameter_server.errors import ProcessDiedError
 
 #: As Ray raises it where an argument of an actor's method cannot be loaded.
 NO_MODULE = RayTaskError("coordinate", "traceback", RaySystemError(ModuleNotFoundError("No module named 'mine'")))
@@ -59,7 +59,7 @@ def test_what_follows_a_failure_of_a_run_that_has_made_steps(error, cause, goes_
     assert Retry().decide(failure, reached=100).retry is goes_on
 
 
-def test_a_server_that_dies_again_and_again_without_a_step_gets_longer_pauses():
+def test_a_server_that_keeps_dying_without_a_step_gets_longer_pauses():
     retry = Retry()
     died = diagnose(ProcessDiedError("parameter server 0 died"))
     assert [retry.decide(died, reached=5).pause for _ in range(4)] == [0.0, 1.0, 2.0, 4.0]

@@ -56,7 +56,7 @@ def test_a_rank_three_times_slower_is_named_once_after_some_measurements():
     assert world.named() == []
 
 
-def test_a_rank_that_joins_a_group_that_trains_is_compared_once_it_was_measured_often_enough():
+def test_a_rank_that_joins_is_compared_after_enough_measurements():
     world = World([0.1, 0.1])
     world.named(10)
     grown = World([0.1, 0.1, 0.3])

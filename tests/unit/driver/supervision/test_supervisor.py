@@ -12,7 +12,7 @@ from raytf.driver.supervision.diagnosis import ControllerDiedError
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.retry import Scene, Supervisor, is_preemption
 from raytf.errors import ClusterError, DataError, RaytfError
-from raytf.parameter_server.group import ProcessDiedError
+from raytf.parameter_server.errors import ProcessDiedError
 from raytf.runs.events import FaultEvent, RunEvent
 from raytf.training.process.monitor_client import MonitorClient
 
@@ -99,7 +99,7 @@ def test_what_says_all_by_itself_is_not_said_twice():
     assert (decision.retry, decision.said) == (False, "")
 
 
-def test_policies_that_are_sent_one_by_one_have_one_supervisor_where_they_arrive():
+def test_policies_sent_one_by_one_share_one_supervisor_where_they_arrive():
     supervisor = Supervisor()
     first, second = (pickle.loads(pickle.dumps(supervisor)) for _ in range(2))
     assert first is second

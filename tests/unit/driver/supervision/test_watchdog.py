@@ -50,7 +50,7 @@ def test_those_to_blame_are_named_with_their_nodes():
     assert both.startswith("rank 0 on node 10.0.0.0 (pid 100), rank 1 on node 10.0.0.1 (pid 101) have made no progress")
 
 
-def test_ranks_without_recent_heartbeats_are_looked_at_unless_they_have_done_their_part():
+def test_ranks_without_recent_heartbeats_are_inspected_unless_they_are_done():
     there = [LastHeartbeat(beat(0), 1.0), LastHeartbeat(beat(1), 3.5)]
     done = LastHeartbeat(dataclasses.replace(beat(2), activity=Activity.DONE), 60.0)
     assert [each.rank for each in quiet_ranks([*there, done])] == [1]

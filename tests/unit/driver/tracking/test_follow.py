@@ -292,7 +292,7 @@ def test_a_tracker_is_closed_again_where_the_next_one_refuses(tmp_path: Path, mo
     assert run.info.status != "RUNNING"
 
 
-def test_callbacks_that_report_are_told_in_the_driver_and_those_that_save_run_on_rank_0():
+def test_callbacks_that_report_run_in_the_driver_and_others_on_rank_0():
     class Saves(Told):
         pass
 

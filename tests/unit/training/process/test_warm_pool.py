@@ -126,7 +126,7 @@ class TestShelf:
 
 
 class TestSchedule:
-    def test_a_node_that_lacks_processes_is_asked_soon_and_one_that_has_them_late(self):
+    def test_a_node_without_processes_is_asked_soon_and_one_with_them_later(self):
         now = 0.0
         schedule = Schedule(lambda: now)
         assert schedule.due(["a", "b"]) == ["a", "b"]

@@ -1,0 +1,11 @@
+"""How a group with parameter servers ends."""
+
+from __future__ import annotations
+
+from raytf.errors import RaytfError
+
+
+class ProcessDiedError(RaytfError):
+    """A process has died without which its group cannot go on; the message says which one."""
+
+    retryable = True
