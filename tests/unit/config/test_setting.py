@@ -127,7 +127,7 @@ def test_which_strategies_take_a_setting():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ps": 2}, "--ps says something about parameter servers, and --strategy is multi-worker-mirrored. Give "
+        ({"ps": 2}, "--ps says something about parameter servers, and --strategy is multi-worker-mirrored. Pass "
          "--strategy parameter-server, or leave out --ps."),
         ({"strategy": "mirrored", "gpus_per_worker": 0.5}, "--gpus-per-worker 0.5 with --strategy mirrored: its one "
          "worker takes all GPUs of its machine. Leave it out, or take --strategy multi-worker-mirrored."),
