@@ -156,7 +156,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
+    from raytf.checkpoint import generations, keeper_health, memory_keeper, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
     from raytf.checkpoint.tier import GroupAttempt
@@ -199,7 +199,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen.suspend()
     began = time.monotonic()
     until(lambda: snapshots.step is None, snapshots.look)
-    assert time.monotonic() - began >= keeper_client.FRESH_SECONDS / 2
+    assert time.monotonic() - began >= keeper_health.FRESH_SECONDS / 2
     until(lambda: snapshots.is_empty, snapshots.look)
     assert not frozen.is_running()
     copy(40)

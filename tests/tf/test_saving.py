@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import cadence, manifest, naming, variables
 from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.memory import CopyTurns, MemorySave
+from raytf.checkpoint.memory import MemorySave
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import MetricObjective

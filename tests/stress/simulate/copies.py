@@ -9,9 +9,9 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from raytf.checkpoint.commit import Commit
+from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.keeper_client import TRY_PAUSES, KeeperHealth, Order
-from raytf.checkpoint.memory import CopyTurns
+from raytf.checkpoint.keeper_health import TRY_PAUSES, KeeperHealth, Order
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.checkpoint.tier import Phase, Votes
 from tests.stress.simulate.keepers import SIZE, Keeper, Slot

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raytf.checkpoint.memory import CopyTurns
+from raytf.checkpoint.copy_turns import CopyTurns
 
 
 @pytest.mark.parametrize(
