@@ -17,7 +17,7 @@ from raytf.checkpoint.naming import name_of
 from raytf.config.train_config import TrainConfig
 from raytf.driver import preflight
 from raytf.driver.preflight import cpus_here, why_on_cpus
-from raytf.errors import CheckpointError, ClusterError, DamagedFileError, StorageError
+from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
 
@@ -153,3 +153,13 @@ def test_the_identity_is_that_of_the_newest_checkpoint_that_can_be_read(tmp_path
 def test_why_gpus_stay_idle_says_what_would_use_them(fits, of_all_kinds, each, words):
     text = why_on_cpus(2, fits, of_all_kinds, each)
     assert all(word in text for word in [*words, "training on CPUs"])
+
+
+def test_a_refusal_names_settings_as_the_program_passed_them():
+    x, y = np.zeros((8, 1)), np.zeros(8)
+    with pytest.raises(ConfigError, match=r"^keep_best='val_loss': there is no validation data\."):
+        raytf.fit(lambda: None, x, y, keep_best="val_loss")
+    with pytest.raises(ConfigError, match=r"^--keep-best val_loss: there is no validation data"):
+        raytf.fit(lambda: None, x, y, config=TrainConfig.among({"keep_best": "val_loss"}))
+    with pytest.raises(ConfigError, match=r"^logical_shards=2 with up to 4 workers"):
+        raytf.fit(lambda: None, x, y, logical_shards=2, workers=4)
