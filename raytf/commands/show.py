@@ -240,7 +240,7 @@ def _print_spikes(run: History, outliers: Sequence[Spike], console: Console) -> 
         table.add_column(name.replace("_", " "), justify="right")
     for spike in shown:
         steps = str(spike.first) if spike.first == spike.last else f"{spike.first} to {spike.last}"
-        table.add_row(steps, *(_text(spike.told(name)) for name in QUANTITIES))
+        table.add_row(steps, *(_text(spike.describe(name)) for name in QUANTITIES))
     console.print(table)
     if len(outliers) > len(shown):
         console.print(f"the latest {len(shown)} of {len(outliers)}; --json has all")

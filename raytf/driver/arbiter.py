@@ -102,9 +102,9 @@ class ArbiterServer:
         self._loop = asyncio.get_running_loop()
         door = Door(listening, self._greet)
         door.open()
-        looking = asyncio.create_task(self._look())
+        polling = asyncio.create_task(self._poll())
         await self._end.wait()
-        looking.cancel()
+        polling.cancel()
         self._workers.clear()  # nobody is lost now
         await door.close()
 
@@ -174,10 +174,10 @@ class ArbiterServer:
         """
         self._carry_out(self._arbitration.hear(name, of_worker(line)))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            self._carry_out(self._arbitration.look())
+            self._carry_out(self._arbitration.poll())
 
     def _carry_out(self, commands: Commands) -> None:
         for command in commands:
@@ -286,8 +286,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def socket(self) -> socket.socket:
-        found: socket.socket = self._transport.get_extra_info("socket")
-        return found
+        handle: socket.socket = self._transport.get_extra_info("socket")
+        return handle
 
     # -- called by asyncio ---------------------------------------------------------------------------------------------
 

@@ -108,11 +108,11 @@ class Arbitration:
         self._forget(name)
         return self._told(self._membership.lose(name))
 
-    def look(self) -> Commands:
+    def poll(self) -> Commands:
         """Some time has passed: let go who is silent, or does not leave its generation."""
         commands: Commands = []
         self._membership.look()
-        for name in self._silence.look(self._membership.living):
+        for name in self._silence.poll(self._membership.living):
             commands += self._let_go(name)
         missing, generation = self._membership.missing(), self._membership.generation
         number = generation.number if missing and generation is not None else 0

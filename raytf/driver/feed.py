@@ -214,9 +214,9 @@ class Mailbox:
                 self._missing.add(step)
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self._with(step) is not None)
-            found = self._with(step)
-            assert found is not None
-            return found
+            offer = self._with(step)
+            assert offer is not None
+            return offer
 
     async def wish(self, position: int) -> Wish:
         """Where the driver should go on; waits until there is something to do.

@@ -164,9 +164,9 @@ def fit(
     left = keras_arguments.epochs_left(initial_epoch, config)
     lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
     x, validation, test = keras_arguments.streams(parts, config, *lengths)
-    given = inputs.RunData.of(x, validation, test)
-    if given.stream is not None:  # which makes its batches
-        config = config.replace(global_batch_size=rows_of(given.stream))
+    run_data = inputs.RunData.of(x, validation, test)
+    if run_data.stream is not None:  # which makes its batches
+        config = config.replace(global_batch_size=rows_of(run_data.stream))
         config.check()
     check_room(config)
     status_file = StatusFile(config.run.status_file)
@@ -178,7 +178,7 @@ def fit(
     preflight.check_folder(run)
     if replay is None:
         step_replay.check_other_run(run)
-    sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
+    sources = run_data.sources(run, config.batch.pipeline, validation_steps, shown)
     original = run if replay is None else Storage(replay.run)
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
@@ -213,15 +213,15 @@ def fit(
             has_old_digests=digest_log.are_old(original, run_log.STEPS),
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
-        return _finish(job, sources, given.stream, stored, run, status_file, tracker), job
+        return _finish(job, sources, run_data.stream, stored, run, status_file, tracker), job
 
     try:
         document, job = finish(_with_shards_of(stored, config, shown))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        told = "the model takes whole batches, and no parts of them: one worker computes each"
-        print(told, file=stream_of(shown), flush=True)
+        message = "the model takes whole batches, and no parts of them: one worker computes each"
+        print(message, file=stream_of(shown), flush=True)
         document, job = finish(config.replace(**_ONE_SHARD))
     if replay is not None:
         sys.exit(0)
@@ -347,8 +347,8 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
         ):
             own = has_own_environment(ray.get_runtime_context().runtime_env, os.environ)
-            look = partial(session.rehearsal.look, display.say_early, "GPU" in resources or own, local)
-            document = _run(job, run, resources, display.say, look)
+            poll = partial(session.rehearsal.poll, display.say_early, "GPU" in resources or own, local)
+            document = _run(job, run, resources, display.say, poll)
     if document is None:
         raise RaytfError(f"training ended without a result; {continuing.from_last_checkpoint()}.")
     check_owner(run, lease.owner["id"])
@@ -372,7 +372,7 @@ def _run(
     run: Storage,
     resources: dict[str, float],
     say: Callable[[str], None],
-    look: Callable[[], None],
+    poll: Callable[[], None],
 ) -> dict[str, Any] | None:
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
@@ -385,7 +385,7 @@ def _run(
             return until_done(train, (RaytfError, ray.exceptions.RayError), job.monitor, budget, say)
         from raytf.driver.ray_train import run as controllers
 
-        return controllers.run(job, run, resources, look)
+        return controllers.run(job, run, resources, poll)
     except ray.exceptions.RayError as error:
         text = f"Ray failed: {one_line(error, 400)}; {continuing.from_last_checkpoint()}."
         raise ClusterError(text, passes=True) from None

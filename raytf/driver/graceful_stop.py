@@ -147,11 +147,11 @@ class _GracefulEnd:
             os._exit(128 + number)
 
     def _end(self, number: int) -> None:
-        said = _NAMES.get(signal.Signals(number), _INTERRUPTED)
+        reason = _NAMES.get(signal.Signals(number), _INTERRUPTED)
         saved: bool | None = False
         # Whatever goes wrong meanwhile, the process must end.
         with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{said}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
+            self.say(f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
         step = None
         with contextlib.suppress(Exception):
             saved = save(self.monitor)
@@ -168,16 +168,16 @@ class _GracefulEnd:
         )
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{said}: {result}")
+                self.say(f"{reason}: {result}")
             if self.asked.interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
                 os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
             return
         try:
             with contextlib.suppress(Exception, SystemExit):
-                self.leave(f"{said}, {result}")
+                self.leave(f"{reason}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{said}: {result}; {continuing.from_last_checkpoint()}")
+                self.say(f"{reason}: {result}; {continuing.from_last_checkpoint()}")
         finally:
             os._exit(128 + number)
 
@@ -194,9 +194,9 @@ def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None
         What to tell the user.
     """
     saved = loss.is_reachable and save(monitor, LOST_SECONDS)
-    said = "the workers saved first" if saved else "the workers could no longer save"
-    leave(f"{loss.text}, {said}")
-    return said
+    outcome = "the workers saved first" if saved else "the workers could no longer save"
+    leave(f"{loss.text}, {outcome}")
+    return outcome
 
 
 def save(

@@ -53,11 +53,11 @@ class RunData:
             DataError: one of them is not data, or is empty, or their labels are numbered by different classes.
         """
         parts = {"train": train, "validation": validation, "test": test}
-        found: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
-        own = [data for data in found.values() if getattr(data, "classes", None) is not None]
+        parsed: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
+        own = [data for data in parsed.values() if getattr(data, "classes", None) is not None]
         for data in own[1:]:
             refuse_other_classes(own[0], data)
-        return cls(found)
+        return cls(parsed)
 
     def sources(
         self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
@@ -73,20 +73,20 @@ class RunData:
         Raises:
             DataError: a data set failed, or does not contain numbers.
         """
-        found = dict(self.parts)
-        unread = {name: data for name, data in found.items() if is_ray_dataset(data) or isinstance(data, Stream)}
+        parts = dict(self.parts)
+        unread = {name: data for name, data in parts.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:
             with notebook.display(verbose) as display, Lease(run, display.say):
                 for name, data in unread.items():
                     folder = run.child(f"data/{name}")
                     if not isinstance(data, Stream):
-                        found[name] = RayDataSource(data, folder.uri, say=display.say)
+                        parts[name] = RayDataSource(data, folder.uri, say=display.say)
                     elif name == "train":
-                        found[name] = training_source(data, pipeline, folder, display.say)
+                        parts[name] = training_source(data, pipeline, folder, display.say)
                     else:
                         steps = validation_steps if name == "validation" else None
-                        found[name] = evaluation_source(data, steps, folder, display.say)
-        return Sources(found["train"], found["validation"], found["test"])
+                        parts[name] = evaluation_source(data, steps, folder, display.say)
+        return Sources(parts["train"], parts["validation"], parts["test"])
 
 
 def source(data: Any, name: str) -> Source | Stream | None:
@@ -165,18 +165,18 @@ def stream_of(
     if is_dataset(data):
         return from_tf_dataset(data.rebatch(asked) if is_asked else data, name, steps, seed)
     if is_py_dataset(data):
-        found = from_py_dataset(data, name, steps, shuffle and name == "train", seed)
+        stream = from_py_dataset(data, name, steps, shuffle and name == "train", seed)
     elif _is_loader(data):
-        found = from_iterable(data, name, steps)
+        stream = from_iterable(data, name, steps)
     else:
-        found = from_generator(data, name, steps, epochs)
-    rows = rows_of(found)
+        stream = from_generator(data, name, steps, epochs)
+    rows = rows_of(stream)
     if is_asked and rows != asked:
         raise ConfigError(
             f"--global-batch-size {asked}: {name} data makes batches of {rows} itself. Leave the flag out, or have the "
             "program make such batches."
         )
-    return found
+    return stream
 
 
 def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -> Stream:
@@ -216,10 +216,10 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
     why = _why_live(stream, how)
     if not why:
         try:
-            found = recorded(stream, folder, say, most=stream.steps)
+            records = recorded(stream, folder, say, most=stream.steps)
             stream.end()
-            say(f"{stream.name} data: {len(found.rows)} batches, recorded, {_why_recorded(stream)}")
-            return found
+            say(f"{stream.name} data: {len(records.rows)} batches, recorded, {_why_recorded(stream)}")
+            return records
         except NotRecordableError as error:
             if how == "record":
                 raise ConfigError(f"--pipeline record: {error} Or leave the flag out.") from None
@@ -259,6 +259,6 @@ def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: C
     Raises:
         DataError: the data fails, or its batches have records of different shapes.
     """
-    found = recorded(stream, folder, say, most=steps)
+    records = recorded(stream, folder, say, most=steps)
     stream.end()
-    return found
+    return records

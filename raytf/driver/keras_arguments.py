@@ -180,13 +180,13 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
     return _part(arrays, 0, at), _part(arrays, at, records)
 
 
-def validation_data(given: Any) -> Any:
+def validation_data(data: Any) -> Any:
     """Validation data of a call, for `RunData.of`."""
-    if isinstance(given, list) and 1 <= len(given) <= 3:
-        given = tuple(given)
-    elif is_plain(given):
-        given = (given,)
-    return training_data(given, None, None, 0.0, "validation_data")[0] if isinstance(given, tuple) else given
+    if isinstance(data, list) and 1 <= len(data) <= 3:
+        data = tuple(data)
+    elif is_plain(data):
+        data = (data,)
+    return training_data(data, None, None, 0.0, "validation_data")[0] if isinstance(data, tuple) else data
 
 
 def as_array(path: str, leaf: Any) -> Any:
@@ -198,9 +198,9 @@ def as_array(path: str, leaf: Any) -> Any:
     if sparse_rows.is_compressed(leaf):
         return sparse_rows.rows_of(leaf, path)
     if hasattr(leaf, "to_numpy"):
-        found = leaf.to_numpy()
-        is_column = found.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
-        return found[:, None] if is_column else found  # as Keras does
+        array = leaf.to_numpy()
+        is_column = array.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
+        return array[:, None] if is_column else array  # as Keras does
     if isinstance(leaf, (int, float, complex, str, bytes)):
         raise DataError(
             f"{path} is the {type(leaf).__name__} {leaf!r}. Expected an array: in Keras, too, a list is a list of "
@@ -211,10 +211,10 @@ def as_array(path: str, leaf: Any) -> Any:
 
 def _arrays(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """(x, y, sample_weight) with rows for all that Keras takes as an array."""
-    found = []
+    converted = []
     for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
-        found.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
-    return tuple(found)
+        converted.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
+    return tuple(converted)
 
 
 def _records(arrays: tuple[Any, ...]) -> int:

@@ -127,9 +127,9 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
         yield
 
 
-def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """What `keras.Model.fit` does, on workers."""
-    bound = inspect.signature(own).bind(model, *args, **given)
+    bound = inspect.signature(own).bind(model, *args, **named)
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]
     x = asked.pop("x", None)
@@ -139,7 +139,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked.setdefault("epochs", 1)
     _limit(asked)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
-        return own(model, *args, **given)  # nothing is trained
+        return own(model, *args, **named)  # nothing is trained
     try:
         result = fit(model, x, asked.pop("y", None), config=config, **asked)
     except RaytfError as error:

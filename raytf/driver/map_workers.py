@@ -115,10 +115,10 @@ def _interruptible() -> Iterator[None]:
     Raises:
         KeyboardInterrupt, SystemExit: with a message for the user, or the exit code.
     """
-    told: list[int] = []
+    received: list[int] = []
 
     def end(number: int, frame: object) -> None:
-        told.append(number)
+        received.append(number)
         raise KeyboardInterrupt  # the only error of a handler that Ray passes on from a call
 
     in_main = threading.current_thread() is threading.main_thread()
@@ -126,8 +126,8 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if told:
-            raise SystemExit(128 + told[0]) from None
+        if received:
+            raise SystemExit(128 + received[0]) from None
         raise KeyboardInterrupt("interrupted; the same command begins again.") from None
     finally:
         if in_main:
@@ -244,7 +244,7 @@ class _WorkerPool:
             self._start_worker()
 
     def run(self, on_answer: Callable[[int, Any], None] | None) -> list[Any]:
-        parts, told = self._parts, time.monotonic()
+        parts, reported_at = self._parts, time.monotonic()
         while not parts.is_done:
             ready, _ = ray.wait(list(self._asked), num_returns=1, timeout=_LOOK_SECONDS)
             for reference in ready:
@@ -263,8 +263,8 @@ class _WorkerPool:
                     if on_answer is not None:
                         on_answer(number, answer)
                 self._assign(worker, name)
-            if time.monotonic() - told >= _LINE_SECONDS and not parts.is_done:
-                told = time.monotonic()
+            if time.monotonic() - reported_at >= _LINE_SECONDS and not parts.is_done:
+                reported_at = time.monotonic()
                 self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
         self._say(self._summary())
         return [parts.answers[number] for number in range(parts.total)]

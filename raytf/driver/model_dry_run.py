@@ -94,7 +94,7 @@ class Rehearsal:
     ):
         self._asked, self._check = asked, check
 
-    def look(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
+    def poll(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
         """Say what was found until now, or raise it if workers would fail in the same way; never waits.
 
         Args:

@@ -337,15 +337,15 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
     wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
     need = resources.resources(config.strategy, config.cluster, uses_gpu, [])
     begin = time.monotonic()
-    found = (
+    growth = (
         Growth.NO if local else autoscaler_limits.find(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
     )
-    most = None if isinstance(found, Growth) else found
+    most = None if isinstance(growth, Growth) else growth
     while True:
         waited = time.monotonic() - begin
         is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
         if local or most or _fits(need, None, config.strategy.helpers) >= wanted or is_late:
-            return ray.cluster_resources(), most, found is not Growth.UNKNOWN
+            return ray.cluster_resources(), most, growth is not Growth.UNKNOWN
         time.sleep(0.5)
 
 

@@ -54,12 +54,12 @@ class Result:
     @property
     def history(self) -> dict[str, list[Any]]:
         """The values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
-        found: dict[str, list[Any]] = {}
+        values: dict[str, list[Any]] = {}
         for entry in self.document["history"]:
             for name, value in entry.items():
                 if name not in ("epoch", "step"):
-                    found.setdefault(name, []).append(value)
-        return found
+                    values.setdefault(name, []).append(value)
+        return values
 
     @property
     def epoch(self) -> list[int]:

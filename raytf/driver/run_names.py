@@ -110,9 +110,9 @@ def conflict(entries: Collection[str], is_program: bool) -> str:
 def candidates(name: str, taken: Collection[str]) -> list[str]:
     """Return the existing runs that --new has started for a name, or may have, in order: NAME, NAME-2 and so on."""
     number = re.compile(rf"{re.escape(name)}-([2-9]|[1-9]\d+)")
-    found = {1: name} if name in taken else {}
-    found |= {int(match[1]): match[0] for match in map(number.fullmatch, taken) if match}
-    return [found[key] for key in sorted(found)]
+    runs = {1: name} if name in taken else {}
+    runs |= {int(match[1]): match[0] for match in map(number.fullmatch, taken) if match}
+    return [runs[key] for key in sorted(runs)]
 
 
 def _new(storage: Storage, name: str, command: start_command.StartCommand, first: str, started: set[str]) -> str:

@@ -82,8 +82,8 @@ class FaultEvent(RunEvent):
     def text(self) -> str:
         ending = " (preemption)" if self.preemption else "" if self.retry else "; the run ends"
         ending += "; the others go on" if self.survived else ""
-        said = self.failure or self.cause.replace("_", " ") or "the attempt ended"
-        return f"{said}{_listed('rank', self.ranks)}{_listed('node', map(short, self.nodes))}{ending}"
+        summary = self.failure or self.cause.replace("_", " ") or "the attempt ended"
+        return f"{summary}{_listed('rank', self.ranks)}{_listed('node', map(short, self.nodes))}{ending}"
 
 
 @dataclass(frozen=True)
@@ -360,16 +360,16 @@ OTHERS = {
 
 def describe(row: Mapping[str, Any]) -> str:
     """A row of the ledger in words."""
-    found = KINDS.get(row["kind"])
-    if found is not None:
-        names = {_name(f): f.name for f in dataclasses.fields(found)}
-        given = {names[name]: value for name, value in row.items() if name in names and value is not None}
+    event_class = KINDS.get(row["kind"])
+    if event_class is not None:
+        names = {_name(f): f.name for f in dataclasses.fields(event_class)}
+        values = {names[name]: value for name, value in row.items() if name in names and value is not None}
         try:
-            return found(**given).text
+            return event_class(**values).text
         except (TypeError, ValueError, AttributeError):  # something is missing, or not what it should be
             pass
-    said = ", ".join(f"{name} {value}" for name, value in row.items() if name not in _NOT_SAID)
-    return without_ids(f"{row['kind']}: {said}" if said else row["kind"])
+    fields = ", ".join(f"{name} {value}" for name, value in row.items() if name not in _NOT_SAID)
+    return without_ids(f"{row['kind']}: {fields}" if fields else row["kind"])
 
 
 def short(node: object) -> str:
@@ -379,7 +379,7 @@ def short(node: object) -> str:
 
 def without_ids(text: str) -> str:
     """A text with Ray's ids of nodes shortened."""
-    return _NODE_ID.sub(lambda found: short(found.group()), text)
+    return _NODE_ID.sub(lambda match: short(match.group()), text)
 
 
 def _name(about: dataclasses.Field[Any]) -> str:
@@ -387,8 +387,8 @@ def _name(about: dataclasses.Field[Any]) -> str:
 
 
 def _listed(name: str, values: Any) -> str:
-    said = ", ".join(map(str, values))
-    return f", {name} {said}" if said else ""
+    listed = ", ".join(map(str, values))
+    return f", {name} {listed}" if listed else ""
 
 
 def _deadline(seconds: float | None) -> str:

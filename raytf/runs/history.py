@@ -164,8 +164,8 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
         StorageError: storage cannot be read.
     """
     run = Storage(uri)
-    found, damaged = attempt(lambda: ledger.look(run))
-    events, problems = found or ([], [])
+    contents, damaged = attempt(lambda: ledger.read_with_problems(run))
+    events, problems = contents or ([], [])
     result, broken = attempt(lambda: run_log.read_result(run))
     problems += [f"{error.file}: {error.reason}" for error in (damaged, broken) if error is not None]
     if not events and result is None and not problems and not _is_run(run):
@@ -173,16 +173,16 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
     is_over = bool(events) and events[-1]["kind"] == "driver" and events[-1].get("state") == "ended"
     is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, clock, sleep))
     problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
-    found_run = inventory.look_at(run, events, bool(is_alive), (result, broken))
-    stands = Standing(found_run.state, found_run.why, found_run.step, found_run.total, found_run.metrics)
-    problems += [problem for problem in found_run.problems if problem not in problems]
+    listed = inventory.read_run(run, events, bool(is_alive), (result, broken))
+    stands = Standing(listed.state, listed.why, listed.step, listed.total, listed.metrics)
+    problems += [problem for problem in listed.problems if problem not in problems]
     command, _ = attempt(lambda: start_command.read(run))
     return replace(
         build(run.locate(""), events, result, bool(is_alive), stands),
         problems=tuple(problems),
-        epochs=found_run.epochs,
-        settings=found_run.settings,
-        saves=found_run.saves,
+        epochs=listed.epochs,
+        settings=listed.settings,
+        saves=listed.saves,
         command=() if command is None else command.words,
         changed=_last(events, "versions").get("settings", {}),
         made_with=_made_with(events),

@@ -135,24 +135,24 @@ def survey_again(
         # A name that no URI can hold is none of a run: --run takes none such.
         if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(StoredFile(inner, file.bytes, file.modified))
-    found = {path: files for name in sorted(folders) for path, files in runs_in(name, folders[name])}
-    problems = {path: _places(files, path, unread) for path, files in found.items()}
-    leases = {path: _lease_of(files) for path, files in found.items()}
+    files_by_run = {path: files for name in sorted(folders) for path, files in runs_in(name, folders[name])}
+    problems = {path: _places(files, path, unread) for path, files in files_by_run.items()}
+    leases = {path: _lease_of(files) for path, files in files_by_run.items()}
     lives = _living(storage, {p: f"{p}/{lease}" for p, lease in leases.items() if lease}, problems, say, sleep)
 
     def read(path: str) -> ListedRun:
-        files, wrong, before = tuple(found[path]), tuple(problems[path]), known.get(path)
+        files, wrong, before = tuple(files_by_run[path]), tuple(problems[path]), known.get(path)
         if before is not None and not leases[path] and (before.files, before.problems) == (files, wrong):
             return before
-        of_kind = _read_search if _is_search(found[path]) else _read
-        run = of_kind(storage.child(path), path, found[path], lives.get(path), problems[path])
+        of_kind = _read_search if _is_search(files_by_run[path]) else _read
+        run = of_kind(storage.child(path), path, files_by_run[path], lives.get(path), problems[path])
         return ListedRun(files, wrong, run)
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(found, pool.map(read, found), strict=True))
+        return dict(zip(files_by_run, pool.map(read, files_by_run), strict=True))
 
 
-def look_at(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:
+def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:
     """One run, of whose ledger, owner and result the caller knows.
 
     Args:
@@ -285,24 +285,24 @@ def _read(
 
 
 def _settings(result: dict[str, Any] | None, document: CheckpointDocument) -> dict[str, str]:
-    found = document.identity or (result or {}).get("identity")
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    identity = document.identity or (result or {}).get("identity")
+    return {str(name): str(value) for name, value in identity.items()} if isinstance(identity, dict) else {}
 
 
 def _read_search(
     search: Storage, name: str, files: Sequence[StoredFile], lives: bool | None, problems: list[str]
 ) -> Run:
-    found, damaged = attempt(lambda: untrusted_json.read(search, _BEST, _FOUND, untrusted_json.LARGE))
+    best, damaged = attempt(lambda: untrusted_json.read(search, _BEST, _FOUND, untrusted_json.LARGE))
     problems += [] if damaged is None else [f"{_BEST}: {damaged.reason}"]
-    is_over = found is not None and lives is None
+    is_over = best is not None and lives is None
     state = RunState.RUNNING if lives else RunState.FINISHED if is_over else RunState.STOPPED
     return Run(
         name=name,
         state=RunState.KILLED if lives is False else RunState.DAMAGED if problems and not lives else state,
         step=None,
         checkpoints=sum(file.name.endswith(f"/{manifest.FILE}") for file in files),
-        metric=None if found is None else found["metric"],
-        best=None if found is None else found["value"],
+        metric=None if best is None else best["metric"],
+        best=None if best is None else best["value"],
         epoch=None,
         last=None,
         bytes=sum(file.bytes for file in files),
@@ -317,9 +317,9 @@ def _newest(
 ) -> tuple[int | None, CheckpointDocument]:
     """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
     wrong is added to the problems."""
-    found: tuple[int | None, CheckpointDocument] = (None, CheckpointDocument())
+    newest: tuple[int | None, CheckpointDocument] = (None, CheckpointDocument())
     for i, name in enumerate(complete):
-        if i >= _LOOKS and found[0] is not None:
+        if i >= _LOOKS and newest[0] is not None:
             break
         folder = f"{manifest.FOLDER}/{name}"
         sizes = {f.name.removeprefix(f"{folder}/"): f.bytes for f in files if f.name.startswith(f"{folder}/")}
@@ -338,8 +338,8 @@ def _newest(
                 raise
             problems += [f"{folder}: access is denied"] if error.kind == "denied" else []
         else:
-            found = found if found[0] is not None else (body["step"], CheckpointDocument.parse(body["document"]))
-    return found
+            newest = newest if newest[0] is not None else (body["step"], CheckpointDocument.parse(body["document"]))
+    return newest
 
 
 def _living(

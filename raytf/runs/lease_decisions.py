@@ -110,37 +110,37 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     return untrusted_json.parse(data, where, _LEASE)
 
 
-def holder_of(found: Found) -> dict[str, Any] | None:
+def holder_of(lease: Found) -> dict[str, Any] | None:
     """Return who holds a lease.
 
     Returns:
         None where there is none, or a damaged one: whoever wrote it has lost it.
     """
     try:
-        return None if found is None else parse(found[0], "lease")
+        return None if lease is None else parse(lease[0], "lease")
     except DamagedFileError:
         return None
 
 
-def is_owner(found: Found, owner: str) -> bool:
+def is_owner(lease: Found, owner: str) -> bool:
     """Return whether a lease is an owner's, by its `id`."""
-    holder = holder_of(found)
+    holder = holder_of(lease)
     return holder is not None and holder["id"] == owner
 
 
-def check(found: Found, owner: str, run: str) -> None:
+def check(lease: Found, owner: str, run: str) -> None:
     """Do nothing as long as a lease is its owner's.
 
     Args:
-        found: the lease, as it was read.
+        lease: the lease, as it was read.
         owner: `id` of the owner in whose name something is to be written.
         run: where the run is, for people.
 
     Raises:
         RunInUseError: the run belongs to another process, or to none.
     """
-    if not is_owner(found, owner):
-        holder = holder_of(found)
+    if not is_owner(lease, owner):
+        holder = holder_of(lease)
         whose = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "no process"
         raise RunInUseError(f"run {run} belongs to {whose} now: this one was suspended or cut off, and writes no more.")
 
@@ -160,27 +160,27 @@ def taking(owner: dict[str, Any], run: str, file: str) -> Decisions:
     version = yield from _wait_for_death(owner, run, file)
     owner["term"] = 1 + max(owner["term"], (yield LatestTerm()))
     yield Claim(_text(owner, 0), version)
-    found = yield Read()
-    if not is_owner(found, owner["id"]):
-        raise RunInUseError(_in_use(run, holder_of(found) or {}))
+    lease = yield Read()
+    if not is_owner(lease, owner["id"]):
+        raise RunInUseError(_in_use(run, holder_of(lease) or {}))
 
 
 def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Command, Any, str | None]:
     """Return the version of the lease that a dead process left; None where there is none any more."""
-    found = yield Read()
-    if found is None:
+    lease = yield Read()
+    if lease is None:
         return None
     try:
-        first = parse(found[0], file)
+        first = parse(lease[0], file)
     except DamagedFileError as error:
         # Whoever wrote it finds that it is not theirs any more, and stops.
         yield Say(f"{str(error).rstrip('.')}; this process takes the run over")
-        return found[1]
+        return lease[1]
     owner["term"] = first.get("term", 0)
     if first.get("boot") == owner["boot"]:
         # A process of this boot of this machine is certain to be dead when it is gone.
         if (yield ProcessStart(first.get("pid", 0))) != first.get("started"):
-            return found[1]
+            return lease[1]
         raise RunInUseError(_in_use(run, first))
     yield Say(
         f"run {run} was last owned by process {first.get('pid')} on {first.get('host')}; "
@@ -192,9 +192,9 @@ def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Com
         now = yield Read()
         if now is None:
             return None
-        if now[0] != found[0]:
+        if now[0] != lease[0]:
             raise RunInUseError(_in_use(run, holder_of(now) or {}))
-    return found[1]
+    return lease[1]
 
 
 def _in_use(run: str, holder: dict[str, Any]) -> str:
@@ -217,12 +217,12 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
     while True:
         yield Wait(RENEW_SECONDS)
         try:
-            found = yield Read()
-            if not is_owner(found, owner["id"]):
+            lease = yield Read()
+            if not is_owner(lease, owner["id"]):
                 return
             beat += 1
             # Refused where another process takes over in this moment, as the next look will show.
-            refused = 0 if (yield Renew(_text(owner, beat), found[1])) else refused + 1
+            refused = 0 if (yield Renew(_text(owner, beat), lease[1])) else refused + 1
             problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
         except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
             problem = one_line(error, 300)
@@ -244,9 +244,9 @@ def giving_back(owner: str) -> Decisions:
     run over, and the lease of that process must not be deleted. Nobody takes over a lease that was renewed just now.
     """
     try:
-        found = yield Read()
-        if is_owner(found, owner):
-            is_mine = yield Renew(_text(json.loads(found[0]), _LAST_BEAT), found[1])
+        lease = yield Read()
+        if is_owner(lease, owner):
+            is_mine = yield Renew(_text(json.loads(lease[0]), _LAST_BEAT), lease[1])
             if is_mine:
                 yield Delete()
     except StorageError:

@@ -101,8 +101,8 @@ def name_of(term: int) -> str:
 
 def driver_of(file: str) -> int:
     """Return the term of the driver that wrote a file of the ledger; 0 if its name has none."""
-    found = _DRIVER.match(file)
-    return 0 if found is None else int(found[1])
+    match = _DRIVER.match(file)
+    return 0 if match is None else int(match[1])
 
 
 class Ledger:
@@ -171,10 +171,10 @@ def read(run: Storage, before: str | None = None) -> list[Event]:
     Args:
         before: a driver's name; only what earlier ones wrote.
     """
-    return look(run, before)[0]
+    return read_with_problems(run, before)[0]
 
 
-def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
+def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
     """As `read`, and what is damaged: a line each, with file and reason."""
     events: list[Event] = []
     problems: list[str] = []
@@ -183,9 +183,9 @@ def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str
     for name in names:
         if not name.endswith(SUFFIX) or (before is not None and name >= before):
             continue
-        found, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
+        file_events, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
         size += read_bytes
-        events += found
+        events += file_events
         problems += wrong
     return events + (_sign_of_life(run, names, events) if before is None else []), problems
 
@@ -203,9 +203,9 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
     size, names = 0, sorted(names)
     for name in reversed(names):
         if name.endswith(SUFFIX):
-            found, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
+            file_events, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
             size += read_bytes
-            events = found + events
+            events = file_events + events
             if is_enough(events):
                 break
     return events + _sign_of_life(run, names, events)
@@ -217,16 +217,16 @@ def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -
         return []
     newest = max(name for name in names if name.endswith(SUFFIX)).rpartition("-")[0]
     with contextlib.suppress(StorageError, DamagedFileError):
-        found = sign_of(run.get_or_none(f"{FOLDER}/{LIVE}", untrusted_json.SMALL) or b"")
-        if found is not None and found.pop("driver", None) == newest and found["time"] > events[-1]["time"]:
-            return [found]
+        sign = sign_of(run.get_or_none(f"{FOLDER}/{LIVE}", untrusted_json.SMALL) or b"")
+        if sign is not None and sign.pop("driver", None) == newest and sign["time"] > events[-1]["time"]:
+            return [sign]
     return []
 
 
 def sign_of(data: bytes) -> Event | None:
     """A sign of life, with the name of its driver; None where the bytes are none."""
-    found, _ = _events(data)
-    return found[0] if found else None
+    events, _ = _events(data)
+    return events[0] if events else None
 
 
 def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:
@@ -235,8 +235,8 @@ def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], 
         data = run.get(where, min(untrusted_json.LARGE, most))
     except DamagedFileError as error:
         return [], [f"{where}: {error.reason}"], 0
-    found, wrong = _events(data)
-    return found, [f"{where}: {wrong}"] if wrong else [], len(data)
+    events, wrong = _events(data)
+    return events, [f"{where}: {wrong}"] if wrong else [], len(data)
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:

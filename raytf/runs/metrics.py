@@ -125,19 +125,19 @@ class RunFigures:
 
     def gauges(self) -> dict[tuple[str, str], float]:
         """(name, value of its one label or "") -> value; what is not known is left out."""
-        found = {("raytf_goodput", ""): self.goodput, ("raytf_world_size", ""): 0.0}
+        gauges = {("raytf_goodput", ""): self.goodput, ("raytf_world_size", ""): 0.0}
         latest = self._latest
         if latest is None:
-            return found
+            return gauges
         for name, field in _FIELDS.items():
             if isinstance(latest.get(field), (int, float)):
-                found[name, ""] = float(latest[field])
+                gauges[name, ""] = float(latest[field])
         for tier, seconds in self._ages.seconds(self._clock()).items():
-            found["raytf_checkpoint_age_seconds", tier] = seconds
+            gauges["raytf_checkpoint_age_seconds", tier] = seconds
         for tier, step in self._ages.steps.items():
             if step is not None:
-                found["raytf_checkpoint_step", tier] = float(step)
-        return found
+                gauges["raytf_checkpoint_step", tier] = float(step)
+        return gauges
 
 
 class Metrics:

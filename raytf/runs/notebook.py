@@ -107,8 +107,8 @@ class NotebookDisplay(Display):
             now = self._clock()
             if is_due or now - self._drawn >= _SECONDS:
                 self._drawn = now
-                said = self._stage or ("" if self._status is None else describe(self._status, self._shows_saves))
-                self._draw(page(self._status, self._loss, list(self._lines), said, self._outcome))
+                words = self._stage or ("" if self._status is None else describe(self._status, self._shows_saves))
+                self._draw(page(self._status, self._loss, list(self._lines), words, self._outcome))
 
 
 def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
@@ -167,12 +167,12 @@ def _of_epochs(history: Sequence[dict[str, Any]]) -> list[str]:
     names = [name for name in history[-1] if name not in ("epoch", "step", "loss", "learning_rate")]
     own = [name for name in names if not name.startswith("val_")][:1] or ["loss"]
     wanted = [*own, f"val_{own[0]}"]
-    found = {
+    points = {
         name: [(entry["epoch"], entry[name]) for entry in history if isinstance(entry.get(name), float)]
         for name in wanted
     }
-    known = [name for name in wanted if len(found[name]) > 1]
-    return [_curve(own[0], [found[name] for name in known], known)] if known else []
+    known = [name for name in wanted if len(points[name]) > 1]
+    return [_curve(own[0], [points[name] for name in known], known)] if known else []
 
 
 def _curve(title: str, series: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> str:

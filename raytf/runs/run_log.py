@@ -126,8 +126,8 @@ class StepLog:
         numbers[:, 1], numbers[:, 2], numbers[:, 3] = epoch, losses, rates
         if norms is not None:
             numbers[:, 4] = norms
-        told = np.empty((len(losses), 0), np.uint8) if digests is None else digests
-        self._chunks.append(StepRows(numbers, told))
+        digest_rows = np.empty((len(losses), 0), np.uint8) if digests is None else digests
+        self._chunks.append(StepRows(numbers, digest_rows))
 
     def weigh(self, step: int, value: int) -> None:
         """The hash of the weights after a step, which is that of the last row."""
@@ -173,10 +173,10 @@ class StepLog:
         writer.writerow((*COLUMNS, *_HEX))
         for (step, epoch, loss, rate, norm), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
             weights = rows.weights.get(int(step))
-            told = step_digest.number(digest.tobytes())
+            total = _hex(step_digest.number(digest.tobytes()) or None)
             # Of a sum in no order; so many digits are the same on every machine.
             short = "" if math.isnan(norm) else f"{norm:.4g}"
-            writer.writerow([int(step), int(epoch), loss, rate, short, f"{told:016x}" if told else "", _hex(weights)])
+            writer.writerow([int(step), int(epoch), loss, rate, short, total, _hex(weights)])
         self._run.put(f"{name}.csv", text.getvalue().encode())
         self._written = len(rows)
 
@@ -204,10 +204,10 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
     )
     for name in segments:
-        found = _segment(run, f"{STEPS}/{name}")
+        rows = _segment(run, f"{STEPS}/{name}")
         start = int(name.partition("-")[0])
         tables = [table[: np.searchsorted(table[:, 0], start)] for table in tables]
-        tables.append(found)
+        tables.append(rows)
     table = np.concatenate([np.zeros((0, len(COLUMNS))), *tables])
     columns = dict(zip(COLUMNS, table.T, strict=True))
     return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
@@ -223,7 +223,7 @@ def _segment(run: Storage, name: str) -> np.ndarray:
     first = name.removeprefix(f"{STEPS}/").partition("-")[0]
     if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):
         raise DamagedFileError(where, f"its name begins with {first[:20]!r}, expected a step")
-    found = []
+    rows = []
     try:
         text = run.get(name, untrusted_json.LARGE).decode()
         lines = csv.reader(io.StringIO(text), strict=True)
@@ -242,7 +242,7 @@ def _segment(run: Storage, name: str) -> np.ndarray:
                 raise ValueError(f"step {line[places[0]][:20]!r} comes after step {last}")
             if not 0 <= epoch == math.floor(epoch) <= untrusted_json.MOST:
                 raise ValueError(f"epoch {line[places[1]][:20]!r} is not a whole number")
-            found.append([*row, math.nan if norm is None else float(line[norm] or "nan")])
+            rows.append([*row, math.nan if norm is None else float(line[norm] or "nan")])
             last = int(step)
     except UnicodeDecodeError:
         raise DamagedFileError(where, "it is not text in UTF-8") from None
@@ -250,7 +250,7 @@ def _segment(run: Storage, name: str) -> np.ndarray:
         raise DamagedFileError(where, f"the row after step {last} is cut off") from None
     except (ValueError, OverflowError, csv.Error) as error:
         raise DamagedFileError(where, one_line(error, 120)) from None
-    return np.array(found, np.float64).reshape(-1, len(COLUMNS))
+    return np.array(rows, np.float64).reshape(-1, len(COLUMNS))
 
 
 def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None:
@@ -264,13 +264,13 @@ def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # no rows
-            found = np.loadtxt(io.StringIO(text), delimiter=",", skiprows=1, usecols=places, ndmin=2, comments=None)
+            table = np.loadtxt(io.StringIO(text), delimiter=",", skiprows=1, usecols=places, ndmin=2, comments=None)
     except (ValueError, UserWarning):
         return None
-    steps, epochs = found[:, 0], found[:, 1]
+    steps, epochs = table[:, 0], table[:, 1]
     in_order = steps[0] >= first and bool(np.all(np.diff(steps) > 0)) and steps[-1] <= untrusted_json.MOST
     whole = np.all(steps == np.floor(steps)) and np.all(epochs == np.floor(epochs))
-    return found if in_order and whole and np.all((epochs >= 0) & (epochs <= untrusted_json.MOST)) else None
+    return table if in_order and whole and np.all((epochs >= 0) & (epochs <= untrusted_json.MOST)) else None
 
 
 def write_attempt(run: Storage, attempt: str, world_size: int, origin: tuple[int, str], now: float) -> None:
@@ -287,12 +287,12 @@ def attempt_names(run: Storage) -> list[str]:
 
 def read_attempts(run: Storage) -> list[dict[str, Any]]:
     """All starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged note."""
-    found = []
+    attempts = []
     for name in run.list(ATTEMPTS):
         if name.endswith(".json"):
             with contextlib.suppress(DamagedFileError):
-                found.append(untrusted_json.read(run, f"{ATTEMPTS}/{name}", _ATTEMPT))
-    return [attempt for attempt in found if attempt is not None]
+                attempts.append(untrusted_json.read(run, f"{ATTEMPTS}/{name}", _ATTEMPT))
+    return [attempt for attempt in attempts if attempt is not None]
 
 
 def read_result(run: Storage) -> dict[str, Any] | None:
@@ -386,11 +386,11 @@ class MirroredFolder:
         self._uploaded = {}
 
     def _state(self) -> dict[str, tuple[float, int]]:
-        found = {}
+        state = {}
         for base, _, files in os.walk(self.path):
             for file in files:
                 path = os.path.join(base, file)
                 with contextlib.suppress(FileNotFoundError):
                     stat = os.stat(path)
-                    found[os.path.relpath(path, self.path).replace(os.sep, "/")] = (stat.st_mtime, stat.st_size)
-        return found
+                    state[os.path.relpath(path, self.path).replace(os.sep, "/")] = (stat.st_mtime, stat.st_size)
+        return state

@@ -45,7 +45,7 @@ class Spike:
         """How many times the usual value is in the first step, of the quantity for which it is most."""
         return max((self.values[name] / self.usual[name] for name in self.values if self.usual[name] > 0), default=0.0)
 
-    def told(self, quantity: str) -> str:
+    def describe(self, quantity: str) -> str:
         """The first step's value, and the usual one; empty if there is none."""
         if quantity not in self.values:
             return ""
@@ -111,9 +111,9 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = np.flatnonzero(~np.isnan(values))
     if len(known) <= WINDOW:
         return medians, outside
-    found = values[known].astype(np.float64)
-    is_log = bool((found >= 0).all())
-    scaled = np.log(np.maximum(found, _TINY)) if is_log else found
+    numbers = values[known].astype(np.float64)
+    is_log = bool((numbers >= 0).all())
+    scaled = np.log(np.maximum(numbers, _TINY)) if is_log else numbers
     windows = np.lib.stride_tricks.sliding_window_view(scaled, WINDOW)[: len(scaled) - WINDOW : SERVES]
     middle = np.median(windows, 1)
     with np.errstate(invalid="ignore"):  # infinite ones

@@ -143,10 +143,10 @@ def read(run: Storage) -> StartCommand | None:
         DamagedFileError: it cannot be read.
         StorageError: storage refuses.
     """
-    found = untrusted_json.read(run, FILE, _SHAPE)
-    if found is None:
+    fields = untrusted_json.read(run, FILE, _SHAPE)
+    if fields is None:
         return None
-    return StartCommand(tuple(found["words"]), found["folder"], *(found.get(name, "") for name in _LATER))
+    return StartCommand(tuple(fields["words"]), fields["folder"], *(fields.get(name, "") for name in _LATER))
 
 
 def text(command: StartCommand) -> str:

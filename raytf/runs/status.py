@@ -100,8 +100,8 @@ def describe(status: Status, shows_saves: bool = False) -> str:
         status: of the run.
         shows_saves: tell of checkpoints and of copies in memory also where there is no trouble.
     """
-    told = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]
-    return ", ".join(part for part in told if part)
+    parts = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]
+    return ", ".join(part for part in parts if part)
 
 
 def where(status: Status) -> list[str]:

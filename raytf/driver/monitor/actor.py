@@ -62,7 +62,7 @@ class Monitor:
         memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
         call: an id of the call that is being answered; the same when the call is sent again.
         is_another: whether this Monitor replaces one that was killed.
-        void: as for `Past`.
+        void: as for `GroupHistory`.
 
     Raises:
         OSError: it replaces one, but cannot read its state.
@@ -141,8 +141,8 @@ class Monitor:
 
     @_changes
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """What a group that begins has to know of earlier ones: see `Past.told`."""
-        return self._past.told()
+        """What a group that begins has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
+        return self._past.for_new_ranks()
 
     @_changes
     def go_back(self, after: int, attempts: list[str]) -> None:
@@ -152,7 +152,7 @@ class Monitor:
 
     @_changes
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
-        """Take the standing of a process: see `Past.stand`."""
+        """Take the standing of a process: see `GroupHistory.stand`."""
         self._past.stand(node, process, joined, vouched)
 
     def reached(self) -> int:
@@ -183,9 +183,9 @@ class Monitor:
     def event(self, kind: str, fields: dict[str, Any]) -> None:
         """Take an event for the ledger; its time is that at which it arrives here, by the driver's clock."""
         now = self._clock()
-        fields, said = self._progress.happened(kind, fields, self._roster.sightings(now), now)
-        if said:
-            self._outbox.say(said)
+        fields, message = self._progress.happened(kind, fields, self._roster.sightings(now), now)
+        if message:
+            self._outbox.say(message)
         if kind == "notice" and fields.get("deadline_seconds") is not None:
             self._roster.ends[fields["node"]] = now + fields["deadline_seconds"]
         self._outbox.book({"time": self._epoch(), "kind": kind, **fields})
@@ -200,16 +200,16 @@ class Monitor:
         return self._measured
 
     def read(
-        self, told: int = 0, noted: int = 0
+        self, received: int = 0, noted: int = 0
     ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
         """The latest status, or what goes on while there is none, and messages and events that the reader does not have
         yet.
 
         Args:
-            told: messages that it has, in total; they are dropped here.
+            received: messages that it has, in total; they are dropped here.
             noted: events that it has, in total; they are dropped here.
         """
-        return self._progress.status or self._progress.stage, *self._outbox.read(told, noted)
+        return self._progress.status or self._progress.stage, *self._outbox.read(received, noted)
 
     # -- who is alive --------------------------------------------------------------------------------------------------
 
@@ -316,8 +316,8 @@ class CrashSafeMemory:
         Raises:
             OSError: the process that held the files is gone, or they are another user's.
         """
-        found = [_parse(_whole(path)) for path in self._paths]
-        self._number, data = max((one for one in found if one is not None), default=(0, None))
+        writes = [_parse(_whole(path)) for path in self._paths]
+        self._number, data = max((one for one in writes if one is not None), default=(0, None))
         return data
 
     def write(self, data: bytes) -> None:
@@ -369,14 +369,14 @@ class Outbox:
     """What the driver has not confirmed yet, and how many items came before.
 
     Attributes:
-        told: messages that the driver has, in total.
+        received: messages that the driver has, in total.
         noted: events that the driver has, in total.
     """
 
     def __init__(self) -> None:
         self._messages: list[str | ProgramOutput] = []
         self._events: list[dict[str, Any]] = []
-        self.told = 0
+        self.received = 0
         self.noted = 0
 
     def say(self, message: str | ProgramOutput) -> None:
@@ -387,14 +387,14 @@ class Outbox:
         """Add a row for the ledger."""
         self._events.append(row)
 
-    def read(self, told: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
+    def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
         """Messages and events that the reader does not have yet.
 
         Args:
-            told: messages that it has, in total; they are dropped here.
+            received: messages that it has, in total; they are dropped here.
             noted: events that it has, in total; they are dropped here.
         """
-        del self._messages[: max(0, told - self.told)]
+        del self._messages[: max(0, received - self.received)]
         del self._events[: max(0, noted - self.noted)]
-        self.told, self.noted = max(told, self.told), max(noted, self.noted)
+        self.received, self.noted = max(received, self.received), max(noted, self.noted)
         return list(self._messages), list(self._events)

@@ -76,22 +76,22 @@ class GroupHistory:
 
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
         """A process of a node trains since a step, and an audit has agreed with it at another."""
-        found = self._standings.setdefault(node, {})
-        found.pop(_GONE, None)  # this process has begun with that
-        found[process] = (joined, vouched)
+        standings = self._standings.setdefault(node, {})
+        standings.pop(_GONE, None)  # this process has begun with that
+        standings[process] = (joined, vouched)
 
     def begin_group(self) -> None:
         """All processes are others from now on, which begin with what is known of their nodes."""
         self._standings = {node: {_GONE: standing} for node, standing in self._worst().items()}
 
-    def told(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
+    def for_new_ranks(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
         """For ranks that begin: void states, and the standing of each node, that of its worst process."""
         return list(self._void), self._worst()
 
     def _worst(self) -> dict[str, tuple[int, int]]:
         return {
-            node: (min(joined for joined, _ in found.values()), min(vouched for _, vouched in found.values()))
-            for node, found in self._standings.items()
+            node: (min(joined for joined, _ in standings.values()), min(vouched for _, vouched in standings.values()))
+            for node, standings in self._standings.items()
         }
 
 

@@ -137,11 +137,11 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
 
 def _versions() -> dict[str, str]:
     """Of what a run is made with."""
-    found = {"python": platform.python_version(), "raytf": raytf.__version__}
+    versions = {"python": platform.python_version(), "raytf": raytf.__version__}
     for package in ("ray", "tensorflow", "keras", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # TensorFlow's builds have several names
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:

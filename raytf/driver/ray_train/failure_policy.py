@@ -80,8 +80,8 @@ class FailurePolicy(DefaultFailurePolicy):
         monitor.book(fault)
         if survivors > 0 and decision.retry:
             monitor.say(f"{fault.failure}; the others go on")
-        elif decision.said:
-            monitor.say(decision.said)
+        elif decision.message:
+            monitor.say(decision.message)
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
 
     def _frozen(self, error: Any) -> WorkerGroupError | None:

@@ -38,14 +38,14 @@ _END_SECONDS = 0.5
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
 
 
-def run(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Any:
+def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Callable[[], None]) -> Any:
     """Train a job to its end.
 
     Args:
         job: to train.
         run: its folder.
         resources: of each worker.
-        look: called a few times a second meanwhile; what it raises ends the run.
+        poll: called a few times a second meanwhile; what it raises ends the run.
 
     Returns:
         Its result.
@@ -56,7 +56,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float], look: Calla
     """
 
     def attempt() -> Any:
-        return _fit(_trainer(job, run, resources, look)).return_value
+        return _fit(_trainer(job, run, resources, poll)).return_value
 
     return until_done(attempt, (ControllerDiedError,), job.monitor, lambda: True, job.monitor.say)
 
@@ -66,9 +66,9 @@ def _fit(trainer: Trainer) -> Any:
     try:
         return trainer.fit()
     except ray.train.TrainingFailedError as error:
-        found = diagnose(error, lambda died: False)
-        assert found.error is not None
-        raise found.error from None
+        failure = diagnose(error, lambda died: False)
+        assert failure.error is not None
+        raise failure.error from None
     except ray.exceptions.RayActorError as error:
         if not error.actor_init_failed:
             # Its workers end with it, but what was reserved for them would stay reserved until this driver ends.
@@ -82,7 +82,7 @@ def _fit(trainer: Trainer) -> Any:
         ) from None
 
 
-def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], look: Callable[[], None]) -> Trainer:
+def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Callable[[], None]) -> Trainer:
     config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
     env = env_of_workers(config, resources)
@@ -94,7 +94,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], look: 
         flags=config.cluster,
         keeps_kind=config.compute.exact,
         arbiter=job.arbiter,
-        look=look,
+        poll=poll,
         backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
@@ -165,7 +165,7 @@ class Trainer(TensorflowTrainer):
         flags: of the cluster.
         keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
         arbiter: of workers that come and go while the others train; None where all start together.
-        look: called a few times a second while the controller runs; what it raises ends it.
+        poll: called a few times a second while the controller runs; what it raises ends it.
         **kwargs: Ray Train's own arguments.
     """
 
@@ -178,11 +178,11 @@ class Trainer(TensorflowTrainer):
         flags: ClusterSection,
         keeps_kind: bool = False,
         arbiter: ArbiterAddress | None = None,
-        look: Callable[[], None] = lambda: None,
+        poll: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ):
         self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
-        self._keeps_kind, self._arbiter, self._look = keeps_kind, arbiter, look
+        self._keeps_kind, self._arbiter, self._poll = keeps_kind, arbiter, poll
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
@@ -203,7 +203,7 @@ class Trainer(TensorflowTrainer):
             self._arbiter,
         )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        return partial_group.run(warm_processes.controller_variables(), kwargs, self._arbiter is not None, self._look)
+        return partial_group.run(warm_processes.controller_variables(), kwargs, self._arbiter is not None, self._poll)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

@@ -149,7 +149,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         if time.monotonic() < self._run.supervisor.resumes_at:
             time.sleep(_WAIT_SECONDS)
             return train.NoopDecision()
-        possible, fewest = self._look(knock=True), self.scaling_config.min_workers
+        possible, fewest = self._poll_cluster(knock=True), self.scaling_config.min_workers
         workers = resizing.next_size(possible, self._run.supervisor.survivors, fewest)
         if workers is not None:
             return self._resize(workers)
@@ -166,9 +166,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self, worker_group_state: Any, worker_group_status: Any
     ) -> train.ScalingDecision:
         self._maybe_send_resource_request()
-        self._look_at_workers(worker_group_state)
+        self._poll_workers(worker_group_state)
         try:
-            possible = self._look(knock=False)
+            possible = self._poll_cluster(knock=False)
             parked = self._run_monitor.parked(self._ticket, 5)
         except ray.exceptions.RayError:
             return train.NoopDecision()
@@ -261,10 +261,10 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             end = ends[node]
             self._run_monitor.book(events.Drain(node, None if end is None else round(end - now, 1)))
         self._noticed_nodes |= set(ends)
-        found = {rank: node for rank, node in nodes.items() if node in self._noticed_nodes}
-        if found != self._noticed:
-            self._noticed = found
-            self._run_monitor.set_noticed(found)
+        noticed = {rank: node for rank, node in nodes.items() if node in self._noticed_nodes}
+        if noticed != self._noticed:
+            self._noticed = noticed
+            self._run_monitor.set_noticed(noticed)
         return min((end for end in ends.values() if end is not None), default=None)
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
@@ -295,10 +295,10 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         # What is reserved on unusable nodes is requested once more, on other nodes.
         return self.scaling_config.max_workers + self._unusable_workers
 
-    def _look_at_workers(self, worker_group_state: Any) -> None:
+    def _poll_workers(self, worker_group_state: Any) -> None:
         """Note who is slow; if the group hangs, end it by raising the watchdog's error."""
         assert self._watchdog is not None
-        for straggler in self._watchdog.look(worker_group_state.workers):
+        for straggler in self._watchdog.poll(worker_group_state.workers):
             if self._run.flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
@@ -343,12 +343,12 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._run_monitor.say(kinds.said(others, known, self._next_kind or ""))
         self._other_kinds = others
 
-    def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
+    def _poll_cluster(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
         """How many workers the cluster can run on nodes that stay, at most the maximum asked for.
 
         Args:
             knock: check whether each node's raylet answers; Ray takes up to a minute to notice a dead one.
-            known: which raylets answered a moment ago, for a second look after the resource request has changed.
+            known: which raylets answered a moment ago, for a second poll after the resource request has changed.
 
         Returns:
             None if Ray does not answer.
@@ -380,7 +380,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._unusable_workers = unusable
             self._send_resource_request()
             if known is None:  # a spare node may be reserved now
-                return self._look(knock, answers)
+                return self._poll_cluster(knock, answers)
         self._nodes = sorted(usable)
         return self._count_possible_workers(usable)
 

@@ -57,7 +57,7 @@ class Schedule:
 
     def due(self, nodes: list[str]) -> list[str]:
         """The nodes to ask now; they count as asked from now on."""
-        now, found = self._clock(), []
+        now, due_nodes = self._clock(), []
         for node in nodes:
             patience = (
                 _ANSWER_SECONDS if node in self._waiting else _LATER_SECONDS if node in self._ready else _SOON_SECONDS
@@ -65,8 +65,8 @@ class Schedule:
             if now - self._asked.get(node, float("-inf")) >= patience:
                 self._asked[node] = now
                 self._waiting.add(node)
-                found.append(node)
-        return found
+                due_nodes.append(node)
+        return due_nodes
 
     def answered(self, node: str, ready: bool) -> None:
         """A node has reported whether it has all the processes that it needs."""
@@ -83,12 +83,12 @@ def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
         room: node -> workers that fit into its free resources, in Ray's order.
         group: node -> workers that it runs.
     """
-    wanted, found = max(group.values(), default=0), {}
+    wanted, spares = max(group.values(), default=0), {}
     for node, fits in room.items():
         if wanted > 0 and fits > 0 and node not in group:
-            found[node] = min(fits, wanted)
-            wanted -= found[node]
-    return found
+            spares[node] = min(fits, wanted)
+            wanted -= spares[node]
+    return spares
 
 
 class WarmSupply:

@@ -63,8 +63,8 @@ def until_done(
             failure = diagnose(error)
         decision = supervisor.decide(failure, Scene(monitor.reached(_ANSWER_SECONDS)), has_budget)
         monitor.book(decision.fault)
-        if decision.said:
-            say(decision.said)
+        if decision.message:
+            say(decision.message)
         if not decision.retry:
             raise failure.error or ClusterError(f"training failed: {failure.text}", passes=True) from None
         time.sleep(decision.pause)

@@ -50,17 +50,17 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
     def with_node() -> bool:
         return _died_with_node([errors[rank] for rank in dead], died_with_node)
 
-    found = failure_of(errors, dead, _gpu_errors(error, errors), with_node) or _at_start(error, died_with_node)
-    return replace(found, error=_last_word(error, errors))
+    failure = failure_of(errors, dead, _gpu_errors(error, errors), with_node) or _at_start(error, died_with_node)
+    return replace(failure, error=_last_word(error, errors))
 
 
 def worker_errors(error: BaseException) -> dict[int, BaseException]:
     """The error of each worker, without Ray Train's wrapping, by rank."""
-    found: dict[int, BaseException] = {}
+    errors: dict[int, BaseException] = {}
     if isinstance(error, WorkerGroupError):
         for rank, failure in sorted(error.worker_failures.items()):
-            found[rank] = raised_by(failure)
-    return found
+            errors[rank] = raised_by(failure)
+    return errors
 
 
 # -- groups whose ranks do not say what failed, and what Ray says of it ------------------------------------------------
@@ -87,8 +87,8 @@ def _died_with_node(dead: list[BaseException], died_with_node: DiedWithNode) -> 
 def _gpu_errors(error: BaseException, errors: Errors) -> list[GpuError]:
     """Errors about GPUs, from the ranks of a group or from a process that could not become a rank; the surest ones."""
     failure = error.controller_failure if isinstance(error, ControllerError) else None
-    told = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
-    return [e for e in told if not e.is_doubtful] or told
+    gpu_errors = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
+    return [e for e in gpu_errors if not e.is_doubtful] or gpu_errors
 
 
 # -- what one process raised -------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def _of_process(error: BaseException) -> Failure:
         return Failure(Cause.ERROR, one_line(missing).rstrip("."), is_final=True, error=missing)
     match error:
         case ControllerDiedError():
-            told = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
-            return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(told, passes=True))
+            text = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
+            return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(text, passes=True))
         case ProcessDiedError():
             failed = ClusterError(f"training failed: {text}", passes=True)
             return Failure(Cause.WORKER_DIED, text, error=failed)

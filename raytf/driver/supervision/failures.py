@@ -93,7 +93,7 @@ def failure_of(
         died_with_node: asks whether one of the dead processes died because its node did.
     """
     # Each function looks for one thing, and the first that finds it decides.
-    found = (
+    failure = (
         _final(errors, dead)
         or _hang(errors)
         or _replicas(errors, dead)
@@ -103,10 +103,10 @@ def failure_of(
         or _peer_lost(errors)
         or (_any_other(errors) if errors else None)
     )
-    if found is None:
+    if failure is None:
         return None
     missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - set(dead))
-    return replace(found, dead=frozenset(dead), is_peer_missed=missed)
+    return replace(failure, dead=frozenset(dead), is_peer_missed=missed)
 
 
 def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[int] | None:
@@ -174,15 +174,15 @@ def _death(dead: list[int], died_with_node: Callable[[], bool]) -> Failure | Non
     return Failure(Cause.NODE_LOST if died_with_node() else Cause.WORKER_DIED, text, ranks=tuple(dead))
 
 
-def _gpu(told: Sequence[GpuError], errors: Errors) -> Failure | None:
-    if not told:
+def _gpu(gpu_errors: Sequence[GpuError], errors: Errors) -> Failure | None:
+    if not gpu_errors:
         return None
     return Failure(
         Cause.GPU,
-        one_line(told[0]).rstrip("."),
-        is_launch=all(e.is_launch for e in told),
-        ranks=tuple(rank for rank, e in errors.items() if e in told),
-        nodes=frozenset(e.node for e in told if e.node),
+        one_line(gpu_errors[0]).rstrip("."),
+        is_launch=all(e.is_launch for e in gpu_errors),
+        ranks=tuple(rank for rank, e in errors.items() if e in gpu_errors),
+        nodes=frozenset(e.node for e in gpu_errors if e.node),
     )
 
 

@@ -113,7 +113,7 @@ class Heartbeats:
 
     def forget(self, ranks: Collection[int]) -> None:
         """Other workers have these ranks now."""
-        self._latest = {rank: told for rank, told in self._latest.items() if rank not in ranks}
+        self._latest = {rank: latest for rank, latest in self._latest.items() if rank not in ranks}
 
     def forgive(self, now: float) -> None:
         """Do not count the time until now as silence: no heartbeats could arrive, through no fault of the ranks."""
@@ -167,7 +167,7 @@ class HangDetector:
             return max(self.limit, max(_STEPS, _CALLS * beat.call_steps) * beat.step_seconds)
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
 
-    def look(self, now: float, sightings: Sequence[LastHeartbeat], evidence: Mapping[int, HangEvidence]) -> HangReport:
+    def judge(self, now: float, sightings: Sequence[LastHeartbeat], evidence: Mapping[int, HangEvidence]) -> HangReport:
         """Judge a group.
 
         Args:
@@ -215,8 +215,8 @@ class HangDetector:
         blamed: list[HeartbeatState] = []
         texts: list[str] = []
         for beat in (s.beat for s in silent):
-            found, age = evidence.get(beat.rank), ages[beat.rank]
-            match found:
+            seen, age = evidence.get(beat.rank), ages[beat.rank]
+            match seen:
                 case HangEvidence.STOPPED:
                     after, text = 0.0, "frozen (its process was stopped)"
                 case HangEvidence.SILENT_NODE:
@@ -227,9 +227,9 @@ class HangDetector:
                     after, text = self.limit, "is alive, but sends no heartbeats"
                 case _:
                     after, text = self.limit, "sends no heartbeats"
-            if all_silent and found is not HangEvidence.STOPPED:
+            if all_silent and seen is not HangEvidence.STOPPED:
                 # More likely the driver's network or machine loses the heartbeats.
-                after = max(after, self.limit * (2.0 if found is HangEvidence.SILENT_NODE else _ALL_SILENT))
+                after = max(after, self.limit * (2.0 if seen is HangEvidence.SILENT_NODE else _ALL_SILENT))
             if age > after:
                 blamed.append(beat)
                 texts.append(text)
@@ -245,19 +245,19 @@ class HangDetector:
         working = [b for b in late if b.activity not in _WAITING]
         if working:
             text = _IN_WORDS[working[0].activity]
-            found = HangFinding(tuple(working), max(b.seconds for b in working), working[0].activity.value, text)
+            finding = HangFinding(tuple(working), max(b.seconds for b in working), working[0].activity.value, text)
         elif late and len(late) == len(beats):
             alone = len(beats) == 1
             text = _IN_WORDS[late[0].activity] if alone else "all workers wait for each other"
-            found = HangFinding(tuple(late), min(b.seconds for b in late), "step" if alone else "collective", text)
+            finding = HangFinding(tuple(late), min(b.seconds for b in late), "step" if alone else "collective", text)
         else:
             return None
-        return self._remember(found)
+        return self._remember(finding)
 
-    def _remember(self, found: HangFinding) -> HangFinding:
+    def _remember(self, finding: HangFinding) -> HangFinding:
         self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._step <= self._hung_step else 2.0
         self._hung_step = max(self._hung_step, self._step)
-        return found
+        return finding
 
 
 def blamed_for_loss(

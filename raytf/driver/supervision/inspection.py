@@ -86,7 +86,7 @@ class Inspector:
             if node in alive:
                 threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
         self._found: dict[int, RankInspection] = {}
-        self._here = threading.Thread(target=self._look_here, args=(by_node.pop(_own_node(), []),), daemon=True)
+        self._here = threading.Thread(target=self._inspect_here, args=(by_node.pop(_own_node(), []),), daemon=True)
         self._here.start()
         self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
         self._waiting: dict[Any, str] = {}
@@ -137,15 +137,15 @@ class Inspector:
             return
         self._waiting = {ref: other for ref, other in self._waiting.items() if other != node}
 
-    def _look_here(self, beats: list[HeartbeatState]) -> None:
-        def look_at(beat: HeartbeatState) -> None:
+    def _inspect_here(self, beats: list[HeartbeatState]) -> None:
+        def inspect(beat: HeartbeatState) -> None:
             evidence = state(beat.pid)
             self._found[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
             if self._has_stacks:
-                self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
+                self._found |= [_inspect((beat.rank, beat.pid, beat.stacks))]
 
         with ThreadPoolExecutor(max(1, len(beats))) as pool:
-            list(pool.map(look_at, beats))
+            list(pool.map(inspect, beats))
 
     def _unseen(self, beat: HeartbeatState) -> RankInspection:
         if beat.node in self._dead or self._answers.get(beat.node) is NodeReply.REFUSES:
@@ -182,7 +182,7 @@ def seen_here(beats: Sequence[HeartbeatState]) -> dict[int, HangEvidence]:
     """The ranks on this process's node whose processes are gone, or were stopped by a signal; does not wait."""
     own = _own_node()
     seen = {beat.rank: at_a_glance(beat.pid) for beat in beats if beat.node == own}
-    return {rank: found for rank, found in seen.items() if found in (HangEvidence.GONE, HangEvidence.STOPPED)}
+    return {rank: evidence for rank, evidence in seen.items() if evidence in (HangEvidence.GONE, HangEvidence.STOPPED)}
 
 
 def _own_node() -> str:
@@ -211,10 +211,10 @@ def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict
         has_stacks: see `Inspector`.
     """
     with ThreadPoolExecutor(max(1, len(processes))) as pool:
-        return dict(pool.map(lambda process: _look_at(process, has_stacks), processes))
+        return dict(pool.map(lambda process: _inspect(process, has_stacks), processes))
 
 
-def _look_at(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[int, RankInspection]:
+def _inspect(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[int, RankInspection]:
     rank, pid, file = process
     evidence = state(pid)
     if evidence is HangEvidence.GONE:

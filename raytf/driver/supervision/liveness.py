@@ -43,7 +43,7 @@ class Silence:
         """A worker is gone."""
         self._quiet.pop(name, None)
 
-    def look(self, living: Collection[str]) -> list[str]:
+    def poll(self, living: Collection[str]) -> list[str]:
         """Look once; returns who has been silent for too long.
 
         Args:

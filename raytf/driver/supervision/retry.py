@@ -140,13 +140,13 @@ class Decision:
         retry: whether to try again.
         pause: seconds to wait before that.
         fault: for the ledger.
-        said: a line for the user; empty if the error itself says everything.
+        message: a line for the user; empty if the error itself says everything.
     """
 
     retry: bool
     pause: float
     fault: FaultEvent
-    said: str
+    message: str
 
 
 class Supervisor:
@@ -197,20 +197,20 @@ class Supervisor:
             if failure.is_unreachable:
                 self.exclusion.is_unreachable(nodes, now)
             return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
-        said = ""
+        message = ""
         if verdict.retry:
-            said = f"{failure.text}; not tried again: --max-failures is used up"
+            message = f"{failure.text}; not tried again: --max-failures is used up"
         elif not failure.is_final and failure.text != verdict.why:
-            said = f"not tried again: {verdict.why}"
-        return Decision(False, 0.0, fault, said)
+            message = f"not tried again: {verdict.why}"
+        return Decision(False, 0.0, fault, message)
 
-    def _go_on(self, pause: float, fault: FaultEvent, cause: Cause, said: str = "") -> Decision:
+    def _go_on(self, pause: float, fault: FaultEvent, cause: Cause, message: str = "") -> Decision:
         now = self._clock()
         self.resumes_at = now + pause
         # A node that went as announced, or on which the job's own code failed, is not at fault.
         if not fault.preemption and cause is not Cause.ERROR:
             self.exclusion.fault(fault.nodes, now)
-        return Decision(True, pause, fault, said or f"{fault.failure}; starting again")
+        return Decision(True, pause, fault, message or f"{fault.failure}; starting again")
 
     def __reduce__(self) -> tuple[Callable[[str], Supervisor], tuple[str]]:
         return _of_this_process, (self._name,)

@@ -50,7 +50,7 @@ class Stragglers:
         self._slow: dict[int, int] = {}
         self._named: set[int] = set()
 
-    def look(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
+    def find_new(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
         """Take the latest heartbeat of each rank; returns ranks that are found slow now and were not before."""
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
@@ -67,7 +67,7 @@ class Stragglers:
         self._before = {b.rank: b for b in beats}
         if len(self._costs[beats[0].rank]) < _LEAST:
             return []
-        found = []
+        stragglers = []
         usual = {rank: _mean_but_longest(costs) for rank, costs in self._costs.items()}
         in_order = sorted(usual.values())
         for beat in beats:
@@ -78,8 +78,8 @@ class Stragglers:
                 self._named.discard(beat.rank)
             if self._slow[beat.rank] >= _PERSISTENT and beat.rank not in self._named:
                 self._named.add(beat.rank)
-                found.append(Straggler(beat.rank, beat.node, beat.address, ratio))
-        return found
+                stragglers.append(Straggler(beat.rank, beat.node, beat.address, ratio))
+        return stragglers
 
 
 def _median_without(in_order: Sequence[float], one: float) -> float:

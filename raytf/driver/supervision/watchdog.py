@@ -119,7 +119,7 @@ class Watchdog:
             self._guard.over()
             self._guard = None
 
-    def look(self, workers: Sequence[Any]) -> list[Straggler]:
+    def poll(self, workers: Sequence[Any]) -> list[Straggler]:
         """Look at a group that runs, without waiting for anything.
 
         Args:
@@ -136,34 +136,34 @@ class Watchdog:
         now, group = time.monotonic(), self._group
         if group.finding is not None:
             assert group.examination is not None
-            found = group.examination.collect()
+            inspections = group.examination.collect()
             is_over = group.examination.is_complete or now - group.found_at >= _STACKS_SECONDS
-            if is_over or _is_enough(group.finding.beats, found, now - group.found_at):
-                raise conclude(self._monitor, self._run, group.finding, found)
+            if is_over or _is_enough(group.finding.beats, inspections, now - group.found_at):
+                raise conclude(self._monitor, self._run, group.finding, inspections)
             return []
         if not self._hear(now):
             return []
         sightings = self._with_the_unheard(workers, now)
         if group.examination is not None:
-            found = group.examination.collect()
-            group.evidence = {rank: about.evidence for rank, about in found.items() if about.evidence is not None}
+            inspections = group.examination.collect()
+            group.evidence = {rank: about.evidence for rank, about in inspections.items() if about.evidence is not None}
         quiet = quiet_ranks(sightings)
         seen = group.evidence | seen_here(quiet)
         gone = [beat.rank for beat in quiet if seen.get(beat.rank) is HangEvidence.GONE]
         if gone:
             # Ray is told by a connection, which children that the process has forked still hold.
             raise WorkerGroupError("worker processes are gone", {rank: RayActorError(error_msg=_GONE) for rank in gone})
-        look = self._detector.look(now, sightings, seen)
-        if look.finding is not None:
-            group.finding, group.found_at = look.finding, now
-            _blame(self._monitor, look.finding)
+        report = self._detector.judge(now, sightings, seen)
+        if report.finding is not None:
+            group.finding, group.found_at = report.finding, now
+            _blame(self._monitor, report.finding)
             group.examination = Inspector(self._run, [s.beat for s in sightings])
-        elif not quiet and not look.suspects:
+        elif not quiet and not report.suspects:
             group.examination, group.evidence = None, {}
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
-            suspects = [s.beat for s in sightings if s.beat in quiet or s.beat.rank in look.suspects]
+            suspects = [s.beat for s in sightings if s.beat in quiet or s.beat.rank in report.suspects]
             group.examination, group.examined_at = Inspector(self._run, suspects, has_stacks=False), now
-        slow = group.stragglers.look([s.beat for s in sightings])
+        slow = group.stragglers.find_new([s.beat for s in sightings])
         for straggler in slow:
             self._monitor.say(
                 f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
@@ -228,26 +228,26 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     }
     is_over = False
     while not is_over:
-        found = examination.collect(0.2)
-        blamed = [beat for beat in suspects if found[beat.rank].evidence in frozen]
+        inspections = examination.collect(0.2)
+        blamed = [beat for beat in suspects if inspections[beat.rank].evidence in frozen]
         waited = time.monotonic() - began
-        is_enough = bool(blamed) and _is_enough(blamed, found, waited)
+        is_enough = bool(blamed) and _is_enough(blamed, inspections, waited)
         is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
-        if not blamed and (is_over or all(found[beat.rank].evidence is not None for beat in suspects)):
+        if not blamed and (is_over or all(inspections[beat.rank].evidence is not None for beat in suspects)):
             return None  # dead rather than frozen; Ray has not reported it yet
     ages = {s.beat.rank: s.age for s in sightings}
-    evidence = found[blamed[0].rank].evidence
+    evidence = inspections[blamed[0].rank].evidence
     assert evidence is not None
     finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
     _blame(monitor, finding)
-    return conclude(monitor, run, finding, found)
+    return conclude(monitor, run, finding, inspections)
 
 
-def _is_enough(blamed: Sequence[HeartbeatState], found: dict[int, RankInspection], waited: float) -> bool:
+def _is_enough(blamed: Sequence[HeartbeatState], inspections: dict[int, RankInspection], waited: float) -> bool:
     """Whether all ranks to blame are known to be stopped, and it is not worth waiting longer for the other stacks."""
-    if any(found[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
+    if any(inspections[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
         return False
-    return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
+    return waited >= _STOPPED_STACKS_SECONDS or all(inspections[beat.rank].is_whole for beat in blamed)
 
 
 def _blame(monitor: MonitorClient, finding: HangFinding) -> None:
@@ -256,16 +256,16 @@ def _blame(monitor: MonitorClient, finding: HangFinding) -> None:
 
 
 def conclude(
-    monitor: MonitorClient, run: str, finding: HangFinding, found: dict[int, RankInspection]
+    monitor: MonitorClient, run: str, finding: HangFinding, inspections: dict[int, RankInspection]
 ) -> WorkerGroupError:
     """Write down the stacks, tell user and ledger, and end the ranks to blame; returns the error to raise."""
     name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
-    said = describe(finding)
-    text = "\n\n".join(f"== rank {rank}\n{about.stacks}" for rank, about in sorted(found.items()))
+    summary = describe(finding)
+    text = "\n\n".join(f"== rank {rank}\n{about.stacks}" for rank, about in sorted(inspections.items()))
     # In a thread, since storage may be what hangs.
-    threading.Thread(target=_write, args=(monitor, run, name, f"{said}\n\n{text}\n"), daemon=True).start()
+    threading.Thread(target=_write, args=(monitor, run, name, f"{summary}\n\n{text}\n"), daemon=True).start()
     first = finding.beats[0]
-    frames = innermost(found[first.rank].stacks, first.activity) if first.rank in found else ""
+    frames = innermost(inspections[first.rank].stacks, first.activity) if first.rank in inspections else ""
     monitor.say(
         (f"rank {first.rank} is in {frames}; " if frames else "") + f"stacks of all workers are in {name} of the run"
     )
@@ -281,13 +281,13 @@ def conclude(
                 why=finding.text,
                 seconds=finding.seconds,
                 file=name,
-                stacks={rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()},
+                stacks={rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in inspections.items()},
             )
         )
     if finding.where == "frozen":
-        end(run, [b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
-    advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
-    return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
+        end(run, [b for b in finding.beats if b.rank in inspections and inspections[b.rank].evidence in _KILLABLE])
+    advice = f"{summary}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
+    return WorkerGroupError(summary, {beat.rank: HangError(advice) for beat in finding.beats})
 
 
 def describe(finding: HangFinding) -> str:
@@ -300,8 +300,8 @@ def describe(finding: HangFinding) -> str:
 def innermost(stacks: str, activity: Activity) -> str:
     """Where a thread is, from py-spy's output: the thread that reads records, or else the one that trains."""
     thread = "raytf-input" if activity is Activity.INPUT else "TrainingThread"
-    found = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
-    frames = [line.strip() for line in found.group(1).splitlines()] if found else []
+    match = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
+    frames = [line.strip() for line in match.group(1).splitlines()] if match else []
     telling = [frame for frame in frames if not any(f"({library}/" in frame for library in _LIBRARIES)]
     return " < ".join((telling or frames)[:_FRAMES])
 
@@ -343,8 +343,8 @@ class StartGuard:
             seconds = _LOOK_SECONDS
             with contextlib.suppress(ray.exceptions.RayError):
                 beats = self._workers()
-                found = Inspector(self._run_uri, beats).collect(_LOOK_SECONDS)
-                stopped = [beat for beat in beats if found[beat.rank].evidence is HangEvidence.STOPPED]
+                inspections = Inspector(self._run_uri, beats).collect(_LOOK_SECONDS)
+                stopped = [beat for beat in beats if inspections[beat.rank].evidence is HangEvidence.STOPPED]
                 if not self._over.is_set():
                     self._end([beat for beat in stopped if (beat.node, beat.pid) in before])
                 before = {(beat.node, beat.pid) for beat in stopped}

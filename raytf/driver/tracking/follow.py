@@ -75,8 +75,8 @@ class Following:
                 points = committed(self._run)
                 names = {name for point in points for name in point.values} - self._told.keys()
                 if names:
-                    told = self._tracker.told(names)
-                    self._told.update({name: told.get(name, 0) for name in names})
+                    last_steps = self._tracker.last_steps(names)
+                    self._told.update({name: last_steps.get(name, 0) for name in names})
                 new = unknown(points, self._told)
                 if new:
                     self._tracker.tell(new)

@@ -67,16 +67,16 @@ def _of_epoch(entry: Mapping[str, Any]) -> dict[str, float]:
     return {names.get(name, name): float(value) for name, value in flat(entry).items() if name not in _NO_METRICS}
 
 
-def unknown(points: Iterable[Point], told: Mapping[str, int]) -> list[Point]:
+def unknown(points: Iterable[Point], last_steps: Mapping[str, int]) -> list[Point]:
     """The points, without what a tracker was told.
 
     Args:
         points: in the order of their steps.
-        told: the last step that it knows of, by the name of the number.
+        last_steps: the last step that it knows of, by the name of the number.
     """
     left = []
     for point in points:
-        values = {name: value for name, value in point.values.items() if point.step > told.get(name, 0)}
+        values = {name: value for name, value in point.values.items() if point.step > last_steps.get(name, 0)}
         if values:
             left.append(Point(point.step, values))
     return left
@@ -112,7 +112,7 @@ def read_known(run: Storage) -> Known:
         known.write(run)
         return known
     try:
-        found = json.loads(text)
-        return Known(str(found["key"]), tuple(map(str, found["complete"])), int(found.get("heard", 0)))
+        document = json.loads(text)
+        return Known(str(document["key"]), tuple(map(str, document["complete"])), int(document.get("heard", 0)))
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{run.locate(FILE)} is damaged. Remove it: trackers then see another run.") from None

@@ -53,7 +53,7 @@ class Tracker(Protocol):
         """
         ...
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         """The last step that it was told of, for some names of numbers; without those that it does not know."""
         ...
 
@@ -139,7 +139,7 @@ class FileTracker:
             raise ConfigError(f"--track {self._path}: line {number} is not one that raytf wrote. Give another file.")
         return row
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         return self._told
 
     def tell(self, points: Sequence[Point]) -> None:
@@ -173,9 +173,9 @@ class MlflowTracker:
 
         self._client = MlflowClient()
         experiment = self._experiment()
-        found = self._client.search_runs([experiment], f"tags.`{_KEY}` = '{key}'")
-        if found:
-            self._run = found[0].info.run_id
+        runs = self._client.search_runs([experiment], f"tags.`{_KEY}` = '{key}'")
+        if runs:
+            self._run = runs[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
         else:
             self._run = self._client.create_run(experiment, run_name=name, tags={_KEY: key}).info.run_id
@@ -188,13 +188,13 @@ class MlflowTracker:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found is not None else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         known = self._client.get_run(self._run).data.metrics
         history = {name: self._client.get_metric_history(self._run, name) for name in names if name in known}
-        return {name: max(one.step for one in found) for name, found in history.items()}
+        return {name: max(one.step for one in values) for name, values in history.items()}
 
     def tell(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -213,8 +213,8 @@ class MlflowTracker:
         self._client.set_terminated(self._run, "FINISHED" if is_finished else "KILLED")
 
 
-def _batches(things: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    return (things[i : i + most] for i in range(0, len(things), most))
+def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    return (items[i : i + most] for i in range(0, len(items), most))
 
 
 # -- tensorboard tracker -----------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class TensorBoardTracker:
         tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
         self._add(0, summary_pb2.Summary.Value(tag="settings", metadata=metadata, tensor=tensor))
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         return {}
 
     def tell(self, points: Sequence[Point]) -> None:
@@ -286,7 +286,7 @@ class WandbTracker:
         # Beside a run that the program may have begun itself.
         self._run = wandb.init(id=key, name=name, resume="allow", config=dict(parameters), reinit="create_new")
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         # It takes no step twice, and `step` is the next one.
         return dict.fromkeys(names, self._run.step - 1) if self._run.resumed else {}
 
@@ -358,7 +358,7 @@ class CallbackTracker:
         active = _mlflow_run()
         self._mlflow_run = active.info.run_id if active is not None else ""
 
-    def told(self, names: Iterable[str]) -> dict[str, int]:
+    def last_steps(self, names: Iterable[str]) -> dict[str, int]:
         return dict.fromkeys(names, metric_rows.read_known(self._run).heard)
 
     def tell(self, points: Sequence[Point]) -> None:

@@ -66,8 +66,8 @@ class Scale:
         if not self._is_log:
             return ticks(self._low, self._high, most)
         decades = range(math.ceil(self._low - 1e-9), math.floor(self._high + 1e-9) + 1)
-        found = [10.0**d for d in list(decades)[:: max(1, -(-len(decades) // most))]]
-        return found if len(found) > 1 else [10.0**self._low, 10.0**self._high]
+        powers = [10.0**d for d in list(decades)[:: max(1, -(-len(decades) // most))]]
+        return powers if len(powers) > 1 else [10.0**self._low, 10.0**self._high]
 
 
 def panel(
@@ -209,13 +209,13 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[fl
     return panel("Loss", about, 170, "".join(drawing), [(scale.share(v), f"{v:.3g}") for v in values], extra)
 
 
-def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequence[float]) -> str:
+def ages(frame: Frame, ages_by_name: dict[str, list[tuple[float, float]]], breaks: Sequence[float]) -> str:
     """Age of the newest copies: {name: [(time, seconds)]}; the first is drawn whole, the second dashed."""
-    most = max([1.0, *(age for rows in found.values() for _, age in rows)])
+    most = max([1.0, *(age for rows in ages_by_name.values() for _, age in rows)])
     scale = Scale(0, most * 1.05)
     values = ticks(0, most, 4) if most < 60 else clock_ticks(most, 4)
     drawing, legend, about = [grid(frame, scale, values)], [], []
-    for i, (name, rows) in enumerate(found.items()):
+    for i, (name, rows) in enumerate(ages_by_name.items()):
         many = " many" if len(rows) > 10 * _BROAD else ""
         color, dashed = ("checkpoint", "") if i == 0 else ("redone", " dashed")
         for part in _parts([t for t, _ in rows], breaks):

@@ -61,16 +61,16 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> s
 
 def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str, dict[str, Any]]:
     """What is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
-    found = [] if steps is None else spikes.find(steps)
-    timeline, data = _timeline(run, steps, found)
+    outliers = [] if steps is None else spikes.find(steps)
+    timeline, data = _timeline(run, steps, outliers)
     data["curves"] = series.learning_curves(run, steps)
     data["metrics"] = series.metrics_of(run.epochs)
-    told = [head(run), _problems(run), _learning(data["curves"]), timeline, tables.spikes(run, found)]
-    told += [tables.account(run), tables.restarts(run), tables.events(run), tables.settings(run)]
-    told.append(
+    sections = [head(run), _problems(run), _learning(data["curves"]), timeline, tables.spikes(run, outliers)]
+    sections += [tables.account(run), tables.restarts(run), tables.events(run), tables.settings(run)]
+    sections.append(
         f"<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>"
     )
-    return "\n".join(part for part in told if part), data
+    return "\n".join(part for part in sections if part), data
 
 
 def head(run: History) -> str:
@@ -167,7 +167,7 @@ def _metric(run: History) -> list[tuple[str, str, str]]:
     return [(goal.metric, "unknown" if value is None else f"{value:.4g}", ", ".join(more))]
 
 
-def _timeline(run: History, steps: dict[str, np.ndarray] | None, found: Sequence[Spike]) -> tuple[str, dict]:
+def _timeline(run: History, steps: dict[str, np.ndarray] | None, outliers: Sequence[Spike]) -> tuple[str, dict]:
     data: dict = {"seconds": 0, "bands": [], "world": [], "loss": [], "marks": []}
     if not run.spans:
         return "", data
@@ -190,7 +190,7 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None, found: Sequence
     tiers = {"on storage": ages["durable"], "in memory": ages["memory"]}
     panels = [charts.lanes(frame, rows), charts.band(frame, pieces), charts.world(frame, world)]
     if len(curve):
-        at = series.times_of_steps(run.spans, np.array([spike.first for spike in found], int))
+        at = series.times_of_steps(run.spans, np.array([spike.first for spike in outliers], int))
         panels.append(charts.loss(frame, curve, breaks, at[np.isfinite(at)].tolist()))
     if any(tiers.values()):
         panels.append(charts.ages(frame, tiers, breaks))

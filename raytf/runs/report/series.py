@@ -88,8 +88,8 @@ def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[TimeShare]:
             part = min(last, begin + (i + 1) * width) - max(first, begin + i * width)
             seconds[i][category] = seconds[i].get(category, 0.0) + max(0.0, part)
     return [
-        TimeShare(begin + i * width, begin + (i + 1) * width, {c: found[c] / width for c in CATEGORIES if found.get(c)})
-        for i, found in enumerate(seconds)
+        TimeShare(begin + i * width, begin + (i + 1) * width, {c: split[c] / width for c in CATEGORIES if split.get(c)})
+        for i, split in enumerate(seconds)
     ]
 
 
@@ -134,8 +134,8 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
 
 def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
     """The running loss that the signs of life carried, for a run that has not written that of its steps."""
-    found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
-    times, losses, steps = np.array(found, np.float64).reshape(-1, 3).T
+    points = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
+    times, losses, steps = np.array(points, np.float64).reshape(-1, 3).T
     known = np.abs(losses) < _MOST_LOSS  # false for NaN
     return _thin(times[known], losses[known], steps[known], most)
 
@@ -156,14 +156,14 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
 
 def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
     """(time, age in seconds) of the newest copy of each tier, while the run trained."""
-    found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
+    rows_by_tier: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
     line = RecoveryPointAges()
     for event in events:
         line.see(event)
         if event["kind"] in ("progress", "phase") and event.get("phase") == "training":
             for tier, seconds in line.seconds(event["time"]).items():
-                found[tier].append((event["time"], seconds))
-    return {tier: rows[:: max(1, -(-len(rows) // most))] for tier, rows in found.items()}
+                rows_by_tier[tier].append((event["time"], seconds))
+    return {tier: rows[:: max(1, -(-len(rows) // most))] for tier, rows in rows_by_tier.items()}
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -200,11 +200,11 @@ def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dic
         run: of which they are.
         steps: of `raytf.read_steps`.
     """
-    found = {} if steps is None or not len(steps["step"]) else dict(steps)
-    at = times_of_steps(run.spans, found["step"]) - run.begin if found else np.zeros(0)
+    columns = {} if steps is None or not len(steps["step"]) else dict(steps)
+    at = times_of_steps(run.spans, columns["step"]) - run.begin if columns else np.zeros(0)
     return {
-        "steps": _of_steps(found, at) if found else _of_events(run.events, run.begin),
-        "epochs": _epochs(run.epochs, found.get("step", np.zeros(0, int)), at),
+        "steps": _of_steps(columns, at) if columns else _of_events(run.events, run.begin),
+        "epochs": _epochs(run.epochs, columns.get("step", np.zeros(0, int)), at),
         "speed": _speed(run.events, run.begin),
         "faults": [
             [round(h.time - run.begin, 2), h.step, f"{h.kind}: {h.text}", h.sort]
@@ -239,10 +239,10 @@ def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray, most: int = MOST_
 
 def _of_events(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
     """The running loss that signs of life carried, where nothing of the steps is on storage yet."""
-    found = [(e.get("step") or 0, e["time"] - begin, e["loss"]) for e in events if number(e.get("loss")) is None]
-    found = found[:: max(1, -(-len(found) // MOST_CURVE_POINTS))]
-    step, time, loss = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
-    nothing = [None] * len(found)
+    points = [(e.get("step") or 0, e["time"] - begin, e["loss"]) for e in events if number(e.get("loss")) is None]
+    points = points[:: max(1, -(-len(points) // MOST_CURVE_POINTS))]
+    step, time, loss = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
+    nothing = [None] * len(points)
     return {
         "step": step,
         "epoch": nothing,

@@ -107,15 +107,15 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def _restart(r: RestartRecord, begin: float, colors: dict[str, str], longest: float) -> str:
-    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in r.phases.items())
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in r.phases.items())
     parts = "".join(
         f'<i style="flex:{seconds:.3f};background:{colors[name]}"></i>'
         for name, seconds in r.phases.items()
         if seconds > 0
     )
-    told = escape(told)
+    phases = escape(phases)
     width = f"{r.seconds / longest:.1%}"
-    bar = f'<div class="bar" role="img" aria-label="{told}" title="{told}" style="width:{width}">'
+    bar = f'<div class="bar" role="img" aria-label="{phases}" title="{phases}" style="width:{width}">'
     return (
         f'<tr><td class="n">+{clock_text(r.time - begin)}</td><td class="why">{escape(r.cause)}</td>'
         f'<td class="n" data-label="workers">{escape(str(r.workers))}</td><td>{escape(r.tier)}</td>'
@@ -148,22 +148,22 @@ def _event(h: HistoryEvent, begin: float) -> str:
     )
 
 
-def spikes(run: History, found: Sequence[Spike]) -> str:
+def spikes(run: History, outliers: Sequence[Spike]) -> str:
     """Steps that stand out, with the commands that show why."""
-    if not found:
+    if not outliers:
         return ""
     rows = "".join(
         f'<tr><td class="n">{spike.first:,}</td><td class="n" data-label="steps">{spike.last - spike.first + 1:,}</td>'
-        + "".join(f'<td data-label="{_spoken(name)}">{escape(spike.told(name))}</td>' for name in QUANTITIES)
+        + "".join(f'<td data-label="{_spoken(name)}">{escape(spike.describe(name))}</td>' for name in QUANTITIES)
         + f'<td class="why"><code>{escape(spike.replayed(run.place))}</code></td></tr>'
-        for spike in found
+        for spike in outliers
     )
     columns = "".join(f"<th>{_spoken(name)}</th>" for name in QUANTITIES)
     return section(
         "Steps that stand out",
         "<p>Their loss or the norm of their gradient is far above that of the "
         "fifty steps before. The command computes the first of them again and shows its records.</p>"
-        f"{_box('Steps that stand out', len(found))}"
+        f"{_box('Steps that stand out', len(outliers))}"
         f'<table class="stack"><thead><tr><th class="n">step</th><th class="n">steps</th>{columns}'
         f"<th>to look at it</th></tr></thead><tbody>{rows}</tbody></table></div>",
     )
@@ -189,8 +189,10 @@ def settings(run: History) -> str:
         f'<tr><td>{escape(what)}</td><td class="why"><code>{escape(text)}</code></td></tr>' for what, text in commands
     )
     saves = ", ".join(f"{step:,}" for step in run.saves)
-    told = f"Checkpoints are of step {saves}." if saves else "It has no checkpoint that could be exported or resumed."
-    return section("To use it", f'<p>{told}</p><table class="stack"><tbody>{rows}</tbody></table>') + section(
+    sentence = (
+        f"Checkpoints are of step {saves}." if saves else "It has no checkpoint that could be exported or resumed."
+    )
+    return section("To use it", f'<p>{sentence}</p><table class="stack"><tbody>{rows}</tbody></table>') + section(
         "Settings",
         f"<p>What is not at its default.</p>{_named(run.changed, 'Nothing is, or it was not noted.')}"
         f"<p>What must be the same when the run goes on.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"

@@ -119,7 +119,7 @@ class MonitorClient:
             return False
 
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """What a group that begins has to know of earlier ones: see `Past.told`."""
+        """What a group that begins has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
         return Question[tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]](
             self.handle.past.remote()
         ).answer()

@@ -129,7 +129,7 @@ class Driver:
         for name, worker in self.workers.items():
             if self.run.network.hears(self.process, worker.process):
                 self.arbiter.hear_beat(name)
-        self._carry_out(self.arbiter.look())
+        self._carry_out(self.arbiter.poll())
         self.process.after(_LOOK_SECONDS, self._look)
 
     def _carry_out(self, commands: Sequence[Tell | HangUp]) -> None:

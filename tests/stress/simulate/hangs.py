@@ -69,7 +69,7 @@ class Hangs:
         if self._finding is not None:
             return self._concluded(group)
         sightings = self._sightings(group)
-        report = self._detector.look(now, sightings, self._evidence)
+        report = self._detector.judge(now, sightings, self._evidence)
         self._evidence = {rank: self._examined(group[rank]) for rank in report.suspects}
         if report.finding is not None:
             self._finding, self._found_at = report.finding, now

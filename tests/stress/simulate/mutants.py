@@ -136,13 +136,13 @@ MUTANTS = {
     "a silent rank of another host is waited for": Mutant(
         _WAITING, "if self._quiet[number] >= self._looks:", "if False:", 1
     ),
-    "who has lost the run still writes": Mutant(_LEASE, "    if not is_owner(found, owner):\n", "    if False:\n", 314),
+    "who has lost the run still writes": Mutant(_LEASE, "    if not is_owner(lease, owner):\n", "    if False:\n", 314),
     "a lease is taken over too early": Mutant(_LEASE, "STALE_SECONDS = 20.0", "STALE_SECONDS = 2.0", 19),
     "a lease is deleted that was not renewed before": Mutant(
-        _LEASE, "is_mine = yield Renew(_text(json.loads(found[0]), _LAST_BEAT), found[1])", "is_mine = True", 48816
+        _LEASE, "is_mine = yield Renew(_text(json.loads(lease[0]), _LAST_BEAT), lease[1])", "is_mine = True", 48816
     ),
     "an owner does not notice that it has lost the run": Mutant(
-        _LEASE, '            if not is_owner(found, owner["id"]):\n                return\n', "", 280
+        _LEASE, '            if not is_owner(lease, owner["id"]):\n                return\n', "", 280
     ),
     "a renewal that fails is taken for one that succeeds": Mutant(
         _LEASE, "problem = one_line(error, 300)", 'problem = ""', 3

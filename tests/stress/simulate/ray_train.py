@@ -141,7 +141,7 @@ class RayTrain:
         self._reached = max([self._reached, *(w.step for w in self._run.workers if w.driver is self._driver)])
         noticed = {rank: host for rank, host in nodes.items() if host in self._noticed_hosts}
         decision = self.supervisor.decide(failure, Scene(self._reached, nodes, noticed))
-        self._run.world.tell(f"Ray Train: {decision.said}")
+        self._run.world.tell(f"Ray Train: {decision.message}")
         self._run.supervision.decided(failure, decision, self._reached)
         return decision
 

@@ -57,9 +57,9 @@ def test_who_is_silent_is_let_go_and_the_others_hear_of_it():
     arbiter = begun("a", "b")
     for _ in range(SILENT):
         arbiter.hear_beat("a")
-        assert arbiter.look() == []
+        assert arbiter.poll() == []
     arbiter.hear_beat("a")
-    assert arbiter.look() == [HangUp("b"), Tell(("a",), {"lost": 1})]
+    assert arbiter.poll() == [HangUp("b"), Tell(("a",), {"lost": 1})]
 
 
 def test_who_does_not_leave_is_let_go():
@@ -69,7 +69,7 @@ def test_who_does_not_leave_is_let_go():
     for _ in range(LEAVE + 2):
         for name in ("a", "b"):
             arbiter.hear_beat(name)
-        commands += arbiter.look()
+        commands += arbiter.poll()
     assert commands[:2] == [Tell(("b",), {"end": "b did not leave its group in time"}), HangUp("b")]
     assert commands[2].message["generation"]["members"] == ("a",)
 
@@ -96,5 +96,5 @@ def test_newcomers_of_an_unreachable_node_are_refused_for_a_while_only():
     for _ in range(REFUSE):
         arbiter.hear_beat("n1-1")
         arbiter.hear_beat("n2-3")
-        arbiter.look()
+        arbiter.poll()
     assert arbiter.hear("n2-3", join("n2-3", 1)) == [Tell(("n1-1",), {"pause": 2})]

@@ -47,8 +47,8 @@ def test_what_ends_a_run(error, has_gpus, is_here, is_told):
     rehearsal = Rehearsal(Asked())  # type: ignore[arg-type]
     if is_told:
         with pytest.raises(type(error)):
-            rehearsal.look(print, has_gpus, is_here)
-    rehearsal.look(print, has_gpus, is_here)
+            rehearsal.poll(print, has_gpus, is_here)
+    rehearsal.poll(print, has_gpus, is_here)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
         asked = rehearsal._asked
         assert asked is not None
         assert "it asks Ray" in (asked.answer(300) or {})[model_probe.CANNOT]
-        rehearsal.look(print, False, True)
+        rehearsal.poll(print, False, True)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkey
         assert asked is not None
         if kind is None:
             assert model_probe.CANNOT not in (asked.answer(300) or {})
-            rehearsal.look(print, False, True)
+            rehearsal.poll(print, False, True)
             return
         with pytest.raises(kind, match=words):
             asked.answer(300)
         with pytest.raises(kind):
-            rehearsal.look(print, False, True)
+            rehearsal.poll(print, False, True)
 
 
 def dice():
@@ -179,7 +179,7 @@ def test_a_loss_of_the_whole_batch_is_said_once_before_workers_say_it(monkeypatc
         asked = rehearsal._asked
         assert asked is not None
         answer = asked.answer(300) or {}
-        rehearsal.look(display.say_early, False, True)
+        rehearsal.poll(display.say_early, False, True)
     line = answer[model_probe.REMARKS]
     assert line.startswith("WARNING: the loss looks at the whole batch")
     display.say(line)

@@ -101,7 +101,7 @@ def test_a_sign_of_life_that_is_damaged_is_none(tmp_path, text):
     book.add([started(2)])
     assert book.flush()
     run.put(f"{ledger.FOLDER}/{ledger.LIVE}", text)
-    assert ledger.look(run) == ([started(2)], [])
+    assert ledger.read_with_problems(run) == ([started(2)], [])
 
 
 def test_nothing_follows_the_end_of_a_driver(tmp_path):

@@ -53,7 +53,7 @@ def test_a_norm_that_jumps_before_the_loss_does_is_one_spike():
     (found,) = spikes.find(columns(losses, norms))
     assert (found.first, found.last, found.outside) == (121, 124, ("loss", "gradient_norm"))
     assert found.values == {"loss": 0.5, "gradient_norm": 400.0}
-    assert found.told("gradient_norm") == "400 (usually 3)"
+    assert found.describe("gradient_norm") == "400 (usually 3)"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -81,4 +81,4 @@ def test_the_command_can_be_pasted():
     spike = Spike(7, 9, ("loss",), {"loss": 2.0}, {"loss": 0.5})
     assert spike.replayed("s3://b/my runs/a") == "raytf replay 's3://b/my runs/a' --step 7 --dump step-7 -- COMMAND"
     assert spike.height == 4
-    assert spike.told("gradient_norm") == ""
+    assert spike.describe("gradient_norm") == ""

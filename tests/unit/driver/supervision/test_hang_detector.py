@@ -53,7 +53,7 @@ class World:
                     self._since[rank] = self.now - 0.5
                 self.beats[rank] = dataclasses.replace(last, seconds=self.now - self._since[rank])
             sightings.append(LastHeartbeat(self.beats[rank], self.now - self._heard[rank]))
-        look = self.detector.look(self.now, sightings, self.evidence)
+        look = self.detector.judge(self.now, sightings, self.evidence)
         self.suspects = look.suspects
         return look.finding
 

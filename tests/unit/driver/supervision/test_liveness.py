@@ -26,7 +26,7 @@ def lost_at(living: str, looks: list[str], others: str = "") -> dict[str, int]:
         for name in heard:
             if name not in found:
                 silence.hear(name)
-        for name in silence.look([name for name in living if name not in found]):
+        for name in silence.poll([name for name in living if name not in found]):
             silence.forget(name)
             found[name] = number
     return found

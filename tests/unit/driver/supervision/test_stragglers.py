@@ -44,7 +44,7 @@ class World:
                 )
             )
         self.beats = beats
-        return self.stragglers.look(beats)
+        return self.stragglers.find_new(beats)
 
     def named(self, times: int = 20, **noise) -> list[int]:
         return [rank for _ in range(times) for rank in self.measure(**noise)]
@@ -122,8 +122,8 @@ def test_beats_between_measurements_and_of_few_ranks_say_nothing():
     world = World([0.1, 0.3])
     world.named(6)
     for _ in range(10):
-        assert world.stragglers.look(world.beats) == []
-        assert world.stragglers.look(world.beats[:1]) == []
+        assert world.stragglers.find_new(world.beats) == []
+        assert world.stragglers.find_new(world.beats[:1]) == []
     assert world.named() == [1]
 
 

@@ -52,7 +52,7 @@ def test_a_death_is_tried_again_blames_its_node_and_waits_longer_each_time():
     clock = Clock()
     supervisor = Supervisor(clock)
     first = supervisor.decide(DIED, SCENE)
-    assert (first.retry, first.pause, first.said) == (True, 0.0, "1 worker process died; starting again")
+    assert (first.retry, first.pause, first.message) == (True, 0.0, "1 worker process died; starting again")
     assert first.fault == FaultEvent("worker_died", (1,), ["b"], "1 worker process died", retry=True)
     for pause in (1.0, 2.0):
         assert supervisor.decide(DIED, SCENE).pause == pause
@@ -68,7 +68,7 @@ def test_the_loss_of_a_node_with_notice_is_told_and_costs_nothing():
     for _ in range(20):
         decision = supervisor.decide(DIED, scene, lambda: asked.append(1) or False)
         assert (decision.retry, decision.pause) == (True, 0.0)
-        assert decision.said == "node abcdefab is gone, as announced; starting again"
+        assert decision.message == "node abcdefab is gone, as announced; starting again"
         assert decision.fault == FaultEvent("node_lost", [1], [NODE], "node abcdefab is gone, as announced", True, True)
     assert not asked
     assert supervisor.exclusion.count(NODE, clock.now) == 0
@@ -83,7 +83,7 @@ def test_an_error_of_the_job_blames_no_node():
     assert supervisor.exclusion.count("b", 100.0) == 0
     last = supervisor.decide(error, SCENE)
     assert (last.retry, last.fault.retry) == (False, False)
-    assert last.said == "not tried again: KeyError, the same as before at the same step"
+    assert last.message == "not tried again: KeyError, the same as before at the same step"
 
 
 def test_a_budget_that_is_used_up_is_said_and_booked():
@@ -91,12 +91,12 @@ def test_a_budget_that_is_used_up_is_said_and_booked():
     assert supervisor.decide(DIED, SCENE, budget).retry
     last = supervisor.decide(DIED, SCENE, budget)
     assert (last.retry, last.fault.retry) == (False, False)
-    assert last.said == "1 worker process died; not tried again: --max-failures is used up"
+    assert last.message == "1 worker process died; not tried again: --max-failures is used up"
 
 
 def test_what_says_all_by_itself_is_not_said_twice():
     decision = Supervisor(Clock()).decide(Failure(Cause.ERROR, "labels", is_final=True), SCENE)
-    assert (decision.retry, decision.said) == (False, "")
+    assert (decision.retry, decision.message) == (False, "")
 
 
 def test_policies_sent_one_by_one_share_one_supervisor_where_they_arrive():
