@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import cast
 
 import ray
 
@@ -224,14 +224,6 @@ def arbitrating(config: TrainConfig, gpus: float, shards: int) -> Iterator[Arbit
 # Whoever reaches the arbiter's port can connect with it. Until a connection has proved that it belongs to the run, it
 # is one of a limited number, of which the oldest is closed first; it has some seconds, and a few kilobytes are read of
 # it.
-
-
-class Peer(Protocol):
-    """What the arbiter needs of the connection with a worker."""
-
-    def write(self, line: bytes) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Connection(asyncio.Protocol):

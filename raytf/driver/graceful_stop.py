@@ -31,7 +31,6 @@ _LOOK_SECONDS = 0.02
 #: Seconds between two checks whether the `with` statement is over.
 _END_SECONDS = 1.0
 #: The signals in words.
-#: How people call it.
 _NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
 _INTERRUPTED = "interrupted"
 

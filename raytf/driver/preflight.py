@@ -41,36 +41,20 @@ from raytf.training.user import user_code
 
 #: Seconds that a growing cluster may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
-
-
 #: Bytes of memory that one worker with TensorFlow takes at least.
 _WORKER_BYTES = 700 << 20
-
-
 #: Most digits of a stored --logical-shards.
 _SHARDS_DIGITS = 9
-
-
 #: What `result.json` must contain.
 _OF_RESULT = ("metrics", "weights_sha256")
-
-
 _NOTHING_ELSE = (
     "It says whether the run has finished, and there is no checkpoint to make it again from: restore the file, "
     "delete it to begin again, or choose another --run name."
 )
-
-
 #: Folders that callbacks write to.
 _OF_CALLBACKS = ("files", "tensorboard")
-
-
 _MOVE = "Choose a --storage that has room for the run, or link the run's folder as a whole."
-
-
 _REMOVE = "Remove it, or choose another --run name."
-
-
 #: A head that started less than this many seconds ago may not have its nodes back yet.
 _YOUNG_SECONDS = 30.0
 
@@ -404,13 +388,6 @@ def check_arguments(
     Raises:
         RaytfError: a setting or an argument is wrong.
     """
-    with config.named_as_typed():
-        _check_arguments(config, own, model, train, validation, validation_freq)
-
-
-def _check_arguments(
-    config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
-) -> None:
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)

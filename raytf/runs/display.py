@@ -33,8 +33,6 @@ _STILL_SECONDS = 2.0
 _BAR, _LEAST_BAR, _TURNING = 40, 5, 8
 #: Messages among which one is looked for that should not be said again.
 _RECENT = 100
-
-
 #: Where raytf's own lines go instead of standard output, which is a Keras program's own; None for standard output.
 _own_stream: TextIO | None = None
 

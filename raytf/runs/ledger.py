@@ -25,29 +25,15 @@ FOLDER = "ledger"
 SUFFIX = ".jsonl"
 #: Beside them: the newest sign of life of the newest driver, replaced again and again.
 LIVE = "live.json"
-
-
 #: Events of a file; the last file is written again at each flush, so it stays short.
 FILE_EVENTS = 500
-
-
 #: Events that wait for storage at most; the oldest go first.
 MOST_WAITING = 100_000
-
-
 #: A line, the lines of a file and the bytes of all files that are read at the most: what writes them stays far below.
 _LINE_BYTES, _FILE_LINES, _ALL_BYTES = 4 << 20, 20 * FILE_EVENTS, 1 << 30
-
-
 Event = dict[str, Any]
-
-
 _COUNT, _SECONDS = untrusted_json.optional(untrusted_json.whole), untrusted_json.optional(untrusted_json.finite)
-
-
 _WORDS = untrusted_json.optional(untrusted_json.text)
-
-
 #: What is known of an event's fields; others are only shown.
 _EVENT = untrusted_json.record(
     {"time": untrusted_json.when, "kind": untrusted_json.text},

@@ -37,8 +37,6 @@ _NEEDED, _NORM = COLUMNS[:4], COLUMNS[4]
 #: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, empty where there is none.
 _HEX = ("digest", "weights")
 _MOST_DIGITS = 15
-
-
 _ATTEMPT = untrusted_json.record(
     {"world_size": untrusted_json.whole, "time": untrusted_json.when},
     {"attempt": untrusted_json.text, "from_step": untrusted_json.whole, "tier": untrusted_json.text},
@@ -59,8 +57,6 @@ _RESULT = untrusted_json.record(
         "export": untrusted_json.values(untrusted_json.text),
     },
 )
-
-
 #: Numbers of attempts for which the caller has none.
 _numbers = itertools.count(1)
 

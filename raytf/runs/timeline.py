@@ -58,8 +58,6 @@ class Span:
 
 
 _PHASES = {"training": "training", "validating": "validation", "resizing": "resize"}
-
-
 _FINISHING = ("testing", "exporting", "saving")
 
 

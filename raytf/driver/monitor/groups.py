@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from raytf.driver.supervision.hang_detector import Heartbeats
-from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
+from raytf.training.process.heartbeat_types import HangFinding
 
 #: In place of a process: those of an earlier group.
 _GONE = 0
 
 
-class Roster:
+class Roster(Heartbeats):
     """The ranks of the present group, as far as they have sent heartbeats.
 
     Attributes:
@@ -23,37 +23,20 @@ class Roster:
     """
 
     def __init__(self) -> None:
-        self._beats = Heartbeats()
+        super().__init__()
         self.blamed: HangFinding | None = None
         self.noticed: dict[int, str] = {}
         self.ends: dict[str, float] = {}
 
-    @property
-    def group(self) -> int:
-        """The number of the present group, which its heartbeats carry."""
-        return self._beats.group
-
     def begin_group(self) -> int:
         """A group starts, of which nothing is known yet; returns its number."""
         self.blamed, self.noticed = None, {}
-        return self._beats.begin()
-
-    def hear(self, beat: HeartbeatState, now: float) -> None:
-        """Take a rank's heartbeat."""
-        self._beats.hear(beat, now)
+        return self.begin()
 
     def forget(self, ranks: Collection[int]) -> None:
         """Other workers have these ranks now, and nobody is blamed any more."""
-        self._beats.forget(ranks)
+        super().forget(ranks)
         self.blamed, self.noticed = None, {}
-
-    def forgive(self, now: float) -> None:
-        """Do not count the time until now as silence: no heartbeats could arrive."""
-        self._beats.forgive(now)
-
-    def sightings(self, now: float) -> list[LastHeartbeat]:
-        """The latest heartbeat of each rank."""
-        return self._beats.sightings(now)
 
 
 class GroupHistory:

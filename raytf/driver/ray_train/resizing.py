@@ -10,12 +10,8 @@ from dataclasses import dataclass
 #: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
 #: together, and a node that comes and goes is not worth a restart.
 SETTLE_SECONDS = 4.0
-
-
 #: Seconds after which a run follows a cluster that keeps changing.
 PATIENCE_SECONDS = 8.0
-
-
 #: A run that cannot leave a node with notice saves once more this many seconds before the node goes.
 LAST_SAVE_SECONDS = 10.0
 #: Seconds for workers that come to join, and those that they come for to leave, before the cluster is looked at anew.

@@ -37,8 +37,6 @@ from raytf.training.worker import take_rank
 
 #: Seconds in which Ray learns that the resources of a group that has ended are free.
 _FREE_SECONDS = 1.0
-
-
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet.
 _WAIT_SECONDS = 0.25
 #: Seconds between two messages about that.

@@ -124,7 +124,7 @@ class WarmSupply:
 
     def begin(self) -> None:
         """The controller has started."""
-        self._began_cold = has_just_imported()
+        self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
         """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.
@@ -218,11 +218,6 @@ def import_controller() -> None:
         for module in importlib.import_module("raytf._ray.train").CONTROLLER_MODULES:
             importlib.import_module(module)
     _imported_at = time.monotonic()
-
-
-def has_just_imported() -> bool:
-    """Whether this process was not a warm one."""
-    return time.monotonic() - _imported_at < _COLD_SECONDS
 
 
 def env_of_workers(config: TrainConfig, resources: Mapping[str, float]) -> dict[str, str]:

@@ -56,11 +56,8 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
 
 def worker_errors(error: BaseException) -> dict[int, BaseException]:
     """The error of each worker, without Ray Train's wrapping, by rank."""
-    errors: dict[int, BaseException] = {}
-    if isinstance(error, WorkerGroupError):
-        for rank, failure in sorted(error.worker_failures.items()):
-            errors[rank] = raised_by(failure)
-    return errors
+    failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
+    return {rank: raised_by(failure) for rank, failure in sorted(failures.items())}
 
 
 # -- groups whose ranks do not say what failed, and what Ray says of it ------------------------------------------------

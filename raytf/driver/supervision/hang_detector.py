@@ -17,53 +17,29 @@ from raytf.training.process.heartbeat_types import USUAL, Activity, HangFinding,
 
 #: Share of the user's limit after which a hang is found, which leaves time for heartbeat, examination and message.
 _EARLY = 0.85
-
-
 #: Share of that: silence after which a rank is examined from outside.
 _QUIET = 0.5
-
-
 #: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed.
 _STOPPED_SECONDS = 5.0
-
-
 #: Seconds of silence of all ranks after which the first one that is heard speaks for the others: what held them up is
 #: over.
 _HELD_UP_SECONDS = 3.0
-
-
 #: A call may take this many times its usual length, or this many usual steps.
 _CALLS, _STEPS = 3, 20
-
-
 #: Seconds between two looks from which on the watching process itself must have been held up.
 _GAP_SECONDS = 5.0
-
-
 #: The limit grows at most this many times if the same step hangs again and again.
 _MOST_PATIENCE = 16.0
-
-
 #: Factor of the limit: when all ranks are silent at once, they are only blamed after this time.
 _ALL_SILENT = 10.0
-
-
 #: In these activities ranks wait for others.
 _WAITING = frozenset({Activity.STEP, Activity.COLLECTIVE, Activity.TRANSFER, Activity.REPORT})
-
-
 #: In these activities ranks wait to meet the others, and then they report progress again and again.
 _MEETING = frozenset({Activity.START, Activity.TRANSFER})
-
-
 #: The most seconds between two such reports, and seconds after which it is certain that a rank waits to meet.
 _REPORT_SECONDS, _MEETING_SECONDS = 5.0, 10.0
-
-
 #: Factors of the limit for activities without a usual length, and for callbacks.
 _FACTOR, _CALLBACK_FACTOR = 20.0, 10.0
-
-
 _IN_WORDS = {
     Activity.START: "stuck building the model or restoring a checkpoint",
     Activity.LOOP: "stuck between steps",

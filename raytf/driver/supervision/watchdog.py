@@ -20,7 +20,6 @@ from raytf.driver.supervision.inspection import Inspector, RankInspection, end, 
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
 from raytf.runs import events
-from raytf.runs.events import Hang
 from raytf.storage.storage import Storage
 from raytf.training.process.heartbeat_types import Activity, HangFinding, HeartbeatState, LastHeartbeat
 from raytf.training.process.monitor_client import MonitorClient, Question
@@ -364,7 +363,7 @@ class StartGuard:
             text = f"a worker on node {beat.address} (pid {beat.pid}) was stopped while it started; ending it"
             self._monitor.say(text)
             why = "it was stopped while it started"
-            self._monitor.book(Hang(node=beat.node, address=beat.address, pid=beat.pid, where="start", why=why))
+            self._monitor.book(events.Hang(node=beat.node, address=beat.address, pid=beat.pid, where="start", why=why))
         end(self._run_uri, beats)
 
 

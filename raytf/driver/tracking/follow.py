@@ -170,20 +170,10 @@ def _follow(following: Sequence[Following], stop: threading.Event) -> None:
 def _made(flag: str, run: Storage) -> Tracker:
     trackers.check(flag)
     if flag == "mlflow":
-        from raytf.driver.tracking.trackers import MlflowTracker
-
-        return MlflowTracker()
+        return trackers.MlflowTracker()
     if flag == "wandb":
-        from raytf.driver.tracking.trackers import WandbTracker
-
-        return WandbTracker()
-    if flag == "tensorboard":
-        from raytf.driver.tracking.trackers import TensorBoardTracker
-
-        return TensorBoardTracker(run)
-    from raytf.driver.tracking.trackers import FileTracker
-
-    return FileTracker(flag)
+        return trackers.WandbTracker()
+    return trackers.TensorBoardTracker(run) if flag == "tensorboard" else trackers.FileTracker(flag)
 
 
 def name_of(run: Storage) -> str:

@@ -62,12 +62,10 @@ class Tracker(Protocol):
         ...
 
     def keep(self, files: Mapping[str, bytes]) -> None:
-        """Give it files, by name."""
-        ...
+        """Give it files, by name. A tracker that has room for numbers alone does nothing."""
 
     def close(self, is_finished: bool) -> None:
-        """End, for now or for good."""
-        ...
+        """End, for now or for good. A tracker that keeps nothing open does nothing."""
 
 
 @contextlib.contextmanager
@@ -100,7 +98,7 @@ def check(track: str | None) -> None:
 # -- file tracker ------------------------------------------------------------------------------------------------------
 
 
-class FileTracker:
+class FileTracker(Tracker):
     """Lines {"run", "key", "step", and the numbers}, after one with the run's settings.
 
     Args:
@@ -149,12 +147,6 @@ class FileTracker:
         lines = [json.dumps({"run": self._name, "key": self._key, **row}) + "\n" for row in rows]
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("".join(lines))
-
-    def keep(self, files: Mapping[str, bytes]) -> None:
-        """A file has room for numbers alone."""
-
-    def close(self, is_finished: bool) -> None:
-        """Nothing is open between two calls."""
 
 
 # -- mlflow tracker ----------------------------------------------------------------------------------------------------
@@ -220,7 +212,7 @@ def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 # -- tensorboard tracker -----------------------------------------------------------------------------------------------
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Scalars for TensorBoard.
 
     Args:
@@ -265,9 +257,6 @@ class TensorBoardTracker:
         self._writer.flush()
         for file in Path(self._folder.name).iterdir():
             self._run.put(f"{FOLDER}/{file.name}", file.read_bytes())
-
-    def keep(self, files: Mapping[str, bytes]) -> None:
-        """It has no files, and lies in a run's folder, where they are."""
 
     def close(self, is_finished: bool) -> None:
         self._writer.close()
@@ -332,7 +321,7 @@ def _reports(kind: type) -> bool:
     )
 
 
-class CallbackTracker:
+class CallbackTracker(Tracker):
     """Tells callbacks of a run.
 
     Args:
@@ -387,9 +376,6 @@ class CallbackTracker:
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(*args)
-
-    def keep(self, files: Mapping[str, bytes]) -> None:
-        """Callbacks take no files."""
 
     def close(self, is_finished: bool) -> None:
         self._model.optimizer.iterations.assign(self._before)  # the weights are still those before the run

@@ -69,16 +69,16 @@ def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
     return pieces
 
 
-def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[TimeShare]:
+def bands(spans: Sequence[Span]) -> list[TimeShare]:
     """The run's time in pieces that touch, each of one category; where there are too many, in even ones of several."""
     pieces = merged(spans)
-    if len(pieces) > most:
+    if len(pieces) > MOST_PIECES:
         # Each sign of life of a group that saves has a little of it.
         shortest = (pieces[-1][1] - pieces[0][0]) / 1000
         pieces = merged(
             Span(a, b, "training" if c == "checkpoint" and b - a < shortest else c, 0, 0, 0) for a, b, c in pieces
         )
-    if len(pieces) <= most:
+    if len(pieces) <= MOST_PIECES:
         return [TimeShare(begin, end, {category: 1.0}) for begin, end, category in pieces]
     begin, end = pieces[0][0], pieces[-1][1]
     width = (end - begin) / _EVEN
@@ -132,12 +132,12 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
     return _thin(times[known], losses[known], steps[known], most)
 
 
-def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
+def loss_of_events(events: Sequence[Event]) -> Curve:
     """The running loss that the signs of life carried, for a run that has not written that of its steps."""
     points = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
     times, losses, steps = np.array(points, np.float64).reshape(-1, 3).T
     known = np.abs(losses) < _MOST_LOSS  # false for NaN
-    return _thin(times[known], losses[known], steps[known], most)
+    return _thin(times[known], losses[known], steps[known], MOST_POINTS)
 
 
 def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -> Curve:
@@ -154,7 +154,7 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
     return Curve(times[starts], means, low, high, steps[starts])
 
 
-def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
+def ages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
     """(time, age in seconds) of the newest copy of each tier, while the run trained."""
     rows_by_tier: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
     line = RecoveryPointAges()
@@ -163,7 +163,7 @@ def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tup
         if event["kind"] in ("progress", "phase") and event.get("phase") == "training":
             for tier, seconds in line.seconds(event["time"]).items():
                 rows_by_tier[tier].append((event["time"], seconds))
-    return {tier: rows[:: max(1, -(-len(rows) // most))] for tier, rows in rows_by_tier.items()}
+    return {tier: rows[:: max(1, -(-len(rows) // MOST_POINTS))] for tier, rows in rows_by_tier.items()}
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -220,9 +220,9 @@ def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if not (name.startswith("val_") and name.removeprefix("val_") in names)]
 
 
-def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray, most: int = MOST_CURVE_POINTS) -> dict[str, list[Any]]:
+def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray) -> dict[str, list[Any]]:
     count = len(steps["step"])
-    starts = np.unique(np.linspace(0, count, min(count, most) + 1).astype(int)[:-1])
+    starts = np.unique(np.linspace(0, count, min(count, MOST_CURVE_POINTS) + 1).astype(int)[:-1])
     sizes = np.diff([*starts, count])
     last = np.minimum(starts + sizes, count) - 1
     nothing = np.full(count, np.nan)

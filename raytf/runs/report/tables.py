@@ -29,15 +29,16 @@ _SETTING = 400
 _LONG = 40
 
 
-def section(title: str, inner: str, name: str = "") -> str:
+def section(title: str, inner: str) -> str:
     """Return a section of the page that can be folded; on a phone a script folds all but the first.
+
+    Its id, by which the page remembers whether it is folded, is made from the title.
 
     Args:
         title: its heading.
         inner: HTML.
-        name: its id, by which the page remembers whether it is folded; by default made from the title.
     """
-    name = name or title.lower().replace(" ", "-")
+    name = title.lower().replace(" ", "-")
     return f'<section id="{name}"><details open><summary><h2>{escape(title)}</h2></summary>{inner}</details></section>'
 
 
