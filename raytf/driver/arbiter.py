@@ -192,7 +192,8 @@ class ArbiterServer:
 
 @contextlib.contextmanager
 def arbitrating(config: TrainConfig, gpus: float, shards: int) -> Iterator[ArbiterAddress | None]:
-    """An arbiter for a run, which ends with the `with` statement; None for one whose workers do not meet again.
+    """Run an arbiter for the workers of a run until the `with` statement ends. Yields None where the workers of the run
+    cannot meet again.
 
     They do where a sum of theirs does not depend on TensorFlow's cluster, nor on who adds.
 
@@ -250,7 +251,7 @@ class Connection(asyncio.Protocol):
     def let_in(
         self, hear: Callable[[bytes], None], gone: Callable[[], None], most_bytes: int, key: bytes = b""
     ) -> None:
-        """This connection is not a stranger's any more.
+        """Accept this connection as one of the run's.
 
         Args:
             hear: called with each further line; raises ValueError if it is none that can be understood.
@@ -348,20 +349,20 @@ class Door:
             await asyncio.sleep(0)
 
     def note(self, connection: Connection) -> None:
-        """A connection begins, as a stranger's."""
+        """Count a new connection as a stranger's."""
         self._all.add(connection)
         self._strangers[connection] = self._loop.call_later(self._seconds, connection.abort)
         if len(self._strangers) > self._most:
             self._drop_oldest()
 
     def forget(self, connection: Connection) -> None:
-        """A connection is not a stranger's any more."""
+        """Stop counting a connection as a stranger's."""
         timer = self._strangers.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
     def ended(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self.forget(connection)
         self._all.discard(connection)
 

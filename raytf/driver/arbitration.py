@@ -66,17 +66,17 @@ class Arbitration:
         return {"running": self._membership.generation is not None, "over": self._result}
 
     def come(self, name: str) -> None:
-        """A worker has connected."""
+        """Take note that a worker has connected."""
         self._present.add(name)
         self._silence.hear(name)
 
     def hear_beat(self, name: str) -> None:
-        """A worker has given a sign of life."""
+        """Take a heartbeat of a worker."""
         if name in self._present:
             self._silence.hear(name)
 
     def hear(self, name: str, message: Join | Leave | Dismiss | Want | Over) -> Commands:
-        """A worker has sent a message."""
+        """Take a message of a worker, and return what to do about it."""
         if name not in self._present:
             return []  # it counts as lost
         self._silence.hear(name)
@@ -102,14 +102,15 @@ class Arbitration:
                 return self._tell(self._membership.joining, {"over": self._result})
 
     def lose(self, name: str) -> Commands:
-        """The connection with a worker has ended."""
+        """Take note that the connection with a worker has ended, and return what to do about it."""
         if name not in self._present:
             return []
         self._forget(name)
         return self._told(self._membership.lose(name))
 
     def poll(self) -> Commands:
-        """Some time has passed: let go who is silent, or does not leave its generation."""
+        """Return the commands that are due because time has passed: hang up on workers that are silent, or that do not
+        leave their generation."""
         commands: Commands = []
         self._membership.look()
         for name in self._silence.poll(self._membership.living):

@@ -52,7 +52,7 @@ def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: N
 
 @contextlib.contextmanager
 def staying_connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
-    """As `connected`; the connection outlives the `with` statement, and is used again."""
+    """Connect as `connected` does, and keep the connection for the next run after the `with` statement."""
     global _connection, _cpus
     if not config.cluster.warm_workers:  # nothing waits there
         with connected(config, stage) as local:
@@ -73,7 +73,7 @@ def staying_connected(config: TrainConfig, stage: Callable[[str], None] = lambda
 
 
 def has_trained() -> bool:
-    """Whether workers of an earlier run of this process wait, so that a run starts within seconds."""
+    """Return whether workers of an earlier run of this process wait, so that a run starts within seconds."""
     return _connection is not None
 
 

@@ -77,7 +77,7 @@ class _Producer:
         self._kept: list[Offer] = []
 
     def run(self) -> None:
-        """Until the mailbox ends."""
+        """Bring batches until the mailbox closes."""
         position = 0
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
@@ -95,7 +95,7 @@ class _Producer:
                 ray.get(self._mailbox.offer.remote(offer))
 
     def _surely_made(self, start: int) -> Offer:
-        """As `_made`; whatever goes wrong is an answer, since workers wait for one."""
+        """Make batches as `_made` does. Any error becomes an answer, since workers wait for one."""
         try:
             return self._made(start)
         except Exception as error:  # such as a store without room
@@ -103,7 +103,7 @@ class _Producer:
             return Offer(start, [], [], text + one_line(error, 300))
 
     def _made(self, start: int) -> Offer:
-        """Batches from a step on: as many as are small together and soon made, at least one."""
+        """Make batches from a step on: as many as are small together and soon made, at least one."""
         batches: list[list[np.ndarray]] = []
         failure, began = "", time.monotonic()
         while start + len(batches) < self._total:
@@ -117,7 +117,7 @@ class _Producer:
         return Offer(start, [len(leaves[0]) for leaves in batches], self._put(batches), failure)
 
     def _batch(self, step: int) -> list[np.ndarray] | str:
-        """The leaves of a batch, or why there are none."""
+        """Return the leaves of a batch, or the reason why there is none."""
         epoch, index = self._plan.locate(step)
         name, steps = self._stream.name, self._plan.steps_per_epoch
         try:
@@ -135,7 +135,7 @@ class _Producer:
         return [np.ascontiguousarray(leaf) for _, leaf in tree.flatten(batch)]
 
     def _put(self, batches: list[list[np.ndarray]]) -> list[Any]:
-        """References to their leaves, as `Offer` has them."""
+        """Store batches, and return references to their leaves, as `Offer` has them."""
         if sum(leaf.nbytes for leaves in batches for leaf in leaves) <= _WHOLE_BYTES:
             return [ray.put(batches)]
         shards: list[list[list[np.ndarray]]] = [[] for _ in range(self._plan.shards)]
@@ -169,7 +169,7 @@ class Offer(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The step after the last one that it answers for."""
+        """Return the step after the last one that it answers for."""
         return self.start + len(self.rows) + bool(self.failure)
 
     def has(self, step: int) -> bool:
@@ -207,7 +207,7 @@ class Mailbox:
         self._changed = asyncio.Condition()
 
     async def ask(self, step: int) -> Offer:
-        """An offer with the batch of a step, when it is there."""
+        """Wait for the batch of a step, and return an offer that has it."""
         async with self._changed:
             self._asked = step
             if self._with(step) is None:
@@ -219,7 +219,7 @@ class Mailbox:
             return offer
 
     async def wish(self, position: int) -> Wish:
-        """Where the driver should go on; waits until there is something to do.
+        """Wait until the driver has something to do, and return what that is.
 
         Args:
             position: the step after the newest one that it has made.
@@ -236,14 +236,14 @@ class Mailbox:
             self._changed.notify_all()
 
     async def saved(self, step: int) -> None:
-        """Told that a checkpoint of a step is on storage: batches of the steps before it can go."""
+        """Drop batches of the steps before a checkpoint that is on storage."""
         async with self._changed:
             self._floor = max(self._floor, step)
             self._offers = [old for old in self._offers if old.stop > self._floor]
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Wish for nothing more."""
+        """Close the mailbox: the driver needs to bring nothing more."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -233,7 +233,7 @@ _ONE_SHARD: Settings = {"logical_shards": 1, "workers": "1"}
 
 
 def _with_shards_of(stored: dict[str, str], config: TrainConfig, verbose: int) -> TrainConfig:
-    """The settings with the logical shards that the run was made with, unless the user gave a number."""
+    """Return the settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
@@ -392,7 +392,7 @@ def _run(
 
 
 def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:
-    """The job, with fewer logical shards if it is a new run on GPUs for which the user gave no number."""
+    """Return the job, with fewer logical shards if it is a new run on GPUs for which the user gave no number."""
     config = job.config
     if not each or config.batch.logical_shards is not None or config.strategy.has_servers:
         return job

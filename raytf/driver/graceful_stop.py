@@ -58,7 +58,7 @@ class _Asked:
 
 @contextlib.contextmanager
 def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
-    """During the `with` statement, have the ranks save on SIGTERM, SIGHUP and SIGINT.
+    """Have the ranks save on SIGTERM, SIGHUP and SIGINT during the `with` statement.
 
     Afterwards the first two end the process, and SIGINT raises KeyboardInterrupt. A second signal does not wait for the
     save. A SIGHUP that is ignored stays ignored.

@@ -41,13 +41,13 @@ class RunData:
 
     @property
     def stream(self) -> Stream | None:
-        """The batches of the training data, if it has batches."""
+        """Return the batches of the training data, if it has batches."""
         train = self.parts["train"]
         return train if isinstance(train, Stream) else None
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
-        """From the arguments of `fit`.
+        """Make it from the arguments of `fit`.
 
         Raises:
             DataError: one of them is not data, or is empty, or their labels are numbered by different classes.
@@ -62,7 +62,7 @@ class RunData:
     def sources(
         self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
     ) -> Sources:
-        """Sources for all of them. What must be written goes below the run's folder, with the run's lease held.
+        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held.
 
         Args:
             run: its folder.
@@ -90,7 +90,7 @@ class RunData:
 
 
 def source(data: Any, name: str) -> Source | Stream | None:
-    """The source for an argument of `fit`.
+    """Return the source for an argument of `fit`.
 
     Raises:
         DataError: it is not data.
@@ -110,7 +110,7 @@ def source(data: Any, name: str) -> Source | Stream | None:
 
 
 def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
-    """The value of two arguments of which at most one may be given.
+    """Return the value of two arguments of which at most one may be given.
 
     Raises:
         DataError: both are.
@@ -124,12 +124,12 @@ def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
 
 
 def is_py_dataset(data: Any) -> bool:
-    """Whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
+    """Return whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
     return any(kind.__name__ == "PyDataset" and "keras" in kind.__module__ for kind in type(data).__mro__)
 
 
 def are_batches(data: Any) -> bool:
-    """Whether something gives batches, one after another."""
+    """Return whether something gives batches, one after another."""
     return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
 
 
@@ -138,7 +138,7 @@ def _is_iterator(data: Any) -> bool:
 
 
 def _is_loader(data: Any) -> bool:
-    """Whether `iter` makes an iterator over batches of something, as of a `torch.utils.data.DataLoader`."""
+    """Return whether `iter` makes an iterator over batches of something, as of a `torch.utils.data.DataLoader`."""
     has_items = hasattr(data, "__getitem__") or isinstance(data, (set, frozenset)) or is_ray_dataset(data)
     return hasattr(data, "__iter__") and not has_items and not _is_iterator(data)
 
@@ -146,7 +146,7 @@ def _is_loader(data: Any) -> bool:
 def stream_of(
     data: Any, name: str, steps: int | None, config: TrainConfig, epochs: int = 1, shuffle: bool = False
 ) -> Stream:
-    """The stream of what `are_batches`.
+    """Return the stream of data for which `are_batches` is true.
 
     Args:
         data: the batches.
@@ -180,7 +180,7 @@ def stream_of(
 
 
 def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -> Stream:
-    """As `stream_of`, for data of an evaluation, of which the program may want the first batches only.
+    """Return a stream as `stream_of` does, for an evaluation that may use only the first batches.
 
     Keras evaluates `steps` batches, or as many as there are.
     """
@@ -191,12 +191,12 @@ def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -
 
 
 def rows_of(stream: Stream) -> int:
-    """Records of the first batch."""
+    """Return records of the first batch."""
     return len(next(leaf for _, leaf in tree.flatten(stream.peek())))
 
 
 def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[str], None]) -> Source:
-    """A source for training: records, or batches that are made while the run trains.
+    """Return a source for training: records, or batches that are made while the run trains.
 
     Args:
         stream: the batches.
@@ -239,7 +239,7 @@ def _why_recorded(stream: Stream) -> str:
 
 
 def _why_live(stream: Stream, how: str) -> str:
-    """Why batches are made while the run trains; empty if they are recorded."""
+    """Return why batches are made while the run trains; empty if they are recorded."""
     if how == "live":
         return "--pipeline live asks for it"
     size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek())) * (stream.steps or 0)
@@ -251,7 +251,7 @@ def _why_live(stream: Stream, how: str) -> str:
 
 
 def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
-    """A source for validation or a test, which reads its batches once.
+    """Return a source for validation or a test, which reads its batches once.
 
     Args:
         steps: how many batches, if the program says so.

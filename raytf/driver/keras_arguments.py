@@ -49,8 +49,8 @@ def refuse_unknown(arguments: Iterable[str], fit: Callable[..., Any]) -> None:
 def settings(
     config: TrainConfig | None, arguments: Mapping[str, Any], is_keras_call: bool
 ) -> tuple[TrainConfig, list[str]]:
-    """The settings of a call, by one rule: a flag that is not at its default wins over an argument of the call, so that
-    a program can be tried with other settings as it is; and an argument wins over a default.
+    """Return the settings of a call. A flag that is not at its default wins over an argument of the call, so that a
+    program can be tried with other settings without a change; an argument wins over a default.
 
     Args:
         config: the settings that were passed, if any.
@@ -129,20 +129,20 @@ def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -
 
 
 def is_plain(data: Any) -> bool:
-    """Whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas, or what
-    is sparse or ragged."""
+    """Return whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas,
+    or what is sparse or ragged."""
     if isinstance(data, (dict, list)) or sparse_rows.is_compressed(data):
         return True
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
 
 
 def several(callbacks: Any) -> list[Any]:
-    """The callbacks of a call as a list: Keras takes a single one, too."""
+    """Return the callbacks of a call as a list: Keras takes a single one, too."""
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = "x") -> tuple[Any, Any]:
-    """(training data, validation data) of a call, for `RunData.of`.
+    """Return (training data, validation data) of a call, for `RunData.of`.
 
     Args:
         x, y, sample_weight: as `keras.Model.fit` takes them; anything that raytf takes as training data without y.
@@ -181,7 +181,7 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
 
 
 def validation_data(data: Any) -> Any:
-    """Validation data of a call, for `RunData.of`."""
+    """Return validation data of a call, for `RunData.of`."""
     if isinstance(data, list) and 1 <= len(data) <= 3:
         data = tuple(data)
     elif is_plain(data):
@@ -210,7 +210,7 @@ def as_array(path: str, leaf: Any) -> Any:
 
 
 def _arrays(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(x, y, sample_weight) with rows for all that Keras takes as an array."""
+    """Return (x, y, sample_weight) with rows for everything that Keras takes as an array."""
     converted = []
     for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
         converted.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
@@ -222,7 +222,7 @@ def _records(arrays: tuple[Any, ...]) -> int:
 
 
 def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
-    """Rows [first, stop) of all arrays."""
+    """Return rows [first, stop) of all arrays."""
     return tuple(tree.map_leaves(lambda leaf: sparse_rows.part(leaf, first, stop), part) for part in arrays)
 
 
@@ -262,7 +262,7 @@ def streams(
     validation_batch_size: int | None = None,
     epochs: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """(training, validation, test) data with streams for those that give batches, and all others as they are.
+    """Return (training, validation, test) data, with streams in place of data that give batches.
 
     Args:
         parts: the data.
@@ -298,7 +298,7 @@ def draws_order(shuffle: bool | str) -> bool:
 
 
 def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int, draws: bool) -> Any:
-    """Arrays as batches; or as they are, where an epoch is a pass over their records."""
+    """Return arrays as batches; or unchanged, where an epoch is a pass over their records."""
     _check_arrays("steps_per_epoch", steps, train)
     records, size = _records(train), config.batch.global_batch_size
     if batch_size is None and size == _USUAL:

@@ -106,7 +106,7 @@ def _joined(error: Exception, below: str) -> str:
 
 @contextlib.contextmanager
 def trained_by_workers(config: TrainConfig) -> Iterator[None]:
-    """While the `with` statement lasts, `keras.Model.fit` trains on workers: the n-th call is the run NAME/n.
+    """Have `keras.Model.fit` train on workers during the `with` statement; the n-th call is the run NAME/n.
 
     raytf's own lines go to what is standard error now, whatever the program puts in its place.
     """
@@ -128,7 +128,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
 
 
 def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What `keras.Model.fit` does, on workers."""
+    """Do on workers what `keras.Model.fit` does."""
     bound = inspect.signature(own).bind(model, *args, **named)
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]

@@ -189,11 +189,11 @@ class PartQueue(Generic[Answer]):
 
     @property
     def again(self) -> int:
-        """How many times a part was started again."""
+        """Return how many times a part was started again."""
         return self.losses.total()
 
     def take(self) -> int | None:
-        """The next part for an idle worker.
+        """Return the next part for an idle worker.
 
         Returns:
             None if no part waits.
@@ -206,7 +206,7 @@ class PartQueue(Generic[Answer]):
         self.answers[number] = answer
 
     def lost(self, number: int, why: str) -> None:
-        """A part's worker has ended: the part is the next to be computed.
+        """Put the part of a worker that has ended first in the queue.
 
         Raises:
             ClusterError: this happened to the part too often.

@@ -26,7 +26,7 @@ _PACKAGES = ("pip", "uv", "conda", "container", "image_uri", "worker_process_set
 
 
 def is_busy(load: float, cpus: int) -> bool:
-    """Whether a machine has so much to do that a model would be tried too late.
+    """Return whether a machine has so much to do that a model would be tried too late.
 
     Args:
         load: processes that ran or waited for a CPU in the last minute, on average.
@@ -36,7 +36,7 @@ def is_busy(load: float, cpus: int) -> bool:
 
 
 def has_own_environment(runtime_env: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether workers get variables, packages or a hook that this process does not have.
+    """Return whether workers get variables, packages or a hook that this process does not have.
 
     Args:
         runtime_env: Ray's, of the workers.
@@ -47,7 +47,7 @@ def has_own_environment(runtime_env: Mapping[str, Any], environ: Mapping[str, st
 
 
 def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
-    """Whether workers would fail in the same way.
+    """Return whether workers would fail in the same way.
 
     Args:
         error: of the process that tried.

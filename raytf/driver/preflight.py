@@ -62,7 +62,7 @@ _YOUNG_SECONDS = 30.0
 def finished(
     run: Storage, total_steps: int, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any] | None:
-    """The result of a run that has nothing left to do.
+    """Return the result of a run that has nothing left to do.
 
     Args:
         run: its folder.
@@ -91,7 +91,7 @@ def finished(
 
 
 def stored_identity(run: Storage) -> dict[str, str]:
-    """The settings that the run in storage was made with; empty if it has no checkpoint that can be read."""
+    """Return the settings that the run in storage was made with; empty if it has no checkpoint that can be read."""
     for name in manifest.list_complete(run):
         with contextlib.suppress(CheckpointError):  # a resume also takes the next one then
             document = CheckpointDocument.parse(manifest.read(run, name)["document"])
@@ -135,7 +135,7 @@ def check_folder(run: Storage) -> None:
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:
-    """--logical-shards of the run in storage.
+    """Return --logical-shards of the run in storage.
 
     Args:
         identity: from `stored_identity`.
@@ -209,7 +209,7 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
 
 
 def cpus_here(config: TrainConfig) -> float:
-    """CPUs for a Ray that is started on this machine for a run.
+    """Return the CPUs for a Ray that is started on this machine for a run.
 
     A laptop may run more workers than it has cores, more slowly, but not more than fit into its memory.
 
@@ -229,7 +229,7 @@ def cpus_here(config: TrainConfig) -> float:
 
 
 def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> dict[str, float]:
-    """The resources of each worker; refuses what the cluster can never give.
+    """Return the resources of each worker; refuse what the cluster can never give.
 
     Args:
         config: of the run.
@@ -293,7 +293,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
 
 
 def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
-    """Why existing GPUs stay idle, and which setting would use them.
+    """Explain why existing GPUs stay idle, and which setting would use them.
 
     Args:
         wanted: number of workers.
@@ -312,7 +312,7 @@ def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
-    """What the cluster has and what an autoscaler may add, as soon as that is enough or has had time to settle.
+    """Wait until the cluster has enough or had time to settle, and return what it has and what an autoscaler may add.
 
     Returns:
         Resources that the cluster has; resources of the nodes that may be added, None if not known; and whether these
@@ -334,13 +334,13 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 
 def _age() -> float:
-    """Seconds since the head started, by the clocks of two machines; infinity if that is not known."""
+    """Return seconds since the head started, by the clocks of two machines; infinity if that is not known."""
     starts = gcs.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
-    """How many workers fit on the nodes, now or once the cluster has grown, in addition to some helpers.
+    """Return how many workers fit on the nodes, now or once the cluster has grown, in addition to some helpers.
 
     Args:
         need: resources of each worker.
@@ -359,7 +359,7 @@ def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, m
 
 
 def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
-    """The nodes with the kind of GPU on which most workers fit.
+    """Return the nodes with the kind of GPU on which most workers fit.
 
     Args:
         nodes: all resources of each node.
@@ -376,7 +376,7 @@ def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -
 
 
 def _alive() -> list[dict[str, float]]:
-    """The resources of each living node."""
+    """Return the resources of each living node."""
     return [n["Resources"] for n in ray.nodes() if n["Alive"]]
 
 

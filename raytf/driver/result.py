@@ -53,7 +53,7 @@ class Result:
 
     @property
     def history(self) -> dict[str, list[Any]]:
-        """The values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
+        """Return the values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
         values: dict[str, list[Any]] = {}
         for entry in self.document["history"]:
             for name, value in entry.items():
@@ -63,11 +63,11 @@ class Result:
 
     @property
     def epoch(self) -> list[int]:
-        """The numbers of the epochs of `history`."""
+        """Return the numbers of the epochs of `history`."""
         return [entry["epoch"] for entry in self.document["history"]]
 
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
-        """The trained keras.Model, in this process, which imports TensorFlow for it.
+        """Return the trained keras.Model, in this process, which imports TensorFlow for it.
 
         If Keras cannot rebuild it by itself (a Lambda layer, a class without get_config), it is built by the model
         function and gets the run's weights.
@@ -90,7 +90,7 @@ class Result:
 
 
 def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any, job: TrainingJob) -> Result:
-    """The result of a run, from its `result.json`.
+    """Return the result of a run, from its `result.json`.
 
     Args:
         model: that of `fit`: a function, or a keras.Model, which gets the trained weights.
@@ -116,7 +116,8 @@ def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any
 
 
 def load_weights(run: str, model: Any) -> Any:
-    """A model with a run's weights, in this process: the final weights, or before that those of its newest checkpoint.
+    """Return a model with a run's weights, in this process: the final weights, or before that those of its newest
+    checkpoint.
 
     Args:
         run: the run's folder, `Result.path`.
@@ -136,7 +137,7 @@ def load_weights(run: str, model: Any) -> Any:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """The last lines that the user sees of a run."""
+    """Return the last lines that the user sees of a run."""
     metrics = ", ".join(f"{name} {number_text(value)}" for name, value in document["metrics"].items())
     rate = document["samples_per_second"]
     waited, restarts = document["imbalance_seconds"], counted(document["restarts"], document.get("regroups", 0))
@@ -151,13 +152,14 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def _goodput(document: dict[str, Any]) -> str:
-    """The share of the time that went into new steps, of runs so long that their start is no large part of it."""
+    """Return the share of the time that went into new steps, of runs so long that their start is no large part of
+    it."""
     is_long = sum(document.get("seconds", {}).values()) >= _LONG_SECONDS
     return f"goodput {document['goodput']:.0%}, " if is_long and "goodput" in document else ""
 
 
 def _left(export: dict[str, str]) -> str:
-    """Where the model is, in the most useful form there is."""
+    """Return a text that says where the model is, in the most useful form that exists."""
     kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
     if kind is None:
         return "the model is in the last checkpoint alone"

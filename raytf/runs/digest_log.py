@@ -72,7 +72,7 @@ class RunDigests:
     segments: Sequence[DigestSegment]
 
     def of(self, step: int) -> tuple[DigestLayout, bytes] | None:
-        """What is kept of a step, and what it stands for; None where nothing is."""
+        """Return what is kept of a step, and what it stands for; None where nothing is kept."""
         for segment in self.segments:
             if segment.first <= step < segment.first + len(segment.rows):
                 row = segment.rows[step - segment.first]
@@ -81,7 +81,7 @@ class RunDigests:
 
 
 def dump(layout: DigestLayout, rows: StepRows) -> bytes:
-    """A segment's file."""
+    """Return the contents of a segment's file."""
     # Rows that an older raytf made have no digests, or are narrower.
     digests = np.zeros((len(rows), layout.bytes), np.uint8)
     if rows.digests.shape[1] == layout.bytes:
@@ -99,7 +99,7 @@ def dump(layout: DigestLayout, rows: StepRows) -> bytes:
 
 
 def parse(data: bytes, where: str) -> DigestSegment:
-    """A segment out of its file.
+    """Parse a segment's file.
 
     Args:
         where: it comes from, as a person would look for it.
@@ -120,7 +120,7 @@ def parse(data: bytes, where: str) -> DigestSegment:
 
 
 def read(run: Storage, folder: str) -> RunDigests:
-    """Digests of the steps of a run.
+    """Read the digests of the steps of a run.
 
     Args:
         run: its folder.
@@ -145,7 +145,7 @@ def read(run: Storage, folder: str) -> RunDigests:
 
 
 def are_old(run: Storage, folder: str) -> bool:
-    """Whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
+    """Return whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
 
     Args:
         run, folder: as for `read`.
@@ -162,6 +162,6 @@ def are_old(run: Storage, folder: str) -> bool:
 
 
 def _up_to(segment: DigestSegment, step: int) -> DigestSegment | None:
-    """The part of a segment before a step."""
+    """Return the part of a segment before a step."""
     rows = segment.rows[: max(0, step - segment.first)]
     return DigestSegment(segment.first, segment.layout, rows) if len(rows) else None

@@ -78,7 +78,8 @@ class Screen:
 
     @property
     def _draws(self) -> bool:
-        """Whether the part below the lines is drawn; a terminal that cannot move its cursor gets lines, as a file."""
+        """Return whether the part below the lines is drawn; a terminal that cannot move its cursor gets lines, as a
+        file."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def __enter__(self) -> Self:
@@ -253,12 +254,12 @@ class Bar:
 
     @property
     def words(self) -> str:
-        """The status in a line."""
+        """Return the status in a line."""
         return describe(self._status, self._shows_saves)
 
     @property
     def moves(self) -> bool:
-        """Whether it looks otherwise from one moment to the next."""
+        """Return whether it looks otherwise from one moment to the next."""
         return self._clock() - self.began >= _STILL_SECONDS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -296,7 +297,7 @@ class Ticker:
 
 
 def _turning(spinner: Spinner, now: float, began: float) -> Text:
-    """Something that turns, and for how long it has done so."""
+    """Return something that turns, and for how long it has done so."""
     drawn = spinner.render(now)
     assert isinstance(drawn, Text)  # it has no text of its own
     return Text.assemble(drawn, (f" {clock_text(now - began)}", "dim"))

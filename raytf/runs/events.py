@@ -39,12 +39,12 @@ class RunEvent:
     kind: ClassVar[str]
 
     def fields(self) -> dict[str, Any]:
-        """The row for the ledger, without kind and time."""
+        """Return the row for the ledger, without kind and time."""
         return {_name(f): getattr(self, f.name) for f in dataclasses.fields(self)}
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """Return what a person reads."""
         raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ class Hang(RunEvent):
 
     @property
     def who(self) -> str:
-        """The worker, also one without a rank."""
+        """Return the worker, also one without a rank."""
         place = f" on node {self.address or short(self.node)}" if self.address or self.node else ""
         process = f" (pid {self.pid})" if self.pid else ""
         return f"a worker{place}{process}" if self.rank is None else f"rank {self.rank}"
@@ -359,7 +359,7 @@ OTHERS = {
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """A row of the ledger in words."""
+    """Return a row of the ledger in words."""
     event_class = KINDS.get(row["kind"])
     if event_class is not None:
         names = {_name(f): f.name for f in dataclasses.fields(event_class)}
@@ -373,12 +373,12 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 def short(node: object) -> str:
-    """Ray's id of a node, for people."""
+    """Return Ray's id of a node, for people."""
     return str(node)[:_SHORT]
 
 
 def without_ids(text: str) -> str:
-    """A text with Ray's ids of nodes shortened."""
+    """Return a text with Ray's ids of nodes shortened."""
     return _NODE_ID.sub(lambda match: short(match.group()), text)
 
 

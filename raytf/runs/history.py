@@ -129,9 +129,9 @@ class History:
 
     @property
     def wall_clock(self) -> float:
-        """Seconds from the first event to the last one, less those between the end of a run that had finished and the
-        start of the driver that was to train it further. From the events alone: what is booked is compared with it.
-        The clock of a driver may be behind that of the one before; nothing is known of the time between them then."""
+        """Return the seconds from the first event to the last one, without the time between the end of a finished run
+        and the start of the driver that trains it further. It comes from the events alone: the booked time is compared
+        with it. Where the clock of a driver is behind that of the one before, the time between them is unknown."""
         if not self.events:
             return 0.0
         gaps = (
@@ -148,7 +148,7 @@ class History:
 
     @property
     def redone(self) -> int:
-        """Steps that were made more than once."""
+        """Return how many steps were made more than once."""
         return sum(restart.redone for restart in self.restarts)
 
 
@@ -201,7 +201,7 @@ def with_sign(run: History, sign: Event) -> History:
 
 
 def _last(events: Sequence[Event], field: str) -> Event:
-    """The newest event that has a field; an empty one for none."""
+    """Return the newest event that has a field; an empty one for none."""
     return next((event for event in reversed(events) if event.get(field)), {})
 
 
@@ -217,7 +217,7 @@ def build(
     is_alive: bool,
     stands: Standing | None = None,
 ) -> History:
-    """A history out of what storage holds.
+    """Make a history from what storage holds.
 
     Args:
         is_alive: whether a process owns the run.
@@ -253,7 +253,7 @@ def _is_run(run: Storage) -> bool:
 
 
 def _holds(run: Storage, name: str) -> bool:
-    """Whether a folder has anything in it, or is none, which is damage."""
+    """Return whether a folder has anything in it, or is none, which is damage."""
     return attempt(lambda: run.list(name)) != ([], None)
 
 
@@ -295,7 +295,7 @@ def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
 
 
 def _sort(event: Event, has_failed: bool) -> str:
-    """What an event is to a reader.
+    """Return what an event is to a reader.
 
     Args:
         event: of the ledger.

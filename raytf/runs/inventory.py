@@ -105,7 +105,7 @@ def survey(
     say: Callable[[str], None] = lambda message: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Run]:
-    """All runs of a storage, by name.
+    """Return all runs of a storage, by name.
 
     Args:
         say: told when leases have to be watched for a while.
@@ -123,7 +123,7 @@ def survey_again(
     say: Callable[[str], None] = lambda message: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, ListedRun]:
-    """As `survey`, by name. A run without a lease whose files are as they were is not read again.
+    """Return all runs as `survey` does, by name. A run without a lease whose files have not changed is not read again.
 
     Args:
         known: the runs of the survey before.
@@ -153,7 +153,7 @@ def survey_again(
 
 
 def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:
-    """One run, of whose ledger, owner and result the caller knows.
+    """Return one run, of which the caller knows ledger, owner and result.
 
     Args:
         run: its folder.
@@ -169,8 +169,8 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
 
 
 def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
-    """What to judge a run by: a metric whose name tells which values are good; of the validation where there is one,
-    and rather not the loss.
+    """Return the metric to judge a run by: one whose name tells which values are good; of the validation where there is
+    one, and rather not the loss.
 
     Args:
         history: logs of epochs.
@@ -208,7 +208,7 @@ def _is_search(files: list[StoredFile]) -> bool:
 
 
 def _lease_of(files: list[StoredFile]) -> str | None:
-    """The lease of a run, or of a search, in its folder."""
+    """Return the lease of a run, or of a search, in its folder."""
     wanted = f"{run_folder.SEARCH}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
     return wanted if any(_is_in(file.name, wanted) for file in files) else None
 
@@ -224,7 +224,7 @@ def _is_in(name: str, part: str) -> bool:
 
 
 def _places(files: Sequence[StoredFile], name: str, unread: list[str]) -> list[str]:
-    """What lies where something else is expected, and folders of a run that cannot be read."""
+    """Return a line for each file where a folder is expected, and for each folder of a run that cannot be read."""
     there = {file.name for file in files}
     folders = (run_log.ATTEMPTS, manifest.FOLDER, run_log.STEPS, ledger.FOLDER)
     wrong = [f"{folder}: there is a file where a folder is expected" for folder in folders if folder in there]
@@ -315,8 +315,8 @@ def _read_search(
 def _newest(
     run: Storage, files: Sequence[StoredFile], complete: list[str], problems: list[str]
 ) -> tuple[int | None, CheckpointDocument]:
-    """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
-    wrong is added to the problems."""
+    """Return step and document of the newest checkpoint that is whole by the sizes of its files. Add what is wrong with
+    it and with older ones to the problems."""
     newest: tuple[int | None, CheckpointDocument] = (None, CheckpointDocument())
     for i, name in enumerate(complete):
         if i >= _LOOKS and newest[0] is not None:
@@ -349,7 +349,7 @@ def _living(
     say: Callable[[str], None],
     sleep: Callable[[float], None],
 ) -> dict[str, bool]:
-    """Whether the owners of leases, by run, live: by their processes on this machine, by renewals on others."""
+    """Return whether the owner of each run's lease lives: by its process on this machine, by renewals on others."""
     boot = Lease(storage).owner["boot"]
     lives: dict[str, bool] = {}
     watched: dict[str, bytes | None] = {}

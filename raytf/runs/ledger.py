@@ -152,7 +152,7 @@ class Ledger:
 
 
 def read(run: Storage, before: str | None = None) -> list[Event]:
-    """All events of a run, in the order of its drivers; what is damaged is left out.
+    """Return all events of a run, in the order of its drivers, without damaged ones.
 
     Args:
         before: a driver's name; only what earlier ones wrote.
@@ -161,7 +161,7 @@ def read(run: Storage, before: str | None = None) -> list[Event]:
 
 
 def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
-    """As `read`, and what is damaged: a line each, with file and reason."""
+    """Return the events as `read` does, and a line with file and reason for each damaged place."""
     events: list[Event] = []
     problems: list[str] = []
     size = 0
@@ -177,8 +177,8 @@ def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Ev
 
 
 def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Event]], bool]) -> list[Event]:
-    """The last events of a run, in order: of as many files as it takes until they are enough; what is damaged is left
-    out.
+    """Return the last events of a run, in order: of as many files as it takes until they are enough, without damaged
+    ones.
 
     Args:
         run: the run's folder.
@@ -198,7 +198,7 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
 
 
 def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -> list[Event]:
-    """That of the driver whose events are the last ones, if it is newer than they."""
+    """Return the newest driver's sign of life, if it is newer than the last event."""
     if LIVE not in names or not events or events[-1].get("state") == "ended":
         return []
     newest = max(name for name in names if name.endswith(SUFFIX)).rpartition("-")[0]
@@ -210,13 +210,13 @@ def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -
 
 
 def sign_of(data: bytes) -> Event | None:
-    """A sign of life, with the name of its driver; None where the bytes are none."""
+    """Return a sign of life, with the name of its driver; None where the bytes are none."""
     events, _ = _events(data)
     return events[0] if events else None
 
 
 def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:
-    """Events of a file, what is wrong with it, and its bytes."""
+    """Return the events of a file, what is wrong with it, and its size in bytes."""
     try:
         data = run.get(where, min(untrusted_json.LARGE, most))
     except DamagedFileError as error:
@@ -226,7 +226,7 @@ def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], 
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:
-    """Events of a file; and what is wrong with it, but for a last line that is cut off."""
+    """Return the events in a file's bytes, and what is wrong with them, but for a last line that is cut off."""
     events: list[Event] = []
     wrong, is_last = "", not data.endswith(b"\n")
     lines = data.split(b"\n", _FILE_LINES)

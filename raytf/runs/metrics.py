@@ -119,12 +119,12 @@ class RunFigures:
         return max(0, self._starts - 1)
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """(name, value of its one label or "") -> value; none goes down."""
+        """Return (name, value of its one label or "") -> value; none goes down."""
         seconds = {("raytf_seconds_total", category): value for category, value in self._seconds.items() if value}
         return {**seconds, **self._counts}
 
     def gauges(self) -> dict[tuple[str, str], float]:
-        """(name, value of its one label or "") -> value; what is not known is left out."""
+        """Return (name, value of its one label or "") -> value; what is not known is left out."""
         gauges = {("raytf_goodput", ""): self.goodput, ("raytf_world_size", ""): 0.0}
         latest = self._latest
         if latest is None:

@@ -25,13 +25,13 @@ _COLORS = ("#1f77b4", "#d62728")
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; nothing is imported to know it."""
+    """Return whether this process is the kernel of a notebook; nothing is imported to know it."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def display(verbose: int = 1, shows_saves: bool = False) -> Display:
-    """A display for where this process runs.
+    """Return a display for where this process runs.
 
     Args:
         verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
@@ -128,7 +128,7 @@ def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
 def page(
     status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str], now: str = "", ending: str = ""
 ) -> str:
-    """The widget as HTML without scripts.
+    """Return the widget as HTML without scripts.
 
     Args:
         status: the latest; None before training.
@@ -161,7 +161,7 @@ def page(
 
 
 def _of_epochs(history: Sequence[dict[str, Any]]) -> list[str]:
-    """A curve for a metric of the epochs that have ended, with that of the validation, if there is one."""
+    """Return a curve for a metric of the epochs that have ended, with that of the validation, if there is one."""
     if len(history) < 2:
         return []
     names = [name for name in history[-1] if name not in ("epoch", "step", "loss", "learning_rate")]

@@ -18,14 +18,14 @@ class Phases:
         self._seconds: dict[str, float] = {}
 
     def mark(self, name: str) -> None:
-        """What has passed since the last mark belongs to a name."""
+        """Count the time since the last mark as that of a name."""
         now = self._clock()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._at
         self._at = now
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of each name, in the order of their first marks."""
+        """Return the seconds of each name, in the order of their first marks."""
         return dict(self._seconds)
 
 
@@ -41,20 +41,21 @@ class RestartPhases:
         self._joined: float | None = None
 
     def fault(self, now: float, silent: float) -> None:
-        """A fault is noticed `silent` seconds after the last sign of life; of several in a row the first counts."""
+        """Take a fault that was noticed `silent` seconds after the last sign of life; of several in a row the first
+        counts."""
         if self._fault is None:
             self._fault = (now, silent)
 
     def group(self, now: float) -> None:
-        """A group of workers is asked for."""
+        """Take note that a group of workers is asked for."""
         self._group, self._joined = now, None
 
     def joined(self, now: float) -> None:
-        """Rank 0 says its first word."""
+        """Take note that rank 0 has reported for the first time."""
         self._joined = now
 
     def trains(self, now: float, own: dict[str, float]) -> dict[str, float]:
-        """The first step is done; seconds of each part, in order.
+        """Take note that the first step is done; returns seconds of each part, in order.
 
         Args:
             own: rank 0's parts; those before its first word are named `tensorflow` and `rendezvous`.
@@ -73,10 +74,10 @@ class RestartPhases:
 
 
 def counted(count: int, in_place: int) -> str:
-    """How often workers began again, and how often of these without losing what they had."""
+    """Say how often workers began again, and how often of these without losing what they had."""
     return f"{count} restart{'' if count == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
 
 
 def describe(parts: dict[str, float]) -> str:
-    """Parts of a start as one line: `9.8 s: notice 0.6, processes 4.1`."""
+    """Return the parts of a start as one line: `9.8 s: notice 0.6, processes 4.1`."""
     return f"{sum(parts.values()):.1f} s: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())

@@ -126,13 +126,13 @@ class StepLog:
         self._chunks.append(StepRows(numbers, digest_rows))
 
     def weigh(self, step: int, value: int) -> None:
-        """The hash of the weights after a step, which is that of the last row."""
+        """Add the hash of the weights after a step, if the last row is that of the step."""
         if self._chunks and self._chunks[-1].numbers[-1, 0] == step:
             self._chunks[-1] = self._chunks[-1].weighed(step, value)
 
     def renewed(self) -> StepLog:
-        """A log that goes on with the same segment under another name: what is written of this one, also later than
-        that, is replaced."""
+        """Return a log that continues the same segment under another name: it replaces everything that this log writes,
+        now or later."""
         log = StepLog(self._run, f"{self._attempt}~", self._digests)
         log._chunks = list(self._chunks)
         return log
@@ -142,7 +142,7 @@ class StepLog:
         self._chunks = [rows] if len(rows) else []
 
     def since(self, step: int) -> StepRows:
-        """The rows of the segment after a step."""
+        """Return the rows of the segment after a step."""
         return StepRows.joined([chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]).after(step)
 
     def forget(self, step: int) -> None:
@@ -150,7 +150,8 @@ class StepLog:
         self._chunks = [chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]
 
     def take(self) -> StepRows:
-        """The rows of the segment as they are now, for `write`; a long one that was written makes room for the next."""
+        """Return the rows of the segment as they are now, for `write`; a long one that was written makes room for the
+        next."""
         rows = StepRows.joined(self._chunks)
         if self._written >= SEGMENT_ROWS:
             rows, self._written = rows.part(self._written), 0
@@ -182,7 +183,7 @@ def _hex(value: int | None) -> str:
 
 
 def read_steps(uri: str) -> dict[str, np.ndarray]:
-    """Loss of every committed step of a run.
+    """Return the loss of every committed step of a run.
 
     Args:
         uri: the run's folder, e.g. `~/raytf-runs/mnist`.
@@ -210,7 +211,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
 
 
 def _segment(run: Storage, name: str) -> np.ndarray:
-    """Rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name.
+    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name.
 
     Raises:
         DamagedFileError: says what is wrong.
@@ -250,7 +251,7 @@ def _segment(run: Storage, name: str) -> np.ndarray:
 
 
 def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None:
-    """The rows of a segment in which nothing is wrong, ten times as fast as one by one; None for any other.
+    """Return the rows of a segment in which nothing is wrong, ten times as fast as one by one; None for any other.
 
     Args:
         text: with a line of names before them.
@@ -277,12 +278,13 @@ def write_attempt(run: Storage, attempt: str, world_size: int, origin: tuple[int
 
 
 def attempt_names(run: Storage) -> list[str]:
-    """Names of all starts of worker groups of this run, oldest first."""
+    """Return names of all starts of worker groups of this run, oldest first."""
     return [n.removesuffix(".json") for n in run.list(ATTEMPTS) if n.endswith(".json")]
 
 
 def read_attempts(run: Storage) -> list[dict[str, Any]]:
-    """All starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged note."""
+    """Return all starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged
+    note."""
     attempts = []
     for name in run.list(ATTEMPTS):
         if name.endswith(".json"):
@@ -292,7 +294,7 @@ def read_attempts(run: Storage) -> list[dict[str, Any]]:
 
 
 def read_result(run: Storage) -> dict[str, Any] | None:
-    """What a finished run left, or None.
+    """Return what a finished run left, or None.
 
     Raises:
         DamagedFileError: it is there, and cannot be read.
@@ -301,7 +303,7 @@ def read_result(run: Storage) -> dict[str, Any] | None:
 
 
 def parse_result(data: bytes, where: str) -> dict[str, Any]:
-    """A result as it was read from somewhere.
+    """Parse the bytes of a result.
 
     Raises:
         DamagedFileError: it is none.
@@ -310,7 +312,7 @@ def parse_result(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _with_nan(result: Any) -> Any:
-    """A result with NaN for the null that stands for it in JSON."""
+    """Return a result with NaN for the null that stands for it in JSON."""
     for values in [] if result is None else [result.get("metrics", {}), *result.get("history", [])]:
         values.update((name, math.nan) for name, value in values.items() if value is None)
     return result
@@ -348,7 +350,7 @@ class MirroredFolder:
             local_files.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:
-        """All files by relative path, where storage does not have them by itself.
+        """Return all files by relative path, where storage does not have them by itself.
 
         Returns:
             None where they take more bytes.

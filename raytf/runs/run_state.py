@@ -47,7 +47,7 @@ class Standing:
 
 
 def has_enough(events: Sequence[Event]) -> bool:
-    """Whether earlier events than these change nothing in what `of` says."""
+    """Return whether earlier events than these change nothing in what `of` says."""
     kinds = {event["kind"] for event in events}
     return "driver" in kinds and bool(kinds & set(_DOING)) and any(e.get("step") and e.get("total") for e in events)
 

@@ -42,22 +42,22 @@ class Spike:
 
     @property
     def height(self) -> float:
-        """How many times the usual value is in the first step, of the quantity for which it is most."""
+        """Return how many times the usual value the first step has, of the quantity for which it is most."""
         return max((self.values[name] / self.usual[name] for name in self.values if self.usual[name] > 0), default=0.0)
 
     def describe(self, quantity: str) -> str:
-        """The first step's value, and the usual one; empty if there is none."""
+        """Return the first step's value, and the usual one; empty if there is none."""
         if quantity not in self.values:
             return ""
         return f"{self.values[quantity]:.4g} (usually {self.usual[quantity]:.4g})"
 
     def replayed(self, run: str) -> str:
-        """The command that computes the first of them again, and shows what was in it."""
+        """Return the command that computes the first of them again, and shows what was in it."""
         return f"raytf replay {shlex.quote(run)} --step {self.first} --dump step-{self.first} -- COMMAND"
 
 
 def find(steps: Mapping[str, np.ndarray]) -> list[Spike]:
-    """The spikes of a run.
+    """Find the spikes of a run.
 
     A value is outside of its band if it lies more than six robust deviations (1.4826 times the median absolute
     deviation) above the median of the fifty steps before it. Of values that are never negative the logarithms are
@@ -99,7 +99,7 @@ def _spike(
 
 
 def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The median of the steps before each value, and whether the value is above its band.
+    """Return the median of the steps before each value, and whether the value is above its band.
 
     Args:
         values: [n], in the order of the steps; NaN where one is not known.
@@ -128,6 +128,6 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parts(windows: np.ndarray, middle: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pieces that are small enough to be copied."""
+    """Return pieces that are small enough to be copied."""
     cuts = range(4096, len(windows), 4096)
     return list(zip(np.split(windows, cuts), np.split(middle, cuts), strict=True))

@@ -137,7 +137,7 @@ def encoded(command: StartCommand) -> bytes:
 
 
 def read(run: Storage) -> StartCommand | None:
-    """The command of a run; None where its folder has none.
+    """Return the command of a run; None where its folder has none.
 
     Raises:
         DamagedFileError: it cannot be read.

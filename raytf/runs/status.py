@@ -76,7 +76,7 @@ class Status:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """What the ledger keeps of it."""
+        """Return what the ledger keeps of it."""
         return {
             "phase": self.phase,
             "step": self.step,
@@ -94,7 +94,7 @@ class Status:
 
 
 def describe(status: Status, shows_saves: bool = False) -> str:
-    """A status as one line.
+    """Return a status as one line.
 
     Args:
         status: of the run.
@@ -105,26 +105,26 @@ def describe(status: Status, shows_saves: bool = False) -> str:
 
 
 def where(status: Status) -> list[str]:
-    """How far the run is."""
+    """Return how far the run is."""
     return [f"epoch {status.epoch}/{status.epochs}", f"step {status.step}/{status.total}"]
 
 
 def left(status: Status) -> str:
-    """For how long it still trains, or what else goes on; empty where that is not known."""
+    """Return for how long it still trains, or what else goes on; empty where that is not known."""
     if status.phase != "training":
         return status.phase
     return "" if status.seconds_left is None else f"ETA {clock_text(status.seconds_left)}"
 
 
 def learned(status: Status) -> list[str]:
-    """The epoch's metrics so far, and how fast and with how many workers the run trains."""
+    """Return the epoch's metrics so far, and how fast and with how many workers the run trains."""
     rate = f"{status.samples_per_second:,.0f} samples/s" if status.samples_per_second else ""
     metrics = [f"{name} {number_text(value)}" for name, value in status.metrics.items()]
     return [*metrics, *([rate] if rate else []), workers_text(status.workers)]
 
 
 def saved(status: Status, shows_saves: bool) -> list[str]:
-    """What of the run is safe, where somebody wants to know it, or has to."""
+    """Return what of the run is safe, if there is trouble with saves or `shows_saves` is set."""
     parts = []
     if status.trouble is not None or shows_saves:
         parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
@@ -137,7 +137,7 @@ def saved(status: Status, shows_saves: bool) -> list[str]:
 
 
 def workers_text(number: int) -> str:
-    """A number of workers in words: `1 worker`, `3 workers`."""
+    """Return a number of workers in words: `1 worker`, `3 workers`."""
     return f"{number} worker{'' if number == 1 else 's'}"
 
 
@@ -149,7 +149,7 @@ def number_text(value: float | None) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Return seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

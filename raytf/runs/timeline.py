@@ -92,7 +92,7 @@ class Timeline:
         self._change(event, kind)
 
     def take(self) -> list[Span]:
-        """The spans since the last call."""
+        """Return the spans since the last call."""
         taken, self.spans = self.spans, []
         return taken
 
@@ -161,7 +161,7 @@ class Timeline:
 
 
 def _pause(event: Event) -> str:
-    """The category of the time in which a group stood still before an event."""
+    """Return the category of the time in which a group stood still before an event."""
     if event.get("tier") == HELD and event.get("lost") == 0:
         return "resize"
     return "hang" if event.get("cause") == "hang" or event["kind"] == "hang" else "restart"
@@ -187,7 +187,7 @@ def _without_next_step(spans: list[Span]) -> list[Span]:
 
 
 def account(spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds of each category, in the order of CATEGORIES, without those that have none."""
+    """Return seconds of each category, in the order of CATEGORIES, without those that have none."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for span in spans:
         seconds[span.category] += span.seconds
@@ -241,7 +241,8 @@ class RecoveryPointAges:
                     self.steps[tier] = int(event[field])
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Age of each tier's newest copy, without a tier that has lost its own; nothing before the first step."""
+        """Return the age of each tier's newest copy, without a tier that has lost its own; nothing before the first
+        step."""
         if not self._times:
             return {}
         return {tier: max(0.0, now - self._when(step)) for tier, step in self.steps.items() if step is not None}

@@ -33,8 +33,7 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def announced(url: str, root: str) -> Iterator[None]:
-    """While the `with` statement lasts, other processes of this user find the pages; where no note can be left, they do
-    not.
+    """Let other processes of this user find the pages during the `with` statement, where a note can be left.
 
     Args:
         url: of the pages, without a token.
@@ -54,7 +53,7 @@ def announced(url: str, root: str) -> Iterator[None]:
 
 
 def page_of(uri: str) -> str | None:
-    """The address of a run's page; None where nobody shows it.
+    """Return the address of a run's page; None where nobody shows it.
 
     Args:
         uri: the run's folder.

@@ -118,7 +118,7 @@ class Monitor:
 
     @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """A worker group starts.
+        """Take note that a worker group starts.
 
         Returns:
             All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
@@ -128,25 +128,26 @@ class Monitor:
 
     @_changes
     def commits(self, step: int) -> None:
-        """The checkpoint of a step is about to be complete on storage; rank 0 waits until this is known."""
+        """Take note that the checkpoint of a step is about to be complete on storage; rank 0 waits until this is
+        known."""
         self._progress.commits(step)
 
     def is_saving(self) -> bool:
-        """Whether a later checkpoint than the one that `begin` told of may be on storage."""
+        """Return whether a later checkpoint than the one that `begin` told of may be on storage."""
         return self._progress.is_saving
 
     def is_over(self, attempt: str) -> bool:
-        """Whether another worker group has started after this one."""
+        """Return whether another worker group has started after this one."""
         return self._progress.is_over(attempt)
 
     @_changes
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """What a group that begins has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
+        """Return what a group that begins must know of earlier ones: see `GroupHistory.for_new_ranks`."""
         return self._past.for_new_ranks()
 
     @_changes
     def go_back(self, after: int, attempts: list[str]) -> None:
-        """States after a step, of these attempts, are void: the run goes back."""
+        """Mark states after a step, of these attempts, as void: the run goes back."""
         self._past.go_back(after, attempts)
         self._progress.go_back(after)
 
@@ -156,15 +157,15 @@ class Monitor:
         self._past.stand(node, process, joined, vouched)
 
     def reached(self) -> int:
-        """The latest global step that was ever reported."""
+        """Return the latest global step that was ever reported."""
         return self._progress.reached
 
     def durable(self) -> int | None:
-        """The step of the newest checkpoint on storage: see `Progress`."""
+        """Return the step of the newest checkpoint on storage: see `Progress`."""
         return self._progress.durable
 
     def is_there(self) -> bool:
-        """True; only a living Monitor answers."""
+        """Return True; only a living Monitor answers."""
         return True
 
     @_changes
@@ -196,14 +197,14 @@ class Monitor:
         self._measured = values
 
     def measured(self) -> dict[str, float]:
-        """The figures that the driver measured last."""
+        """Return the figures that the driver measured last."""
         return self._measured
 
     def read(
         self, received: int = 0, noted: int = 0
     ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
-        """The latest status, or what goes on while there is none, and messages and events that the reader does not have
-        yet.
+        """Return the latest status, or what goes on while there is none, and messages and events that the reader does
+        not have yet.
 
         Args:
             received: messages that it has, in total; they are dropped here.
@@ -215,13 +216,13 @@ class Monitor:
 
     @_changes
     def begin_group(self) -> int:
-        """A group of workers starts, without a request to save yet; returns its number, which its heartbeats carry."""
+        """Start a group of workers, without a request to save yet; returns its number, which its heartbeats carry."""
         self._parking.begin_group()
         self._past.begin_group()
         return self._roster.begin_group()
 
     def group(self) -> int:
-        """The number of the present group."""
+        """Return the number of the present group."""
         return self._roster.group
 
     def beat(self, beat: HeartbeatState) -> None:
@@ -233,11 +234,11 @@ class Monitor:
 
     @_changes
     def forget(self, ranks: list[int]) -> None:
-        """Other workers have these ranks of the present group now."""
+        """Forget ranks of the present group, which other workers have now."""
         self._roster.forget(ranks)
 
     def sightings(self) -> list[LastHeartbeat]:
-        """The latest heartbeat of each rank of the present group."""
+        """Return the latest heartbeat of each rank of the present group."""
         return self._roster.sightings(self._clock())
 
     @_changes
@@ -246,7 +247,7 @@ class Monitor:
         self._roster.blamed = finding
 
     def blamed(self) -> HangFinding | None:
-        """The finding that `blame` recorded for the present group."""
+        """Return the finding that `blame` recorded for the present group."""
         return self._roster.blamed
 
     @_changes
@@ -255,7 +256,7 @@ class Monitor:
         self._roster.noticed = ranks
 
     def noticed(self) -> dict[int, str]:
-        """The ranks that `set_noticed` recorded last."""
+        """Return the ranks that `set_noticed` recorded last."""
         return self._roster.noticed
 
     def seconds_left(self, node: str) -> float | None:
@@ -308,7 +309,7 @@ class CrashSafeMemory:
         self._paths, self._number = tuple(paths), 0
 
     def read(self) -> bytes | None:
-        """The bytes that were written last.
+        """Return the bytes that were written last.
 
         Returns:
             None if nothing was written.
@@ -338,7 +339,7 @@ class CrashSafeMemory:
 
 @contextmanager
 def held() -> Iterator[CrashSafeMemory]:
-    """A memory that other processes of this machine and user may read and write during the `with` statement."""
+    """Provide a memory that other processes of this machine and user may use during the `with` statement."""
     files = [os.memfd_create("raytf-memo") for _ in range(2)]
     try:
         yield CrashSafeMemory([f"/proc/{os.getpid()}/fd/{file}" for file in files])
@@ -388,7 +389,7 @@ class Outbox:
         self._events.append(row)
 
     def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
-        """Messages and events that the reader does not have yet.
+        """Return messages and events that the reader does not have yet.
 
         Args:
             received: messages that it has, in total; they are dropped here.

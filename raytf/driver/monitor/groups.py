@@ -29,12 +29,12 @@ class Roster(Heartbeats):
         self.ends: dict[str, float] = {}
 
     def begin_group(self) -> int:
-        """A group starts, of which nothing is known yet; returns its number."""
+        """Start a group, of which nothing is known yet; returns its number."""
         self.blamed, self.noticed = None, {}
         return self.begin()
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Other workers have these ranks now, and nobody is blamed any more."""
+        """Forget ranks that other workers have now; nobody is blamed any more."""
         super().forget(ranks)
         self.blamed, self.noticed = None, {}
 
@@ -52,23 +52,23 @@ class GroupHistory:
         self._standings: dict[str, dict[int, tuple[int, int]]] = {}
 
     def go_back(self, after: int, attempts: Sequence[str]) -> None:
-        """States after a step, of these attempts, are void."""
+        """Mark states after a step, of these attempts, as void."""
         entry = after, list(attempts)
         if entry not in self._void:
             self._void.append(entry)
 
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
-        """A process of a node trains since a step, and an audit has agreed with it at another."""
+        """Record since which step a process of a node trains, and at which step an audit has agreed with it last."""
         standings = self._standings.setdefault(node, {})
         standings.pop(_GONE, None)  # this process has begun with that
         standings[process] = (joined, vouched)
 
     def begin_group(self) -> None:
-        """All processes are others from now on, which begin with what is known of their nodes."""
+        """Forget all processes; those of the new group begin with what is known of their nodes."""
         self._standings = {node: {_GONE: standing} for node, standing in self._worst().items()}
 
     def for_new_ranks(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """For ranks that begin: void states, and the standing of each node, that of its worst process."""
+        """Return void states, and the standing of each node, which is that of its worst process."""
         return list(self._void), self._worst()
 
     def _worst(self) -> dict[str, tuple[int, int]]:
@@ -94,7 +94,7 @@ class Parking:
         self._parked: bool | None = None
 
     def begin_group(self) -> None:
-        """A group starts, without a request yet."""
+        """Start a group, without a request yet."""
         # Not released: ranks of the last group that wait would otherwise train on until they are ended.
         self._ticket = 0
 
@@ -116,20 +116,21 @@ class Parking:
             self._released, self._ticket = self._tickets, 0
 
     def is_released(self, ticket: int) -> bool:
-        """Whether ranks that wait because of a request may train on."""
+        """Return whether ranks that wait because of a request may train on."""
         return ticket <= self._released
 
     def wanted(self) -> int:
-        """The ticket of the request to save and wait; 0 if there is none."""
+        """Return the ticket of the request to save and wait; 0 if there is none."""
         return self._ticket
 
     def answer(self, ticket: int, saved: bool) -> None:
-        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are ignored."""
+        """Take the answer of the ranks: they wait, and could or could not save. Answers to old requests, perhaps of
+        dead ranks, are ignored."""
         if ticket == self._ticket:
             self._parked = saved
 
     def parked(self, ticket: int) -> bool | None:
-        """The answer to a request.
+        """Return the answer to a request.
 
         Returns:
             None until there is one.

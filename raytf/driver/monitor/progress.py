@@ -55,7 +55,7 @@ class Progress:
         return ("phase" if is_new else "progress"), status.row()
 
     def begin(self, attempt: str, now: float) -> tuple[list[str], int | None]:
-        """A worker group starts.
+        """Take note that a worker group starts.
 
         Returns:
             All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
@@ -67,20 +67,20 @@ class Progress:
         return before, self.durable
 
     def commits(self, step: int) -> None:
-        """The checkpoint of a step is about to be complete on storage."""
+        """Take note that the checkpoint of a step is about to be complete on storage."""
         self._committing = max(self._committing, step)
 
     @property
     def is_saving(self) -> bool:
-        """Whether a later checkpoint than the newest known one may be on storage."""
+        """Return whether a later checkpoint than the newest known one may be on storage."""
         return self._committing > (self.durable or 0)
 
     def is_over(self, attempt: str) -> bool:
-        """Whether another worker group has started after this one."""
+        """Return whether another worker group has started after this one."""
         return attempt in self._attempts[:-1]
 
     def go_back(self, step: int) -> None:
-        """What was made after a step is void, and so may the newest checkpoint be."""
+        """Mark everything after a step as void; the newest checkpoint may be void, too."""
         self.reached, self.durable = min(self.reached, step), None
 
     def happened(

@@ -103,7 +103,7 @@ def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterat
 
 @contextlib.contextmanager
 def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
-    """A ledger that is written every few seconds, in the background, from now to the end of this driver.
+    """Keep a ledger, written every few seconds in the background, until the `with` statement ends.
 
     Args:
         run: its folder.
@@ -136,7 +136,7 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
 
 
 def _versions() -> dict[str, str]:
-    """Of what a run is made with."""
+    """Return the versions of what a run is made with."""
     versions = {"python": platform.python_version(), "raytf": raytf.__version__}
     for package in ("ray", "tensorflow", "keras", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # TensorFlow's builds have several names
@@ -162,7 +162,7 @@ def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
 def monitoring(
     attempts: Sequence[str], void: VoidStates | None = None, epoch: Callable[[], float] = time.time
 ) -> Iterator[MonitorClient]:
-    """A Monitor, which ends with the `with` statement. If its process dies earlier, it comes back with the same state
+    """Run a Monitor until the `with` statement ends. If its process dies earlier, it comes back with the same state
     within a second or two; calls wait for that.
 
     Args:
@@ -185,12 +185,12 @@ def monitoring(
 
 
 def _task() -> str:
-    """Ray's id of the task that is being run; a call that Ray sends again has the same one."""
+    """Return Ray's id of the current task; a call that Ray sends again has the same one."""
     return ray.get_runtime_context().get_task_id() or ""
 
 
 def _is_another() -> bool:
-    """Whether Ray has restarted this actor."""
+    """Return whether Ray has restarted this actor."""
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
@@ -208,7 +208,7 @@ class MonitorReader:
         self._told = self._noted = 0
 
     def read(self, seconds: float) -> tuple[Status | str, list[str | ProgramOutput]]:
-        """The latest status, or what goes on while there is none, and the messages since the last call.
+        """Return the latest status, or what goes on while there is none, and the messages since the last call.
 
         Args:
             seconds: to wait for an answer.

@@ -85,7 +85,7 @@ class FailurePolicy(DefaultFailurePolicy):
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
 
     def _frozen(self, error: Any) -> WorkerGroupError | None:
-        """The error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
+        """Return the error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
         errors = worker_errors(error)
         unknown = all(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values())
         if self._run_uri is None or not errors or not unknown:
@@ -96,7 +96,7 @@ class FailurePolicy(DefaultFailurePolicy):
 
 
 def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:
-    """An answer of the monitor, or a default if there is none."""
+    """Return an answer of the monitor, or a default if there is none."""
     try:
         return question(_ANSWER_SECONDS)
     except ray.exceptions.RayError:

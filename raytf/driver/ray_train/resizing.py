@@ -75,14 +75,14 @@ class Resizer:
         self._saved_at: float | None = None
 
     def started(self, workers: int, now: float) -> None:
-        """A group of this many workers starts, for any reason."""
+        """Take note that a group of this many workers starts, for any reason."""
         if self._workers is not None and workers != self._workers:
             self._changed_at = now
         self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False
         self._saved_at = None
 
     def decide(self, view: ClusterView) -> ResizeDecision:
-        """The next move. Carry it out before asking for the next one; if it failed, the view says so."""
+        """Return the next move. Carry it out before asking for the next one; if it failed, the view says so."""
         if view.possible != self._seen:
             self._seen, self._seen_at = view.possible, view.now
         has_room = view.possible >= self._fewest
@@ -181,29 +181,29 @@ class Departures:
         self._rests_until = float("-inf")
 
     def reset(self) -> None:
-        """A new group begins."""
+        """Forget everything: a new group starts."""
         self._dismissed, self._gone = set(), set()
         self.go_on()
 
     @property
     def are_awaited(self) -> bool:
-        """Whether the group must not be changed otherwise yet."""
+        """Return whether the group must not be changed otherwise yet."""
         return self._clock() < self._rests_until
 
     def go_on(self) -> None:
-        """The group has changed: what it needs is decided anew."""
+        """End the wait after the group has changed: what it needs is decided anew."""
         self._rests_until = float("-inf")
 
     def wait_for_room(self) -> None:
-        """There was no room for workers that were to be added, or they did not start."""
+        """Wait, since there was no room for workers that were to be added, or they did not start."""
         self._rests_until = self._clock() + _FULL_SECONDS
 
     def dismiss(self, workers: Collection[Hashable]) -> None:
-        """The arbiter was told that workers are to leave."""
+        """Take note that the arbiter has told workers to leave."""
         self._dismissed, self._rests_until = set(workers), self._clock() + _LEAVE_SECONDS
 
     def left(self, places: Sequence[Hashable], ended: Collection[int]) -> set[int]:
-        """Ranks of workers that have left as they were told to, never all.
+        """Return the ranks of workers that have left as they were told to, never all.
 
         Args:
             places: of the workers, by rank.
@@ -216,6 +216,6 @@ class Departures:
         return self._gone
 
     def take(self) -> set[int]:
-        """What `left` has found; once."""
+        """Return the ranks that `left` returned last; only once."""
         gone, self._gone = self._gone, set()
         return gone

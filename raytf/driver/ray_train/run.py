@@ -126,7 +126,7 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
 
 
 def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
-    """TensorFlow's threads in each worker.
+    """Return the number of TensorFlow's threads in each worker.
 
     Returns:
         None for the node's CPUs per GPU.

@@ -208,7 +208,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return resizing.planned_change(nodes, wanted, self._nodes)
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Other workers have these ranks now.
+        """Take note that other workers have these ranks now.
 
         Args:
             ranks: that others have.
@@ -222,20 +222,20 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._watchdog.joined(ranks)
 
     def guarding(self) -> AbstractContextManager[None]:
-        """To hold while workers are waited for, so that those that are stopped are ended."""
+        """Return a context in which workers that are stopped while others wait for them are ended."""
         assert self._watchdog is not None
         return self._watchdog.guarding()
 
     def is_full(self) -> None:
-        """There was no room for workers that were to be added, or they did not start."""
+        """Take note that there was no room for workers that were to be added, or that they did not start."""
         self._departures.wait_for_room()
 
     def take_rank(self) -> Callable[[Any], None]:
-        """What a worker calls when Ray Train has another rank for it."""
+        """Return the function that a worker calls when Ray Train has another rank for it."""
         return take_rank
 
     def selector(self) -> dict[str, str]:
-        """Labels of nodes on which new workers may start: Ray may not know yet that a node is dead."""
+        """Return the labels of nodes on which new workers may start: Ray may not know yet that a node is dead."""
         return {NODE_LABEL: f"in({','.join(self._nodes)})"}
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
@@ -245,7 +245,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._departures.dismiss(workers)
 
     def take_gone(self) -> set[int]:
-        """Ranks of workers that have left as they were told to; asked for once."""
+        """Return the ranks of workers that have left as they were told to; only once."""
         return self._departures.take()
 
     def _follow_notices(self, nodes: Mapping[int, str]) -> float | None:
@@ -342,7 +342,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._other_kinds = others
 
     def _poll_cluster(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
-        """How many workers the cluster can run on nodes that stay, at most the maximum asked for.
+        """Return how many workers the cluster can run on nodes that stay, at most the maximum.
 
         Args:
             knock: check whether each node's raylet answers; Ray takes up to a minute to notice a dead one.

@@ -56,7 +56,7 @@ class Schedule:
         self._waiting.clear()
 
     def due(self, nodes: list[str]) -> list[str]:
-        """The nodes to ask now; they count as asked from now on."""
+        """Return the nodes to ask now; they count as asked from now on."""
         now, due_nodes = self._clock(), []
         for node in nodes:
             patience = (
@@ -69,13 +69,13 @@ class Schedule:
         return due_nodes
 
     def answered(self, node: str, ready: bool) -> None:
-        """A node has reported whether it has all the processes that it needs."""
+        """Take a node's answer whether it has all the processes that it needs."""
         self._waiting.discard(node)
         (self._ready.add if ready else self._ready.discard)(node)
 
 
 def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
-    """Nodes that may replace one of a group's nodes, and how many workers each would run.
+    """Return nodes that may replace one of a group's nodes, and how many workers each would run.
 
     They have room for the workers of the node that runs the most; further nodes are left alone.
 
@@ -123,7 +123,7 @@ class WarmSupply:
         self._told: set[str] = set()
 
     def begin(self) -> None:
-        """The controller has started."""
+        """Take note that the controller has started."""
         self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
@@ -206,8 +206,8 @@ class WarmSupply:
 
 
 def controller_variables() -> dict[str, str]:
-    """The environment variables of a controller: its process, and each that is like it, imports what it needs as soon
-    as it has started."""
+    """Return the environment variables of a controller: its process, and each that is like it, imports what it needs as
+    soon as it has started."""
     return warm_pool.calling(__name__, import_controller.__name__)
 
 
@@ -221,7 +221,7 @@ def import_controller() -> None:
 
 
 def env_of_workers(config: TrainConfig, resources: Mapping[str, float]) -> dict[str, str]:
-    """The environment variables of a run's workers, beside those that Ray Train hands on.
+    """Return the environment variables of a run's workers, beside those that Ray Train hands on.
 
     Args:
         config: of the run.

@@ -27,7 +27,7 @@ class Budget:
         self._most, self._used = failures, 0
 
     def __call__(self) -> bool:
-        """Whether another attempt is allowed, which is then counted."""
+        """Return whether another attempt is allowed, which is then counted."""
         self._used += 1
         return self._most < 0 or self._used <= self._most
 

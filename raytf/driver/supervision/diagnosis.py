@@ -36,7 +36,7 @@ class ControllerDiedError(RaytfError):
 
 
 def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Failure:
-    """What failed.
+    """Return what failed.
 
     Args:
         error: of Ray Train, Ray or raytf, as an attempt raised it.
@@ -55,7 +55,7 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
 
 
 def worker_errors(error: BaseException) -> dict[int, BaseException]:
-    """The error of each worker, without Ray Train's wrapping, by rank."""
+    """Return the error of each worker, without Ray Train's wrapping, by rank."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     return {rank: raised_by(failure) for rank, failure in sorted(failures.items())}
 
@@ -64,7 +64,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
-    """What kept a group from training; it has no ranks yet."""
+    """Return what kept a group from training; it has no ranks yet."""
     inner = error.controller_failure if isinstance(error, ControllerError) else error
     # A process that had started and died before its group trained; not one that could not start.
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
@@ -82,7 +82,7 @@ def _died_with_node(dead: list[BaseException], died_with_node: DiedWithNode) -> 
 
 
 def _gpu_errors(error: BaseException, errors: Errors) -> list[GpuError]:
-    """Errors about GPUs, from the ranks of a group or from a process that could not become a rank; the surest ones."""
+    """Return the surest errors about GPUs, from the ranks of a group or from a process that could not become a rank."""
     failure = error.controller_failure if isinstance(error, ControllerError) else None
     gpu_errors = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
     return [e for e in gpu_errors if not e.is_doubtful] or gpu_errors
@@ -92,7 +92,7 @@ def _gpu_errors(error: BaseException, errors: Errors) -> list[GpuError]:
 
 
 def _of_process(error: BaseException) -> Failure:
-    """The failure from an error without ranks: of a group with parameter servers, or of Ray under a driver."""
+    """Return the failure from an error without ranks: of a group with parameter servers, or of Ray under a driver."""
     text = one_line(error, 200).rstrip(".")
     own = error if isinstance(error, RaytfError) else None
     missing = _missing_module(error)
@@ -120,13 +120,14 @@ def _of_process(error: BaseException) -> Failure:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """The original error of another process, which Ray wraps in a class of both, with the traceback in its text."""
+    """Return the original error of another process, which Ray wraps in a class of both, with the traceback in its
+    text."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
     return error if cause is None else cause
 
 
 def _missing_module(error: BaseException) -> ClusterError | None:
-    """The error to show if a process could not load the job because a module is missing."""
+    """Return the error to show if a process could not load the job because a module is missing."""
     inner = _unwrapped(error)
     if isinstance(inner, ray.exceptions.RaySystemError):  # an argument could not be loaded
         inner = inner.client_exc
@@ -139,7 +140,7 @@ def _missing_module(error: BaseException) -> ClusterError | None:
 
 
 def _last_word(error: BaseException, errors: Errors) -> RaytfError:
-    """The error that the user sees when a run of Ray Train ends."""
+    """Return the error that the user sees when a run of Ray Train ends."""
     # If one rank finds something wrong, the others lose it and report that, which is not the cause.
     for inner in sorted(errors.values(), key=lambda e: getattr(e, "retryable", False)):
         if isinstance(inner, RaytfError):

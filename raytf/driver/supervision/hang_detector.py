@@ -76,7 +76,7 @@ class Heartbeats:
         self._latest: dict[int, tuple[HeartbeatState, float]] = {}
 
     def begin(self) -> int:
-        """A new group starts; heartbeats of older groups are ignored from now on. Returns the group's number."""
+        """Start a new group, and return its number; heartbeats of older groups are ignored from now on."""
         self.group += 1
         self._latest = {}
         return self.group
@@ -88,7 +88,7 @@ class Heartbeats:
             self._latest[beat.rank] = beat, now
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Other workers have these ranks now."""
+        """Forget ranks that other workers have now."""
         self._latest = {rank: latest for rank, latest in self._latest.items() if rank not in ranks}
 
     def forgive(self, now: float) -> None:
@@ -96,7 +96,7 @@ class Heartbeats:
         self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
     def sightings(self, now: float) -> list[LastHeartbeat]:
-        """The latest heartbeats and their ages, by rank."""
+        """Return the latest heartbeats and their ages, by rank."""
         return [LastHeartbeat(beat, now - at) for _, (beat, at) in sorted(self._latest.items())]
 
 
@@ -134,11 +134,11 @@ class HangDetector:
 
     @property
     def limit(self) -> float:
-        """Seconds without progress that are allowed now if steps are short."""
+        """Return the seconds without progress that are allowed now if steps are short."""
         return self._seconds * _EARLY * (self._patience if self._step <= self._hung_step else 1.0)
 
     def allowed(self, beat: HeartbeatState) -> float:
-        """Seconds that a rank may spend in its activity without progress."""
+        """Return the seconds that a rank may spend in its activity without progress."""
         if beat.activity in USUAL:
             return max(self.limit, max(_STEPS, _CALLS * beat.call_steps) * beat.step_seconds)
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
@@ -239,7 +239,7 @@ class HangDetector:
 def blamed_for_loss(
     sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
 ) -> list[HeartbeatState]:
-    """Ranks to examine when the others have lost a peer: those without a report and without a recent heartbeat.
+    """Return ranks to examine when the others have lost a peer: those without a report and without a recent heartbeat.
 
     Args:
         sightings: the latest heartbeats of the group's ranks.

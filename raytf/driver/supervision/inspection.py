@@ -104,7 +104,7 @@ class Inspector:
         return not self._waiting and not self._here.is_alive()
 
     def collect(self, seconds: float = 0.0) -> dict[int, RankInspection]:
-        """What is known about each rank, after waiting this many seconds at most."""
+        """Return what is known about each rank, after waiting this many seconds at most."""
         deadline = time.monotonic() + seconds
         while self._waiting:
             if time.monotonic() >= self._tasks_at:
@@ -179,7 +179,7 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
 
 
 def seen_here(beats: Sequence[HeartbeatState]) -> dict[int, HangEvidence]:
-    """The ranks on this process's node whose processes are gone, or were stopped by a signal; does not wait."""
+    """Return the ranks on this process's node whose processes are gone, or were stopped by a signal; does not wait."""
     own = _own_node()
     seen = {beat.rank: at_a_glance(beat.pid) for beat in beats if beat.node == own}
     return {rank: evidence for rank, evidence in seen.items() if evidence in (HangEvidence.GONE, HangEvidence.STOPPED)}
@@ -223,7 +223,7 @@ def _inspect(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[in
 
 
 def at_a_glance(pid: int) -> HangEvidence | None:
-    """What the state of a process says about it; None for one that runs or sleeps."""
+    """Return what the state of a process shows; None for a process that runs or sleeps."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
@@ -232,7 +232,7 @@ def at_a_glance(pid: int) -> HangEvidence | None:
 
 
 def state(pid: int) -> HangEvidence:
-    """What a process does, judged by watching it for half a second."""
+    """Return what a process does, after watching it for half a second."""
     seen = at_a_glance(pid)
     if seen is not None:
         return seen
@@ -247,7 +247,7 @@ def state(pid: int) -> HangEvidence:
 
 
 def stacks(pid: int, file: int) -> str:
-    """The Python stacks of a process, by py-spy or else by the process itself; or why there are none.
+    """Return the Python stacks of a process, by py-spy or else by the process itself; or why there are none.
 
     Args:
         pid: of a process of this machine.

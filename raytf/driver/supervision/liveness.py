@@ -36,11 +36,11 @@ class Silence:
         self._quiet: dict[str, _Quiet] = {}
 
     def hear(self, name: str) -> None:
-        """A worker has given a sign of life, or has come."""
+        """Take a sign of life of a worker, or its arrival."""
         self._quiet[name] = _Quiet()
 
     def forget(self, name: str) -> None:
-        """A worker is gone."""
+        """Forget a worker that is gone."""
         self._quiet.pop(name, None)
 
     def poll(self, living: Collection[str]) -> list[str]:

@@ -25,24 +25,25 @@ class NodeExclusion:
         self._unreachable: set[str] = set()
 
     def fault(self, nodes: Collection[str], now: float) -> None:
-        """Workers failed on these nodes, at a time of a clock that only goes forward."""
+        """Count a failure of workers on these nodes, at a time of a clock that only goes forward."""
         for node in nodes:
             self._faults.setdefault(node, []).append(now)
 
     def is_unreachable(self, nodes: Collection[str], now: float) -> None:
-        """Workers on these nodes and others cannot reach each other: the next ones there could not, either."""
+        """Exclude nodes whose workers and others cannot reach each other: the next workers there could not, either."""
         self._unreachable.update(nodes)
         for _ in range(FAULTS):
             self.fault(nodes, now)
 
     def computes_wrongly(self, nodes: Collection[str]) -> bool:
-        """An audit has seen that workers on these nodes compute wrongly; whether that is new of one of them."""
+        """Exclude nodes on which an audit has seen workers compute wrongly; return whether that is new of one of
+        them."""
         is_new = not self._wrong.issuperset(nodes)
         self._wrong.update(nodes)
         return is_new
 
     def why(self, node: str, now: float) -> str:
-        """Why a node is excluded, for people."""
+        """Return why a node is excluded, for people."""
         if node in self._wrong:
             return "a worker on it computed wrongly"
         if node in self._unreachable:
@@ -50,11 +51,11 @@ class NodeExclusion:
         return f"workers failed on it {self.count(node, now)} times within an hour"
 
     def count(self, node: str, now: float) -> int:
-        """Faults of a node within the last hour."""
+        """Return the faults of a node within the last hour."""
         return sum(now - at < MEMORY_SECONDS for at in self._faults.get(node, ()))
 
     def excluded(self, nodes: Collection[str], now: float) -> list[str]:
-        """The nodes to avoid, the worst first."""
+        """Return the nodes to avoid, the worst first."""
         counts = {node: self.count(node, now) for node in nodes}
         out = [node for node in counts if node in self._wrong]
         for node, count in counts.items():

@@ -56,11 +56,11 @@ class Retry:
         self._last_error: Failure | None = None
 
     def go_back(self) -> None:
-        """The run goes back: what it reaches from now on counts anew."""
+        """Start counting anew, since the run goes back."""
         self._reached, self._failures, self._fruitless = -1, 0, 0
 
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
-        """What to do after a failure.
+        """Decide what to do after a failure.
 
         Args:
             failure: what failed.
@@ -173,7 +173,7 @@ class Supervisor:
         self._reached = 0
 
     def decide(self, failure: Failure, scene: Scene, has_budget: Callable[[], bool] = lambda: True) -> Decision:
-        """What to do after the end of an attempt.
+        """Decide what to do after the end of an attempt.
 
         Args:
             failure: what failed.
@@ -225,7 +225,7 @@ def _of_this_process(name: str) -> Supervisor:
 
 
 def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
-    """Nodes to blame: those of the ranks to blame, and those that a worker has named.
+    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named.
 
     Args:
         failure: what failed.
@@ -235,7 +235,7 @@ def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
 
 
 def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailures, now: float) -> Failure:
-    """The failure unchanged, or an error of the job if kernels have failed on these nodes and on another one."""
+    """Return the failure unchanged, or an error of the job if kernels have failed on these nodes and on another one."""
     if not failure.is_launch or not launches.failed(nodes, now):
         return failure
     text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
@@ -243,7 +243,7 @@ def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailu
 
 
 def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
-    """Whether workers were lost because their nodes had notice, which does not count as a failure.
+    """Return whether workers were lost because their nodes had notice, which does not count as a failure.
 
     The survivors miss a peer before Ray knows which one has died; then it is assumed to be on the node with notice.
 

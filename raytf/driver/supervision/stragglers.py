@@ -83,7 +83,7 @@ class Stragglers:
 
 
 def _median_without(in_order: Sequence[float], one: float) -> float:
-    """The median of at least two sorted numbers, without one of them."""
+    """Return the median of at least two sorted numbers, without one of them."""
     left, place = len(in_order) - 1, bisect.bisect_left(in_order, one)
 
     def at(i: int) -> float:
@@ -93,7 +93,7 @@ def _median_without(in_order: Sequence[float], one: float) -> float:
 
 
 def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
-    """Seconds that a shard costs a rank: for computing it, and for waiting for its records."""
+    """Return the seconds that a shard costs a rank: for computing it, and for waiting for its records."""
     computing = (beat.probe_seconds - before.probe_seconds) / (beat.probes - before.probes)
     steps = beat.step - before.step
     waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0

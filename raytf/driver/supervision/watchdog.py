@@ -87,7 +87,7 @@ class Watchdog:
         self._number = 0
 
     def begin(self) -> None:
-        """A group starts; call this before its workers start."""
+        """Start watching a new group; call this before its workers start."""
         self.over()
         self._number = self._monitor.begin_group(30)
         self._group = _Group(time.monotonic())
@@ -96,7 +96,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
-        """Workers start beside others, and Ray Train's controller waits for them, and for those others."""
+        """End workers that are stopped while they start beside others, for which Ray Train's controller waits."""
         guard = StartGuard(self._monitor, self._run, self._number) if self._seconds else None
         try:
             yield
@@ -105,7 +105,7 @@ class Watchdog:
                 guard.over()
 
     def joined(self, ranks: Collection[int]) -> None:
-        """Other workers have these ranks now, of which nothing is known yet."""
+        """Forget what is known about ranks that other workers have now."""
         now = time.monotonic()
         self._group.joined |= dict.fromkeys(ranks, now)
         self._group.sightings = [s for s in self._group.sightings if s.beat.rank not in ranks]
@@ -113,7 +113,7 @@ class Watchdog:
         self._group.evidence = {}
 
     def over(self) -> None:
-        """The group has started, or could not."""
+        """Stop guarding the start: the group has started, or could not."""
         if self._guard is not None:
             self._guard.over()
             self._guard = None
@@ -198,7 +198,7 @@ class Watchdog:
 
 
 def quiet_ranks(sightings: Sequence[LastHeartbeat]) -> list[HeartbeatState]:
-    """The ranks that have sent no heartbeat for some seconds, although they have not done their part yet."""
+    """Return the ranks that have sent no heartbeat for some seconds, although they have not done their part yet."""
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.age > _LOSS_SILENCE_SECONDS]
 
@@ -243,7 +243,8 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
 
 
 def _is_enough(blamed: Sequence[HeartbeatState], inspections: dict[int, RankInspection], waited: float) -> bool:
-    """Whether all ranks to blame are known to be stopped, and it is not worth waiting longer for the other stacks."""
+    """Return whether all ranks to blame are known to be stopped, and it is not worth waiting longer for the other
+    stacks."""
     if any(inspections[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
         return False
     return waited >= _STOPPED_STACKS_SECONDS or all(inspections[beat.rank].is_whole for beat in blamed)
@@ -290,14 +291,14 @@ def conclude(
 
 
 def describe(finding: HangFinding) -> str:
-    """Who hangs, where, and for how long, in one line."""
+    """Return in one line who hangs, where, and for how long."""
     who = ", ".join(f"rank {b.rank} on node {b.address} (pid {b.pid})" for b in finding.beats)
     have = "has" if len(finding.beats) == 1 else "have"
     return f"{who} {have} made no progress for {finding.seconds:.0f} s at step {finding.beats[0].step}: {finding.text}"
 
 
 def innermost(stacks: str, activity: Activity) -> str:
-    """Where a thread is, from py-spy's output: the thread that reads records, or else the one that trains."""
+    """Return where a thread is, from py-spy's output: the thread that reads records, or else the one that trains."""
     thread = "raytf-input" if activity is Activity.INPUT else "TrainingThread"
     match = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
     frames = [line.strip() for line in match.group(1).splitlines()] if match else []
@@ -349,7 +350,7 @@ class StartGuard:
                 before = {(beat.node, beat.pid) for beat in stopped}
 
     def _workers(self) -> list[HeartbeatState]:
-        """The job's living workers; they have no ranks yet, so they are numbered."""
+        """Return the job's living workers; they have no ranks yet, so they are numbered."""
         job = ray.get_runtime_context().job_id
         actors = state.living_actors(job)
         places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]

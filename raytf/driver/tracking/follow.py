@@ -113,7 +113,7 @@ class Following:
 def tracked(
     config: TrainConfig, run: Storage, say: Callable[[str], None], own: CallbackTracker | None = None
 ) -> Iterator[None]:
-    """While the `with` statement lasts, trackers are told of the run, which has finished if nothing is raised in it.
+    """Tell trackers of the run during the `with` statement. The run has finished if nothing is raised in it.
 
     Args:
         config: has the flag, which may name none.
@@ -152,8 +152,8 @@ def tracked(
 
 
 def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
-    """Whether the tracker that a flag names, and the program's callbacks, if there are any, were told of the run to its
-    end."""
+    """Return whether the tracker that a flag names, and the program's callbacks, if there are any, were told of the run
+    to its end."""
     wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
     return not wanted or wanted <= set(metric_rows.read_known(run).complete)
 
@@ -177,19 +177,19 @@ def _made(flag: str, run: Storage) -> Tracker:
 
 
 def name_of(run: Storage) -> str:
-    """The name of a run for people; that of a program's n-th `fit` is NAME/n."""
+    """Return the name of a run for people; that of a program's n-th `fit` is NAME/n."""
     *_, before, last = ["", *run.locate("").rstrip("/").split("/")]
     return f"{before}/{last}" if last.isdecimal() and before else last
 
 
 def parameters(config: TrainConfig) -> dict[str, str]:
-    """The settings by the names of their flags, without those that say where to keep and show a run."""
+    """Return the settings by the names of their flags, without those that say where to keep and show a run."""
     sections = config.settings
     return {name: str(value) for name, value in config.values.items() if sections[name] != "run" and value is not None}
 
 
 def _artifacts(run: Storage) -> dict[str, bytes]:
-    """The page of a run, and its model where there is one."""
+    """Return the page of a run, and its model where there is one."""
     page = draw(history.load(run.uri), run_log.read_steps(run.uri)).encode("utf-8", "backslashreplace")
     model = run.get_or_none(_MODEL_FILE)
     return {"report.html": page} | ({} if model is None else {_MODEL_FILE: model})

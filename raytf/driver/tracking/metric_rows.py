@@ -38,7 +38,7 @@ class Point:
 
 
 def committed(run: Storage) -> list[Point]:
-    """Points of all steps up to the end of a run or, before its end, up to its newest checkpoint.
+    """Return points of all steps up to the end of a run or, before its end, up to its newest checkpoint.
 
     Raises:
         RaytfError: a file of the run is damaged, or storage refuses.
@@ -62,13 +62,13 @@ def committed(run: Storage) -> list[Point]:
 
 
 def _of_epoch(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
+    """Return the metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
     names = {LOSS: EPOCH_LOSS, RATE: f"epoch_{RATE}"}
     return {names.get(name, name): float(value) for name, value in flat(entry).items() if name not in _NO_METRICS}
 
 
 def unknown(points: Iterable[Point], last_steps: Mapping[str, int]) -> list[Point]:
-    """The points, without what a tracker was told.
+    """Return the points without what a tracker already has.
 
     Args:
         points: in the order of their steps.
@@ -101,7 +101,7 @@ class Known:
 
 
 def read_known(run: Storage) -> Known:
-    """What is known of a run; a new key is written down before a tracker hears of it.
+    """Return what is known of a run; a new key is written down before a tracker hears of it.
 
     Raises:
         ConfigError: the file is damaged.

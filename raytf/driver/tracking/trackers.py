@@ -54,7 +54,7 @@ class Tracker(Protocol):
         ...
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
-        """The last step that it was told of, for some names of numbers; without those that it does not know."""
+        """Return the last step that the tracker has of each named number, without numbers that it does not know."""
         ...
 
     def tell(self, points: Sequence[Point]) -> None:
@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
 @contextlib.contextmanager
 def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
-    """Paths of some files by name, for libraries that take no bytes; they are gone after the `with` statement."""
+    """Write files into a temporary folder, for libraries that take no bytes; yields their paths by name."""
     with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
@@ -303,7 +303,7 @@ class WandbTracker:
 
 
 def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
-    """(callbacks for rank 0, those of trackers).
+    """Return (callbacks for rank 0, callbacks of trackers).
 
     One that saves the model needs the weights that rank 0 has. With a function in place of the model, or of the
     callbacks, there is nothing here that could be told.
@@ -384,13 +384,13 @@ class CallbackTracker(Tracker):
 
 
 def _logs(point: Point) -> dict[str, float]:
-    """The metrics of an epoch, by the names that Keras gives them."""
+    """Return the metrics of an epoch, by the names that Keras gives them."""
     metrics = {name: value for name, value in point.values.items() if name not in (LOSS, RATE, EPOCH_LOSS)}
     return {LOSS: point.values[EPOCH_LOSS], **metrics}
 
 
 def _mlflow_run() -> Any:
-    """The run that is active in this thread.
+    """Return the run that is active in this thread.
 
     Returns:
         None where there is none, or no MLflow.

@@ -56,7 +56,7 @@ class Scale:
         return math.log10(value) if self._is_log else value
 
     def share(self, value: float) -> float:
-        """Height of a value, 0 to 1."""
+        """Return the height of a value, from 0 to 1."""
         return (self._of(value) - self._low) / (self._high - self._low)
 
     def y(self, value: float) -> float:
@@ -73,7 +73,7 @@ class Scale:
 def panel(
     caption: str, about: str, height: int, drawing: str, labels: Sequence[tuple[float, str]], extra: str = ""
 ) -> str:
-    """A figure.
+    """Draw a figure.
 
     Args:
         caption: its title.
@@ -95,7 +95,7 @@ def panel(
 
 
 def axis(frame: Frame) -> str:
-    """Labels of time under all panels."""
+    """Draw the labels of time under all panels."""
     spans = []
     for i, at in enumerate(clock_ticks(frame.seconds, 8)):
         share = at / frame.seconds
@@ -106,14 +106,14 @@ def axis(frame: Frame) -> str:
 
 
 def grid(frame: Frame, scale: Scale | None = None, values: Iterable[float] = ()) -> str:
-    """Thin lines at the labels of both directions."""
+    """Draw thin lines at the labels of both directions."""
     path = "".join(f"M{frame.x(frame.begin + at)} 0V{_HIGH:g}" for at in clock_ticks(frame.seconds, 8))
     path += "".join(f"M0 {scale.y(value)}H{_WIDE:g}" for value in values) if scale else ""
     return f'<path class="grid" d="{path}"/>'
 
 
 def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """What happened: a row for each sort, (name, color, times)."""
+    """Draw what happened: a row for each sort, (name, color, times)."""
     drawing, labels, high = [grid(frame)], [], _HIGH / len(rows)
     for i, (name, color, times) in enumerate(rows):
         top = i * high
@@ -126,7 +126,7 @@ def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str
 
 
 def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
-    """Where the time went, as a band."""
+    """Draw where the time went, as a band."""
     rects = []
     for piece in pieces:
         x, high = frame.x(piece.begin), _HIGH * sum(piece.shares.values())
@@ -142,7 +142,7 @@ def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
 
 
 def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
-    """World size, as steps."""
+    """Draw the world size, as steps."""
     most = max([1, *(workers for _, workers in changes)])
     scale = Scale(0, most * 1.08)
     values = [v for v in ticks(0, most, 4) if v == int(v)]
@@ -162,7 +162,7 @@ def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
 
 
 def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple[float, int]]:
-    """Changes without short times in which no worker trained: a thousand of them would hide the rest."""
+    """Return changes without short times in which no worker trained: a thousand of them would hide the rest."""
     kept: list[tuple[float, int]] = []
     for (at, workers), after in zip(changes, [*changes[1:], None], strict=True):
         is_short = workers == 0 and after is not None and after[0] - at < seconds
@@ -172,7 +172,7 @@ def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple
 
 
 def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[float] = ()) -> str:
-    """The loss curve; the shade is the least and the greatest loss of the steps that a point stands for.
+    """Draw the loss curve. The shade is the least and the greatest loss of the steps that a point stands for.
 
     Args:
         breaks: times at which a curve is interrupted.
@@ -210,7 +210,7 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[fl
 
 
 def ages(frame: Frame, ages_by_name: dict[str, list[tuple[float, float]]], breaks: Sequence[float]) -> str:
-    """Age of the newest copies: {name: [(time, seconds)]}; the first is drawn whole, the second dashed."""
+    """Draw the age of the newest copies: {name: [(time, seconds)]}; the first one solid, the second one dashed."""
     most = max([1.0, *(age for rows in ages_by_name.values() for _, age in rows)])
     scale = Scale(0, most * 1.05)
     values = ticks(0, most, 4) if most < 60 else clock_ticks(most, 4)
@@ -244,7 +244,7 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _parts(times: Sequence[float], breaks: Sequence[float]) -> list[slice]:
-    """Runs of times without a break between them."""
+    """Return runs of times without a break between them."""
     if not times:
         return []
     cuts, at = [0], 0

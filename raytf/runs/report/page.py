@@ -23,7 +23,7 @@ _BREAK_SHARE = 0.004
 
 
 def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
-    """The page.
+    """Return the page of a run.
 
     Args:
         run: of which it tells.
@@ -34,7 +34,7 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
 
 
 def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> str:
-    """A page that needs nothing but itself.
+    """Return a page that needs nothing but itself.
 
     Args:
         title: of its window.
@@ -60,7 +60,7 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> s
 
 
 def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str, dict[str, Any]]:
-    """What is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
+    """Return what is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
     outliers = [] if steps is None else spikes.find(steps)
     timeline, data = _timeline(run, steps, outliers)
     data["curves"] = series.learning_curves(run, steps)
@@ -74,7 +74,7 @@ def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str
 
 
 def head(run: History) -> str:
-    """What a page says first: where the run is."""
+    """Return what a page says first: where the run is."""
     return f'<div id="head">{_header(run)}{_tiles(run)}</div>'
 
 
@@ -83,7 +83,7 @@ def _when(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 8.2 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Return seconds for people: 8.2 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -104,7 +104,7 @@ def _header(run: History) -> str:
 
 
 def _learning(curves: dict[str, Any]) -> str:
-    """Places for the curves of learning and speed, which a script draws, and how they are drawn."""
+    """Return places for the curves of learning and speed, which a script draws, and how they are drawn."""
     if not (curves["steps"]["step"] or curves["epochs"]):
         return ""
     sorts = {fault[3] for fault in curves["faults"]}
@@ -121,7 +121,7 @@ def _learning(curves: dict[str, Any]) -> str:
 
 
 def _problems(run: History) -> str:
-    """What of the run could not be read, and is not on the page."""
+    """Return the section about files that could not be read, and are not on the page."""
     if not run.problems:
         return ""
     rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)

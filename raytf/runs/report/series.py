@@ -59,7 +59,7 @@ class TimeShare:
 
 
 def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
-    """(begin, end, category) of spans; those of one category that touch are one."""
+    """Return (begin, end, category) of spans; those of one category that touch are one."""
     pieces: list[tuple[float, float, str]] = []
     for span in spans:
         if pieces and pieces[-1][2] == span.category and span.begin <= pieces[-1][1]:
@@ -70,7 +70,8 @@ def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
 
 
 def bands(spans: Sequence[Span]) -> list[TimeShare]:
-    """The run's time in pieces that touch, each of one category; where there are too many, in even ones of several."""
+    """Return the run's time in pieces that touch, each of one category; where there are too many, in even ones of
+    several."""
     pieces = merged(spans)
     if len(pieces) > MOST_PIECES:
         # Each sign of life of a group that saves has a little of it.
@@ -94,7 +95,7 @@ def bands(spans: Sequence[Span]) -> list[TimeShare]:
 
 
 def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
-    """(time, workers) where the number of workers that train changes; 0 where none do."""
+    """Return (time, workers) where the number of workers that train changes; 0 where none do."""
     changes: list[tuple[float, int]] = []
     for before, span in itertools.pairwise([None, *spans]):
         assert span is not None
@@ -106,7 +107,7 @@ def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
 
 
 def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
-    """When each of some steps was made, the last time that it was; NaN where nobody knows.
+    """Return when each of some steps was made last; NaN where that is not known.
 
     Args:
         steps: that go up, [n]; the memory that this takes depends on their number alone.
@@ -121,7 +122,7 @@ def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
 
 
 def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, most: int = MOST_POINTS) -> Curve:
-    """The loss of the committed steps at the times at which they were made.
+    """Return the loss of the committed steps at the times at which they were made.
 
     Args:
         steps, losses: global steps (from 1) and their losses, [n].
@@ -133,7 +134,7 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
 
 
 def loss_of_events(events: Sequence[Event]) -> Curve:
-    """The running loss that the signs of life carried, for a run that has not written that of its steps."""
+    """Return the running loss that the signs of life carried, for a run that has not written that of its steps."""
     points = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
     times, losses, steps = np.array(points, np.float64).reshape(-1, 3).T
     known = np.abs(losses) < _MOST_LOSS  # false for NaN
@@ -155,7 +156,7 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
 
 
 def ages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
-    """(time, age in seconds) of the newest copy of each tier, while the run trained."""
+    """Return (time, age in seconds) of the newest copy of each tier, while the run trained."""
     rows_by_tier: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
     line = RecoveryPointAges()
     for event in events:
@@ -167,7 +168,7 @@ def ages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, at most so many."""
+    """Return round numbers from `low` to `high`, at most so many."""
     if high <= low:
         return [low]
     raw = (high - low) / max(1, most)
@@ -183,7 +184,7 @@ _CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 
 
 
 def clock_ticks(seconds: float, most: int) -> list[float]:
-    """Times of a clock from 0 to `seconds`, at most about so many."""
+    """Return times of a clock from 0 to `seconds`, at most about so many."""
     unit = next((u for u in _CLOCK if seconds / u <= most), None)
     if unit is None:
         unit = 86400 * int(np.ceil(seconds / most / 86400))
@@ -194,7 +195,7 @@ def clock_ticks(seconds: float, most: int) -> list[float]:
 
 
 def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-    """All curves as JSON; times in seconds since the run's first event, NaN as null.
+    """Return all curves as JSON; times in seconds since the run's first event, NaN as null.
 
     Args:
         run: of which they are.
@@ -215,7 +216,8 @@ def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dic
 
 
 def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the metrics that epochs have, without those of validation that have another one beside them."""
+    """Return the names of the metrics that epochs have, without those of validation that have another one beside
+    them."""
     names = dict.fromkeys(name for epoch in epochs for name in epoch if name not in _NO_METRIC)
     return [name for name in names if not (name.startswith("val_") and name.removeprefix("val_") in names)]
 
@@ -238,7 +240,7 @@ def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray) -> dict[str, list
 
 
 def _of_events(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
-    """The running loss that signs of life carried, where nothing of the steps is on storage yet."""
+    """Return the running loss that signs of life carried, where nothing of the steps is on storage yet."""
     points = [(e.get("step") or 0, e["time"] - begin, e["loss"]) for e in events if number(e.get("loss")) is None]
     points = points[:: max(1, -(-len(points) // MOST_CURVE_POINTS))]
     step, time, loss = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])

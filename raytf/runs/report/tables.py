@@ -100,7 +100,7 @@ def restarts(run: History) -> str:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    """How long restarts took: percentiles only of so many that a percentile is one of them."""
+    """Say how long restarts took: with percentiles only where they are enough for a percentile to be one of them."""
     if len(seconds) < 20:
         return f"Restarts took {min(seconds):.1f} to {max(seconds):.1f} s."
     p50, p95 = np.percentile(seconds, [50, 95], method="inverted_cdf")
@@ -150,7 +150,7 @@ def _event(h: HistoryEvent, begin: float) -> str:
 
 
 def spikes(run: History, outliers: Sequence[Spike]) -> str:
-    """Steps that stand out, with the commands that show why."""
+    """Return the steps that stand out, with the commands that show why."""
     if not outliers:
         return ""
     rows = "".join(
@@ -202,7 +202,7 @@ def settings(run: History) -> str:
 
 
 def _named(values: Mapping[str, str], nothing: str) -> str:
-    """A table of names and values; where it is empty, a line that says so."""
+    """Return a table of names and values; where it is empty, a line that says so."""
     if not values:
         return f"<p>{escape(nothing)}</p>"
     cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in values.items()}
@@ -211,7 +211,7 @@ def _named(values: Mapping[str, str], nothing: str) -> str:
 
 
 def _box(name: str, rows: int) -> str:
-    """The beginning of what holds a table; a long one scrolls by itself."""
+    """Return the beginning of what holds a table; a long one scrolls by itself."""
     tall = " tall" if rows > _LONG else ""
     return f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{name}">'
 
