@@ -120,9 +120,6 @@ def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
     return value if other_value is None else other_value
 
 
-# -- given -------------------------------------------------------------------------------------------------------------
-
-
 def is_py_dataset(data: Any) -> bool:
     """Return whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
     return any(kind.__name__ == "PyDataset" and "keras" in kind.__module__ for kind in type(data).__mro__)

@@ -417,9 +417,6 @@ def check_arguments(
         )
 
 
-# -- sending -----------------------------------------------------------------------------------------------------------
-
-
 def check_job_can_be_sent(job: TrainingJob, say: Callable[[str], None]) -> None:
     """Refuse a job that cannot be sent to workers.
 

@@ -208,9 +208,6 @@ def steps_per_second(spans: Iterable[Span]) -> float:
     return sum(span.last_step - span.first_step for span in made) / seconds if seconds else 0.0
 
 
-# -- copy age ----------------------------------------------------------------------------------------------------------
-
-
 class RecoveryPointAges:
     """Goes through a run's events in order.
 

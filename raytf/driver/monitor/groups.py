@@ -78,9 +78,6 @@ class GroupHistory:
         }
 
 
-# -- parking -----------------------------------------------------------------------------------------------------------
-
-
 class Parking:
     """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket.
 

@@ -12,9 +12,7 @@ from raytf._ray import partial_group
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
 from raytf.config import strategy_rules
-from raytf.config.sections import ClusterSection
 from raytf.config.train_config import TrainConfig
-from raytf.distributed.membership.arbiter_link import ArbiterAddress
 from raytf.driver.ray_train import warm_processes
 from raytf.driver.ray_train.backend import MwmsConfig
 from raytf.driver.ray_train.failure_policy import FailurePolicy
@@ -27,7 +25,6 @@ from raytf.errors import ClusterError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
-from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.process.process_settings import ProcessSettings
 
 #: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
@@ -86,15 +83,20 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], poll: 
     config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
     env = env_of_workers(config, resources)
+    context = PolicyContext(
+        name=f"raytf {run.uri}",
+        monitor=job.monitor,
+        uri=run.uri,
+        flags=config.cluster,
+        supervisor=Supervisor(),
+        keeps_kind=config.compute.exact,
+        is_alone=connect.is_own(),
+        arbiter=job.arbiter,
+    )
     return Trainer(
         _train_function(job),
-        run=f"raytf {run.uri}",
-        monitor=job.monitor,
-        run_uri=run.uri,
-        flags=config.cluster,
-        keeps_kind=config.compute.exact,
-        arbiter=job.arbiter,
-        poll=poll,
+        context,
+        poll,
         backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
@@ -151,59 +153,29 @@ def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     return high if low == high else (low, high)
 
 
-# -- trainer -----------------------------------------------------------------------------------------------------------
-
-
 class Trainer(TensorflowTrainer):
     """TensorflowTrainer with raytf's policies.
 
     Args:
         train_loop: run by each worker.
-        run: name of the run on this cluster.
-        monitor: the driver's.
-        run_uri: the run's folder.
-        flags: of the cluster.
-        keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
-        arbiter: of workers that come and go while the others train; None where all start together.
+        context: the run for which the policies decide.
         poll: called a few times a second while the controller runs; what it raises ends it.
         **kwargs: Ray Train's own arguments.
     """
 
-    def __init__(
-        self,
-        train_loop: Callable[[], Any],
-        run: str,
-        monitor: MonitorClient,
-        run_uri: str,
-        flags: ClusterSection,
-        keeps_kind: bool = False,
-        arbiter: ArbiterAddress | None = None,
-        poll: Callable[[], None] = lambda: None,
-        **kwargs: Any,
-    ):
-        self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
-        self._keeps_kind, self._arbiter, self._poll = keeps_kind, arbiter, poll
+    def __init__(self, train_loop: Callable[[], Any], context: PolicyContext, poll: Callable[[], None], **kwargs: Any):
+        self._context, self._poll = context, poll
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        hangs = self._run_uri if self._flags.hang_seconds else None
-        supervisor = Supervisor()
+        run, is_partial = self._context, self._context.arbiter is not None
+        hangs = run.uri if run.flags.hang_seconds else None
         kwargs["failure_policy"] = FailurePolicy(
-            self.run_config.failure_config, self._monitor, hangs, supervisor, self._arbiter is not None
+            self.run_config.failure_config, run.monitor, hangs, run.supervisor, is_partial
         )
-        about = PolicyContext(
-            self._run,
-            self._monitor,
-            self._run_uri,
-            self._flags,
-            supervisor,
-            self._keeps_kind,
-            connect.is_own(),
-            self._arbiter,
-        )
-        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        return partial_group.run(warm_processes.controller_variables(), kwargs, self._arbiter is not None, self._poll)
+        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, run)
+        return partial_group.run(warm_processes.controller_variables(), kwargs, is_partial, self._poll)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

@@ -61,7 +61,7 @@ class PolicyContext:
         uri: the run's folder.
         flags: of the cluster.
         supervisor: of the run, shared with the failure policy.
-        keeps_kind: keep the first kind of GPU that a group has.
+        keeps_kind: keep the first kind of GPU that a group has: another kind would not compute the promised bits.
         is_alone: nobody else uses this Ray.
         arbiter: says who belongs to the group, where workers come and go while others train; None where they do not.
     """

@@ -78,9 +78,6 @@ class Failure:
     error: RaytfError | None = None
 
 
-# -- group failure -----------------------------------------------------------------------------------------------------
-
-
 def failure_of(
     errors: Errors, dead: list[int], gpu_errors: Sequence[GpuError], died_with_node: Callable[[], bool]
 ) -> Failure | None:

@@ -313,9 +313,6 @@ def _write(monitor: MonitorClient, run: str, name: str, text: str) -> None:
         monitor.say(f"the stacks could not be written to {name}: {error}")
 
 
-# -- start guard -------------------------------------------------------------------------------------------------------
-
-
 class StartGuard:
     """Ends workers that were stopped while their group starts, in its own thread, until `over` is called.
 

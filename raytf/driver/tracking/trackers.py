@@ -63,9 +63,11 @@ class Tracker(Protocol):
 
     def keep(self, files: Mapping[str, bytes]) -> None:
         """Give it files, by name. A tracker that has room for numbers alone does nothing."""
+        return
 
     def close(self, is_finished: bool) -> None:
         """End, for now or for good. A tracker that keeps nothing open does nothing."""
+        return
 
 
 @contextlib.contextmanager
@@ -93,9 +95,6 @@ def check(track: str | None) -> None:
     package, how = PACKAGES[track]
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"--track {track} needs {package}, which is not installed: {how}")
-
-
-# -- file tracker ------------------------------------------------------------------------------------------------------
 
 
 class FileTracker(Tracker):
@@ -147,9 +146,6 @@ class FileTracker(Tracker):
         lines = [json.dumps({"run": self._name, "key": self._key, **row}) + "\n" for row in rows]
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("".join(lines))
-
-
-# -- mlflow tracker ----------------------------------------------------------------------------------------------------
 
 
 class MlflowTracker:
@@ -207,9 +203,6 @@ class MlflowTracker:
 
 def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
     return (items[i : i + most] for i in range(0, len(items), most))
-
-
-# -- tensorboard tracker -----------------------------------------------------------------------------------------------
 
 
 class TensorBoardTracker(Tracker):

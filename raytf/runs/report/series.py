@@ -191,9 +191,6 @@ def clock_ticks(seconds: float, most: int) -> list[float]:
     return [float(x) for x in np.arange(0, seconds + 1e-9, unit)]
 
 
-# -- learning ----------------------------------------------------------------------------------------------------------
-
-
 def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
     """Return all curves as JSON; times in seconds since the run's first event, NaN as null.
 
