@@ -1,4 +1,5 @@
-"""What the arbiter of a run does with what it hears. Events go in, commands come out; it knows no time and no sockets.
+"""Decides how the arbiter of a run answers messages of workers. Events go in, commands come out; it knows no time and
+no sockets.
 
 `raytf.driver.arbiter` carries the commands out, and `tests.stress.simulate` tries them in a simulated world.
 """
@@ -41,7 +42,7 @@ Commands = list[Tell | HangUp]
 
 
 class Arbitration:
-    """Decides what the workers of a run are told.
+    """Decides which messages the workers of a run get.
 
     Args:
         silence: of the workers, in looks.
@@ -55,7 +56,7 @@ class Arbitration:
         self._membership = Membership(most, refuse_looks)
         #: Workers that have come and are not lost.
         self._present: set[str] = set()
-        #: What the run has come to, once it is over.
+        #: The result of the run, once it is over.
         self._result: Any = None
         #: The number of a generation that some members have left and others have not, and looks since then.
         self._slow = (0, 0)

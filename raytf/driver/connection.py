@@ -19,7 +19,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.distributed import sockets
 from raytf.driver import preflight
 
-#: What the process keeps, and the CPUs that its Ray was started with.
+#: Contexts that the process keeps open, and the CPUs that its Ray was started with.
 _kept = contextlib.ExitStack()
 _connection: Connection | None = None
 _cpus = 0.0

@@ -73,7 +73,7 @@ class _Producer:
     def __init__(self, stream: Stream, plan: BatchPlan, total: int, most: int, mailbox: Any):
         self._stream, self._plan, self._total, self._most = stream, plan, total, most
         self._mailbox, self._spec = mailbox, stream.spec()
-        #: What may be asked for again.
+        #: Offers that may be asked for again.
         self._kept: list[Offer] = []
 
     def run(self) -> None:
@@ -177,7 +177,7 @@ class Offer(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What the driver should do.
+    """A request of the mailbox to the driver.
 
     Attributes:
         step: from which on it should bring batches; None for nothing more.

@@ -54,7 +54,8 @@ from raytf.training.user.user_code import Parcel
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """What a driver needs while it trains a run: `run` is its folder, `rehearsal` that of the model of a new run."""
+    """Objects that a driver needs while it trains a run: `run` is its folder, `rehearsal` that of the model of a new
+    run."""
 
     run: Storage
     display: Display

@@ -1,5 +1,5 @@
-"""Has the run save before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which
-a closed terminal sends, and on Ctrl-C."""
+"""Saves before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
+terminal sends, and on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `keras.Model.fit` takes, as raytf's data and settings."""
+"""Turns the arguments of `keras.Model.fit` into raytf's data and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytf.errors import ConfigError, DataError
 
 #: Records of a step where neither the call nor a flag says so, as in Keras.
 KERAS_BATCH_SIZE = 32
-#: That of a run whose size of batches nobody has given.
+#: The size of batches of a run for which nobody has passed one.
 _USUAL = TrainConfig().batch.global_batch_size
 #: Argument of Keras -> the setting that it is.
 _SETTINGS = {"batch_size": "global_batch_size"}

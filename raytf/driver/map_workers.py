@@ -166,7 +166,7 @@ class _Worker:
 
 @dataclass
 class PartQueue(Generic[Answer]):
-    """Which parts wait, and the answers so far. No Ray here.
+    """The parts that wait, and the answers so far. No Ray here.
 
     Attributes:
         total: number of parts.

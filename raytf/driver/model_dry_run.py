@@ -21,7 +21,7 @@ from raytf.training.job import TrainingJob
 
 #: Processes for each CPU from which a machine is busy.
 _BUSY = 1.5
-#: What of a runtime environment may bring packages, or run before anything else.
+#: Keys of a runtime environment that may bring packages, or run before anything else.
 _PACKAGES = ("pip", "uv", "conda", "container", "image_uri", "worker_process_setup_hook")
 
 

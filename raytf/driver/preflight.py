@@ -1,4 +1,4 @@
-"""What the driver can refuse within seconds, before any worker starts."""
+"""Checks that the driver makes within seconds, before any worker starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SETTLE_SECONDS = 10.0
 _WORKER_BYTES = 700 << 20
 #: Most digits of a stored --logical-shards.
 _SHARDS_DIGITS = 9
-#: What `result.json` must contain.
+#: Keys that `result.json` must contain.
 _OF_RESULT = ("metrics", "weights_sha256")
 _NOTHING_ELSE = (
     "It says whether the run has finished, and there is no checkpoint to make it again from: restore the file, "

@@ -1,4 +1,4 @@
-"""What a finished run produced, for a program: figures, and the model with its weights."""
+"""The result of a finished run, for a program: figures, and the model with its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG_SECONDS = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a finished run produced.
+    """The result of a finished run.
 
     Attributes:
         metrics: last training and validation metrics, and the test metrics as `test_...`.

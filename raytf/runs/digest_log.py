@@ -22,7 +22,7 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 SUFFIX = ".digests"
-#: Of the losses beside them.
+#: The suffix of the losses beside them.
 _LOSSES = ".csv"
 #: Bytes of a segment, at most.
 _MOST_BYTES = 1 << 30

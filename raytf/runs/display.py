@@ -23,7 +23,7 @@ from raytf.runs.status import Status, clock_text, describe, learned, left, saved
 PLAIN_SECONDS = 5.0
 #: Seconds without any line there, after which one says what goes on; with what a busy machine adds, below 10.
 QUIET_SECONDS = 8.0
-#: What goes on before anything else is known.
+#: The first stage, before anything else is known.
 _PREPARING = "preparing the run"
 #: Seconds between two drawings of what turns.
 _TICK_SECONDS = 0.2
@@ -212,7 +212,7 @@ class Display(Screen):
 
 
 class StageLine:
-    """What goes on, with something that turns, and the seconds since it was made.
+    """A line that says what goes on, with something that turns, and the seconds since it was made.
 
     Attributes:
         words: what goes on.
@@ -231,7 +231,7 @@ class StageLine:
 
 
 class Bar:
-    """How far a run is, in two lines that fit a terminal, and a third one where saves are told of.
+    """The progress of a run in two lines that fit a terminal, and a third one about saves.
 
     Where nothing has changed for some seconds, or something else goes on than training, seconds are counted.
 

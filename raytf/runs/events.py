@@ -1,4 +1,4 @@
-"""What happens to a run, as dataclasses: each of them is a row of the ledger, and says itself in words.
+"""Events of a run, as dataclasses: each of them is a row of the ledger, and has a text for people.
 
 A row is read as it was written, by any version of raytf: what it lacks has a default, and a row of which too much is
 missing, or that nobody knows, is told by its fields.
@@ -28,7 +28,7 @@ _TIERS = {
 }
 #: Why a driver ended that Ctrl-C has stopped.
 INTERRUPTED = "interrupted"
-#: Of a row that is told by its fields: what is told elsewhere, or fills pages.
+#: Fields that the text of an unknown row leaves out: they are shown elsewhere, or fill pages.
 _NOT_SAID = ("time", "kind", "step", "stall", "trace", "silent", "stacks", "rank", "attempt", "retry")
 
 

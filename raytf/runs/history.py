@@ -18,7 +18,7 @@ from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 
-#: What an event is to a reader; kinds that are not here are notes.
+#: Kinds of events -> their sort for a reader; kinds that are not here are notes.
 _CLASSES = {
     "fault": "fault",
     "hang": "fault",
@@ -86,7 +86,7 @@ class RestartRecord:
 
 @dataclass(frozen=True)
 class History:
-    """All that is told of a run.
+    """The history of a run.
 
     Attributes:
         name: of the run.

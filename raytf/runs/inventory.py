@@ -1,4 +1,4 @@
-"""Which runs lie in a storage, and how far each is. Only reads, also beside live runs.
+"""Lists the runs of a storage, and how far each is. Only reads, also beside live runs.
 
 A run is a folder with a lease, a result, checkpoints, attempts or a ledger in it; those of a program lie in a folder of
 its name. Everything comes from one list of the storage and, for each run, its lease, its result, its newest
@@ -34,7 +34,7 @@ WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
 #: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
-#: What makes a folder one of a search, and what its command writes when it has found the best trial.
+#: The file that makes a folder one of a search, and the file that its command writes when it has found the best trial.
 _SEARCH, _BEST = f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}", f"{run_folder.BEST_TRIAL}/parameters.json"
 _FOUND = untrusted_json.record(
     {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}

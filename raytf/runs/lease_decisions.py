@@ -258,8 +258,8 @@ def _text(owner: dict[str, Any], beat: int) -> bytes:
 
 
 class LeaseWatch:
-    """What this process has seen of a lease whose owner is on another machine: only its renewals show that it lives.
-    The times of both machines are never compared."""
+    """Watches a lease whose owner is on another machine: only its renewals show that it lives. The times of both
+    machines are never compared."""
 
     def __init__(self) -> None:
         self._holder: dict[str, Any] | None = None

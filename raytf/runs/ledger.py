@@ -21,7 +21,7 @@ from raytf.storage import strict_json, untrusted_json
 from raytf.storage.storage import Storage
 
 FOLDER = "ledger"
-#: Of its files' names.
+#: The suffix of its files' names.
 SUFFIX = ".jsonl"
 #: Beside them: the newest sign of life of the newest driver, replaced again and again.
 LIVE = "live.json"
@@ -34,7 +34,7 @@ _LINE_BYTES, _FILE_LINES, _ALL_BYTES = 4 << 20, 20 * FILE_EVENTS, 1 << 30
 Event = dict[str, Any]
 _COUNT, _SECONDS = untrusted_json.optional(untrusted_json.whole), untrusted_json.optional(untrusted_json.finite)
 _WORDS = untrusted_json.optional(untrusted_json.text)
-#: What is known of an event's fields; others are only shown.
+#: The known fields of an event; others are only shown.
 _EVENT = untrusted_json.record(
     {"time": untrusted_json.when, "kind": untrusted_json.text},
     {
@@ -76,7 +76,7 @@ class EventClock:
         return self.began + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-#: What a name begins with.
+#: The beginning of a name.
 _DRIVER = re.compile(r"(\d{6})-", re.ASCII)
 
 
@@ -103,7 +103,7 @@ class Ledger:
     def __init__(self, run: Storage, name: str, most_waiting: int = MOST_WAITING):
         self._run, self._most, self.name = run, most_waiting, name
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        #: Of the present file and later ones.
+        #: Events of the present file and later ones.
         self._events: deque[Event] = deque()
         self._file = 0
         #: Events of the present file that are on storage, and a number that changes with every event.

@@ -49,7 +49,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class RunFigures:
-    """What the metrics of a run are, out of its events alone. One thread may add while another one looks.
+    """The metrics of a run, from its events alone. One thread may add while another one reads.
 
     Args:
         clock: seconds of the epoch, that of the events.

@@ -124,5 +124,5 @@ class Explained(str):
         return Explained, (str(self), self.topic)
 
 
-#: What a worker sends to the driver besides lines of raytf's own.
+#: Output that a worker sends to the driver besides raytf's own lines.
 ProgramOutput = Printed | Warned | Logged

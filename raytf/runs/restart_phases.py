@@ -1,4 +1,4 @@
-"""How long each part of a start takes: those of a worker, and of a restart from what failed to the first step."""
+"""Measures how long each part of a start takes: of a worker, and of a restart from the failure to the first step."""
 
 from __future__ import annotations
 

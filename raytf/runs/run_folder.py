@@ -41,7 +41,7 @@ SOMETIMES = {
 SEARCH, SEARCH_IDENTITY, TRIALS, BEST_TRIAL = "search", "search.json", "trials", "best"
 #: How the folders of trials begin.
 TRIAL = "trial-"
-#: What is known of a trial that is over.
+#: The record of a trial that is over.
 TRIAL_RECORD = untrusted_json.record(
     {
         "number": untrusted_json.whole,

@@ -1,4 +1,4 @@
-"""What a run leaves beside its checkpoints: the loss of each step, its attempts, and files that callbacks write."""
+"""Files of a run beside its checkpoints: the loss of each step, its attempts, and files that callbacks write."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def new_attempt(now: float | None = None, number: tuple[int, int] | None = None)
     return f"a{term:06d}.{count:06d}-{naming.stamp(now)}"
 
 
-#: What a run's attempts write, but for its checkpoints: folders of a run.
+#: Folders of a run to which its attempts write.
 _OWN = (STEPS, ATTEMPTS, "files", "tensorboard", "ledger", "checkpoints")
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands: its state, why, and how far it is. All that tells people of runs decides it here."""
+"""Decides where a run stands: its state, why, and how far it is. Everything that shows runs to people uses it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from raytf.runs.events import INTERRUPTED
 from raytf.runs.ledger import Event
 
-#: Of events that say what workers do, so that the last one counts.
+#: Kinds of events that show what workers do, so that the last one counts.
 _DOING = ("waiting", "group", "attempt", "phase", "progress")
 _GONE = "the driver is gone without a word"
 
 
 class RunState(enum.Enum):
-    """What has become of a run so far."""
+    """The state of a run."""
 
     RUNNING = "running"
     WAITING = "waiting"  # its driver lives, and the cluster has no room for its workers
@@ -29,7 +29,7 @@ class RunState(enum.Enum):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands.
+    """The state of a run, with the reason and its progress.
 
     Attributes:
         state: of the run.

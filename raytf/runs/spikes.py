@@ -19,7 +19,7 @@ _SIGMAS = 1.4826
 _LEAST_LOG, _LEAST_SHARE = 0.1, 1e-3
 #: Instead of 0, whose logarithm nobody has.
 _TINY = 1e-12
-#: What is looked at: names of columns of `raytf.read_steps`.
+#: The inspected columns of `raytf.read_steps`.
 QUANTITIES = ("loss", "gradient_norm")
 
 

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"-\d+$")
 
 @dataclass(frozen=True)
 class StartCommand:
-    """How a Python process was started.
+    """The way in which a Python process was started.
 
     Attributes:
         words: what follows the interpreter; empty for a notebook or an interactive interpreter.

@@ -1,4 +1,4 @@
-"""What a run does now and how fast: its status, for the driver's display and as a file that others may read."""
+"""The status of a run and its speed, for the driver's display and as a file that others may read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SaveTrouble:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is, as rank 0 last said.
+    """The status of a run, as rank 0 last reported it.
 
     Attributes:
         step, total: global steps done and wanted.
@@ -204,7 +204,7 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a group of workers is at a moment.
+    """The progress of a group of workers at a moment.
 
     Attributes:
         step: global steps done.

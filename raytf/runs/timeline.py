@@ -68,12 +68,12 @@ class Timeline:
         self.spans: list[Span] = []
         self._now: float | None = None
         self._state = "startup"
-        #: What a start of a group is for, until it trains.
+        #: The category of a group's start, until it trains.
         self._cause = "startup"
         self._workers = self._step = self._highest = 0
         self._stall = self._trace = 0.0
         self._has_ended = False
-        #: What the clock of the present driver is behind that of the ones before.
+        #: Seconds by which the clock of the present driver is behind those of the ones before.
         self._behind = 0.0
 
     def add(self, event: Event) -> None:

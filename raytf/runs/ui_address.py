@@ -1,4 +1,4 @@
-"""Where a `raytf ui` of this user shows a storage, so that a run can name its page."""
+"""The addresses at which a `raytf ui` of this user shows a storage, so that a run can name its page."""
 
 from __future__ import annotations
 

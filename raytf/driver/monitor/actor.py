@@ -367,7 +367,7 @@ def _whole(path: str) -> bytes:
 
 
 class Outbox:
-    """What the driver has not confirmed yet, and how many items came before.
+    """Messages and events that the driver has not confirmed yet, and how many came before.
 
     Attributes:
         received: messages that the driver has, in total.

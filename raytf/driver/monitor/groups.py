@@ -1,6 +1,5 @@
-"""What the monitor knows of worker groups: the ranks of the present one, what earlier ones left, and requests to save
-and wait.
-"""
+"""The monitor's knowledge of worker groups: the ranks of the present group, records of earlier groups, and requests to
+save and wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, and what its restarts cost, from the statuses of rank 0 and from the run's events."""
+"""The progress of a run, and the cost of its restarts, from the statuses of rank 0 and from the run's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver does besides Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
+"""The driver's work besides Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures of a worker group are worth another attempt, in Ray Train's controller."""
+"""Decides in Ray Train's controller which failures of a worker group are worth another attempt."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _FULL_SECONDS = 10.0
 
 
 class ResizeDecision(enum.Enum):
-    """What to do with a worker group that trains well."""
+    """The next step for a worker group that trains well."""
 
     KEEP = "keep"
     PARK = "park"  # ask all ranks to save the present step and to wait

@@ -1,4 +1,4 @@
-"""How many workers the next group has: Ray Train's elastic policy, with raytf's decisions."""
+"""Decides how many workers the next group has: Ray Train's elastic policy, with raytf's decisions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Schedule:
-    """When to ask which node. No Ray here.
+    """Decides when to ask which node. No Ray here.
 
     Args:
         clock: seconds, of any clock that only goes forward.

@@ -1,1 +1,1 @@
-"""Who is alive, what has failed, and what to do about it: heartbeats, evidence, hangs, stragglers and retries."""
+"""Supervision: heartbeats, evidence, hangs, stragglers, diagnosis and retries."""

@@ -1,4 +1,5 @@
-"""What failed, judged by what Ray, Ray Train or raytf raised; and the error that the user sees if the run ends."""
+"""Finds what failed from the error that Ray, Ray Train or raytf raised, and the error that the user sees if the run
+ends."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Errors = Mapping[int, BaseException]
 
 
 class Cause(enum.StrEnum):
-    """Why an attempt ended."""
+    """The reason why an attempt ended."""
 
     WORKER_DIED = "worker_died"
     NODE_LOST = "node_lost"

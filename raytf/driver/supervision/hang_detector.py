@@ -1,4 +1,4 @@
-"""Which rank makes no progress: a decision from heartbeats, evidence and time. No Ray and no TensorFlow here.
+"""Decides from heartbeats, evidence and time which rank makes no progress. No Ray and no TensorFlow here.
 
 Every rank sends a heartbeat once a second that says what it does. A rank whose heartbeats stop is examined from outside
 before it is blamed. Among ranks with heartbeats, one whose own work takes too long is to blame; ranks that only wait
@@ -58,7 +58,7 @@ _IN_WORDS = {
 
 
 class HangEvidence(enum.StrEnum):
-    """What an examination finds on a rank's node."""
+    """The result of an examination on a rank's node."""
 
     STOPPED = "stopped"  # the process was stopped by a signal
     SILENT_NODE = "silent node"  # the node does not answer, even if it accepts a connection

@@ -29,7 +29,7 @@ from raytf.training.process.heartbeat_types import HeartbeatState
 
 #: Seconds over which a process's use of the CPU is measured, and the share of a CPU from which on it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
-#: What states of a process say.
+#: The evidence in states of a process.
 _OF_STATUS = {
     psutil.STATUS_ZOMBIE: HangEvidence.GONE,
     psutil.STATUS_STOPPED: HangEvidence.STOPPED,
@@ -48,7 +48,7 @@ _END_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RankInspection:
-    """What was found about a rank.
+    """The result of the inspection of a rank.
 
     Attributes:
         evidence: None if there is none.

@@ -1,4 +1,4 @@
-"""Which workers of a group have been silent for too long: a decision from what is heard between looks."""
+"""Decides which workers of a group have been silent for too long, from their signs of life between two polls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Quiet:
 
 
 class Silence:
-    """How long each worker has been silent, in looks: while this process stands still itself, it does not look.
+    """Counts in polls how long each worker has been silent: while this process stands still itself, it does not poll.
 
     Where some members are heard, they wait for who is silent. Looks at which no member is heard count less: nobody
     waits, and without them steps are lost. A stop of all for some seconds, as of a machine that is moved, goes by.

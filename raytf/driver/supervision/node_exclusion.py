@@ -1,4 +1,4 @@
-"""Which nodes a run avoids: those on which workers fail again and again, and slow ones. No Ray here."""
+"""Decides which nodes a run avoids: those on which workers fail again and again, and slow ones. No Ray here."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SAME_STEP = 32
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """What to do after a failure.
+    """The decision whether to try again after a failure.
 
     Attributes:
         retry: whether to make another attempt.
@@ -119,7 +119,7 @@ def _without_numbers(text: str) -> str:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known about a run when an attempt has failed.
+    """The state of a run when an attempt has failed.
 
     Attributes:
         reached: the latest global step that was ever reported.
@@ -134,7 +134,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do after a failure.
+    """The answer to a failure.
 
     Attributes:
         retry: whether to try again.

@@ -1,4 +1,4 @@
-"""Which rank is slower than its peers: a decision from measurements. No Ray and no TensorFlow here.
+"""Decides from measurements which rank is slower than its peers. No Ray and no TensorFlow here.
 
 Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Each rank therefore
 measures now and then, all at the same time, how long it takes for one logical shard alone, and how long it has waited

@@ -54,7 +54,7 @@ _WORKER = "RayTrainWorker"
 
 @dataclass
 class _Group:
-    """What is known about the present group; times are those of `time.monotonic`."""
+    """Facts about the present group; times are those of `time.monotonic`."""
 
     began: float
     #: When a rank's worker came, where that was later.

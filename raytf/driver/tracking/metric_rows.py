@@ -1,4 +1,4 @@
-"""What a tracker is told of a run: the numbers of committed steps and epochs, and how far each tracker has them."""
+"""The numbers of committed steps and epochs for trackers, and how far each tracker has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.storage.storage import Storage
 
 #: Names of the numbers of each step, and of an epoch's mean loss.
 LOSS, RATE, EPOCH_LOSS = "loss", "learning_rate", "epoch_loss"
-#: What an entry of the history says beside its metrics.
+#: Keys in an entry of the history beside its metrics.
 _NO_METRICS = ("epoch", "step")
 #: In the run's folder.
 FILE = "tracking.json"

@@ -28,7 +28,7 @@ PACKAGES = {
     "wandb": ("wandb", "pip install wandb"),
     "tensorboard": ("tensorboard", "pip install tensorboard"),
 }
-#: What the name of a file ends with.
+#: The end of a file's name.
 FILE_SUFFIX = ".jsonl"
 #: The tag by which a later start finds the run.
 _KEY = "raytf.key"

@@ -14,7 +14,7 @@ from raytf.runs.status import clock_text
 _WIDE, _HIGH = 1000.0, 100.0
 #: A curve is drawn on a logarithmic scale where its greatest value is this many times the least.
 _LOGARITHMIC = 40.0
-#: What is to be seen in the band of categories however short it was, and how wide it is then at least.
+#: Categories that the band shows however short they were, and their least width.
 _SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
 #: Share of a run of many restarts for which no worker may train without that being drawn.
 _SHORT = 0.005
@@ -25,7 +25,7 @@ _BROAD = 60
 
 
 class Frame:
-    """Where times and values are in a drawing.
+    """The place of times and values in a drawing.
 
     Args:
         begin, end: seconds of the epoch.

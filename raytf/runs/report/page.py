@@ -18,7 +18,7 @@ from raytf.runs.report import charts, series, tables
 from raytf.runs.report.tables import LANES, section
 from raytf.runs.spikes import Spike
 
-#: What is no training, and interrupts a curve where it takes more than this share of the page's width.
+#: A pause in training interrupts a curve where it takes more than this share of the page's width.
 _BREAK_SHARE = 0.004
 
 

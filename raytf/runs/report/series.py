@@ -23,7 +23,7 @@ _MOST_LOSS = 1e100
 #: Points of a curve, at most.
 MOST_CURVE_POINTS = 1500
 _STEP_COLUMNS = ("loss", "learning_rate", "gradient_norm")
-#: Of an epoch's log, what is no metric.
+#: Keys of an epoch's log that are no metrics.
 _NO_METRIC = ("epoch", "step", "learning_rate")
 _FAULTS = ("fault", "resize")
 

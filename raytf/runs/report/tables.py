@@ -13,7 +13,7 @@ from raytf.runs.history import History, HistoryEvent, RestartRecord
 from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 
-#: What an event is to a reader -> the name of its row in the timeline, and its color.
+#: Sorts of events -> the name of its row in the timeline, and its color.
 LANES = {
     "fault": ("faults", "fault"),
     "notice": ("notices", "notice"),
