@@ -25,16 +25,6 @@ _connection: Connection | None = None
 _cpus = 0.0
 
 
-def check_room(config: TrainConfig) -> None:
-    """Refuse more workers than this machine can hold, if they would be here, before anything is written.
-
-    Raises:
-        ClusterError: names a number that fits.
-    """
-    if not is_connected():
-        preflight.cpus_here(config)
-
-
 @contextlib.contextmanager
 def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
     """Connect to Ray, or start it on this machine. Yields whether it was started here.

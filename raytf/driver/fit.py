@@ -17,6 +17,7 @@ from raytf._tensorflow import summaries
 from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
+from raytf.cluster.connect import is_connected
 from raytf.config import continuing, identity, precision, program
 from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
@@ -26,7 +27,7 @@ from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight, run_names
 from raytf.driver.arbiter import arbitrating
-from raytf.driver.connection import check_room, has_trained, staying_connected
+from raytf.driver.connection import has_trained, staying_connected
 from raytf.driver.feed import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.inputs import are_batches, rows_of
@@ -169,7 +170,8 @@ def fit(
     if run_data.stream is not None:  # which makes its batches
         config = config.replace(global_batch_size=rows_of(run_data.stream))
         config.check()
-    check_room(config)
+    if not is_connected():
+        preflight.cpus_here(config)  # refuses more workers than this machine can hold, before anything is written
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()

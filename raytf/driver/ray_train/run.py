@@ -81,6 +81,7 @@ def _fit(trainer: Trainer) -> Any:
 
 def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Callable[[], None]) -> Trainer:
     config, verbose = job.config, job.config.run.verbose
+    low, high = config.worker_range
     filesystem, path = Storage(config.storage_uri).arrow()
     env = env_of_workers(config, resources)
     context = PolicyContext(
@@ -99,7 +100,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float], poll: 
         poll,
         backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=_num_workers(config),
+            num_workers=high if low == high else (low, high),
             use_gpu="GPU" in resources,
             use_tpu="TPU" in resources,
             resources_per_worker=resources,
@@ -146,11 +147,6 @@ def _train_function(job: TrainingJob) -> Callable[[], Any]:
         return worker.run(job)
 
     return train
-
-
-def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
-    low, high = config.worker_range
-    return high if low == high else (low, high)
 
 
 class Trainer(TensorflowTrainer):
