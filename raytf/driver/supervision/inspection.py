@@ -1,4 +1,4 @@
-"""Looking at worker processes from outside: do they run, and what do they do? Nothing here waits for a dead node."""
+"""Inspects worker processes from outside: whether they run, and what they do. Nothing here waits for a dead node."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def kill(pid: int) -> None:
 
 
 def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict[int, RankInspection]:
-    """Look at processes of this machine.
+    """Inspect processes of this machine. The name stays, since keepers of earlier versions know it.
 
     Args:
         processes: rank, pid, and file descriptor for stacks, of each process.
