@@ -394,12 +394,12 @@ def _run(
         raise ClusterError(text, passes=True) from None
 
 
-def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:
+def _for_gpus(job: TrainingJob, sources: Sources, gpus: float) -> TrainingJob:
     """Return the job, with fewer logical shards if it is a new run on GPUs for which the user gave no number."""
     config = job.config
-    if not each or config.batch.logical_shards is not None or config.strategy.has_servers:
+    if not gpus or config.batch.logical_shards is not None or config.strategy.has_servers:
         return job
-    config = config.replace(logical_shards=config.shards_on_gpus(each))
+    config = config.replace(logical_shards=config.shards_on_gpus(gpus))
     config.check()
     plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
     job = dataclasses.replace(job, config=config, plan=plan)

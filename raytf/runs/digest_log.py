@@ -139,7 +139,7 @@ def read(run: Storage, folder: str) -> RunDigests:
         later = parse(run.get(where, _MOST_BYTES), run.locate(where)) if f"{stem}{SUFFIX}" in names else None
         begin = later.first if later is not None else int(first) if first.isdecimal() else None
         if begin is not None:  # of an attempt without digests, too
-            segments = [before for each in segments if (before := _up_to(each, begin)) is not None]
+            segments = [before for segment in segments if (before := _up_to(segment, begin)) is not None]
         segments += [] if later is None else [later]
     return RunDigests(segments)
 

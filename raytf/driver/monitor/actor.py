@@ -86,7 +86,7 @@ class Monitor:
         self._progress = Progress(attempts, clock())
         self._roster = Roster()
         self._parking = Parking()
-        self._past = GroupHistory(void)
+        self._history = GroupHistory(void)
         self._measured: dict[str, float] = {}
         known = None
         try:
@@ -143,18 +143,18 @@ class Monitor:
     @_changes
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
         """Return what a group that begins must know of earlier ones: see `GroupHistory.for_new_ranks`."""
-        return self._past.for_new_ranks()
+        return self._history.for_new_ranks()
 
     @_changes
     def go_back(self, after: int, attempts: list[str]) -> None:
         """Mark states after a step, of these attempts, as void: the run goes back."""
-        self._past.go_back(after, attempts)
+        self._history.go_back(after, attempts)
         self._progress.go_back(after)
 
     @_changes
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
         """Take the standing of a process: see `GroupHistory.stand`."""
-        self._past.stand(node, process, joined, vouched)
+        self._history.stand(node, process, joined, vouched)
 
     def reached(self) -> int:
         """Return the latest global step that was ever reported."""
@@ -218,7 +218,7 @@ class Monitor:
     def begin_group(self) -> int:
         """Start a group of workers, without a request to save yet; returns its number, which its heartbeats carry."""
         self._parking.begin_group()
-        self._past.begin_group()
+        self._history.begin_group()
         return self._roster.begin_group()
 
     def group(self) -> int:

@@ -278,10 +278,10 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def _wait_until_free(self, workers: int) -> None:
         # What the last group had is free a moment after its end. A placement group that is requested sooner takes
         # longer, since Ray retries less and less often.
-        each, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
+        need, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
         while time.monotonic() < deadline:
             free = state.free_resources()
-            if sum(fitting(free.get(node, {}), each) for node in self._nodes) >= workers:
+            if sum(fitting(free.get(node, {}), need) for node in self._nodes) >= workers:
                 break
             time.sleep(0.02)
 
@@ -301,8 +301,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                 self._slow.append(straggler.node)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        each = train.resources_of_worker(self.scaling_config)  # for parts of a GPU, Ray's own count has rounding errors
-        room = sum(fitting(has, each) for has in reserved_resources.values())
+        need = train.resources_of_worker(self.scaling_config)  # for parts of a GPU, Ray's own count has rounding errors
+        room = sum(fitting(has, need) for has in reserved_resources.values())
         return min(room, self.scaling_config.max_workers)
 
     def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
@@ -437,5 +437,5 @@ def dismiss(arbiter: ArbiterAddress, workers: Sequence[WorkerPlace], after: Sequ
     """
     with contextlib.suppress(WorkerLostError):  # it ends with the driver
         link = ArbiterLink.connect(arbiter, "the controller")
-        link.dismiss([worker_name(*each) for each in workers], [worker_name(*each) for each in after])
+        link.dismiss([worker_name(*place) for place in workers], [worker_name(*place) for place in after])
         link.close()

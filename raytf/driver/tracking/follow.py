@@ -128,9 +128,9 @@ def tracked(
     following = [] if flag is None else [Following(run, _made(flag, run), flag, say)]
     following += [] if own is None else [Following(run, own, OWN_CALLBACKS, say)]
     with contextlib.ExitStack() as opened:
-        for each in following:
-            each.open(config)
-            opened.callback(each.close, False)  # should the next one refuse
+        for tracker in following:
+            tracker.open(config)
+            opened.callback(tracker.close, False)  # should the next one refuse
         opened.pop_all()
     stop, is_finished = threading.Event(), False
     thread = threading.Thread(target=_follow, args=(following, stop), name="raytf-track", daemon=True)
@@ -143,12 +143,12 @@ def tracked(
         stop.set()
         if following:
             thread.join()
-        for each in following:
+        for tracker in following:
             if is_finished:
-                each.finish()
+                tracker.finish()
             else:
-                each.advance()
-            each.close(is_finished)
+                tracker.advance()
+            tracker.close(is_finished)
 
 
 def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
@@ -162,8 +162,8 @@ def _follow(following: Sequence[Following], stop: threading.Event) -> None:
     taken = 0.0
     while not stop.wait(max(_SECONDS, _TIMES * taken)):
         began = time.monotonic()
-        for each in following:
-            each.advance(always=False)
+        for tracker in following:
+            tracker.advance(always=False)
         taken = time.monotonic() - began
 
 

@@ -303,8 +303,8 @@ def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
     """
     if not isinstance(callbacks, list) or is_function(model):
         return callbacks, []
-    theirs = [each for each in callbacks if _reports(type(each))]
-    return [each for each in callbacks if not _reports(type(each))], theirs
+    theirs = [callback for callback in callbacks if _reports(type(callback))]
+    return [callback for callback in callbacks if not _reports(type(callback))], theirs
 
 
 def _reports(kind: type) -> bool:
