@@ -87,17 +87,17 @@ class Arbitration:
             case Join() if self._membership.is_cut_off(name):
                 return [Tell((name,), {"end": CUT_OFF, "unreachable": True})]
             case Join(place, wanted):
-                return self._told(self._membership.join(name, place, wanted))
+                return self._messages_for(self._membership.join(name, place, wanted))
             case Leave(number, place, unreached, has_met):
                 try:
-                    return self._told(self._membership.leave(name, number, place, unreached, has_met))
+                    return self._messages_for(self._membership.leave(name, number, place, unreached, has_met))
                 except StaleError as error:
                     return [Tell((name,), {"end": str(error)})]
             case Dismiss(names, after):
                 self._membership.dismiss(names, after)
-                return self._told(None)
+                return self._messages_for(None)
             case Want(wanted):
-                return self._told(self._membership.want(wanted))
+                return self._messages_for(self._membership.want(wanted))
             case Over(result):
                 self._result = result
                 return self._tell(self._membership.joining, {"over": self._result})
@@ -107,7 +107,7 @@ class Arbitration:
         if name not in self._present:
             return []
         self._forget(name)
-        return self._told(self._membership.lose(name))
+        return self._messages_for(self._membership.lose(name))
 
     def poll(self) -> Commands:
         """Return the commands that are due because time has passed: hang up on workers that are silent, or that do not
@@ -125,7 +125,7 @@ class Arbitration:
                 commands += self._let_go(name)
         return commands
 
-    def _told(self, generation: Generation | None) -> Commands:
+    def _messages_for(self, generation: Generation | None) -> Commands:
         """Tell members of the next generation, if there is one, and of what has become of the present one."""
         commands: Commands = []
         if generation is not None:
@@ -149,7 +149,7 @@ class Arbitration:
         if name not in self._present:
             return []
         self._forget(name)
-        return [HangUp(name), *self._told(self._membership.lose(name))]
+        return [HangUp(name), *self._messages_for(self._membership.lose(name))]
 
     def _forget(self, name: str) -> None:
         self._silence.forget(name)

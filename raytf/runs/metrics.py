@@ -159,7 +159,7 @@ class Metrics:
                 metric.set_default_tags({"run": run})
                 self._metrics[name] = metric
         # The node's agent adds up what all drivers tell it: each tells only of its own time.
-        self._told = figures.counters()
+        self._reported = figures.counters()
 
     def show(self) -> None:
         """Set all of them as the figures are now."""
@@ -167,10 +167,10 @@ class Metrics:
         for (name, label), value in self._figures.gauges().items():
             self._metrics[name].set(value, _labels(GAUGES[name][1], label))
         for (name, label), value in self._figures.counters().items():
-            more = value - self._told.get((name, label), 0.0)
+            more = value - self._reported.get((name, label), 0.0)
             if more > 0:
                 self._metrics[name].inc(more, _labels(COUNTERS[name][1], label))
-                self._told[name, label] = value
+                self._reported[name, label] = value
 
 
 def _labels(names: tuple[str, ...], value: str) -> dict[str, str]:

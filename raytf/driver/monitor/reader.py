@@ -205,7 +205,7 @@ class MonitorReader:
     def __init__(self, monitor: MonitorClient, book: RunLedger):
         self._monitor, self._book = monitor, book
         self._lock = threading.Lock()
-        self._told = self._noted = 0
+        self._received = self._noted = 0
 
     def read(self, seconds: float) -> tuple[Status | str, list[str | ProgramOutput]]:
         """Return the latest status, or what goes on while there is none, and the messages since the last call.
@@ -219,8 +219,8 @@ class MonitorReader:
         if not self._lock.acquire(timeout=seconds):
             raise ray.exceptions.GetTimeoutError("another thread is reading the monitor")
         try:
-            status, messages, events = self._monitor.ask_news(self._told, self._noted).answer(seconds)
-            self._told, self._noted = self._told + len(messages), self._noted + len(events)
+            status, messages, events = self._monitor.ask_news(self._received, self._noted).answer(seconds)
+            self._received, self._noted = self._received + len(messages), self._noted + len(events)
             self._book.add(events)
             if isinstance(status, Status):
                 self._book.show(status)

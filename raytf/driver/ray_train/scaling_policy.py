@@ -115,7 +115,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         #: All nodes with notice that the group has had: a dead one is not draining any more.
         self._noticed_nodes: set[str] = set()
         self._unusable_workers = 0
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         resources = train.resources_of_worker(scaling_config)
         self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
         #: The kind of GPU of the present group and of the next one.
@@ -151,8 +151,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         workers = resizing.next_size(possible, self._run.supervisor.survivors, fewest)
         if workers is not None:
             return self._resize(workers)
-        if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._reported_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
+            self._reported_at = time.monotonic()
             self._run_monitor.book(events.Waiting(possible, fewest))
             self._run_monitor.say(
                 f"waiting: the cluster can run {possible} workers now, and at least {fewest} are wanted"

@@ -120,7 +120,7 @@ class WarmSupply:
         #: Processes that lack for the next group's actor and the next run's controller.
         self._helpers_lacking = 2
         self._answers: dict[Any, str] = {}
-        self._told: set[str] = set()
+        self._explained: set[str] = set()
 
     def begin(self) -> None:
         """Take note that the controller has started."""
@@ -200,8 +200,8 @@ class WarmSupply:
                 )
 
     def _say_once(self, about: str, text: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+        if about not in self._explained:
+            self._explained.add(about)
             self._say(text)
 
 

@@ -85,7 +85,7 @@ class Inspector:
         for node in by_node:
             if node in alive:
                 threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
-        self._found: dict[int, RankInspection] = {}
+        self._inspections: dict[int, RankInspection] = {}
         self._here = threading.Thread(target=self._inspect_here, args=(by_node.pop(_own_node(), []),), daemon=True)
         self._here.start()
         self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
@@ -119,7 +119,7 @@ class Inspector:
             if time.monotonic() >= deadline:
                 break
         self._here.join(max(0.0, deadline - time.monotonic()))
-        return {rank: self._found.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
+        return {rank: self._inspections.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
 
     def _send_task(self, node: str) -> None:
         self._untasked.discard(node)
@@ -130,7 +130,7 @@ class Inspector:
         if node is None:
             return
         try:
-            self._found |= ray.get(answer)
+            self._inspections |= ray.get(answer)
         except ray.exceptions.RayError:  # the keeper or the node is gone
             if node in self._untasked:
                 self._send_task(node)
@@ -140,9 +140,9 @@ class Inspector:
     def _inspect_here(self, beats: list[HeartbeatState]) -> None:
         def inspect(beat: HeartbeatState) -> None:
             evidence = state(beat.pid)
-            self._found[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
+            self._inspections[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
             if self._has_stacks:
-                self._found |= [_inspect((beat.rank, beat.pid, beat.stacks))]
+                self._inspections |= [_inspect((beat.rank, beat.pid, beat.stacks))]
 
         with ThreadPoolExecutor(max(1, len(beats))) as pool:
             list(pool.map(inspect, beats))

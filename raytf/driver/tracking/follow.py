@@ -39,7 +39,7 @@ class Following:
         self._run, self._tracker, self._flag, self._say = run, tracker, flag, say
         self._name = "the tracker's callback" if flag == OWN_CALLBACKS else f"--track {flag}"
         self._lock = threading.Lock()
-        self._told: dict[str, int] = {}
+        self._known_steps: dict[str, int] = {}
         self._has_trouble = False
         #: The newest checkpoint at the last look.
         self._newest: list[str] = []
@@ -73,18 +73,18 @@ class Following:
                     return
                 self._newest = newest
                 points = committed(self._run)
-                names = {name for point in points for name in point.values} - self._told.keys()
+                names = {name for point in points for name in point.values} - self._known_steps.keys()
                 if names:
                     last_steps = self._tracker.last_steps(names)
-                    self._told.update({name: last_steps.get(name, 0) for name in names})
-                new = unknown(points, self._told)
+                    self._known_steps.update({name: last_steps.get(name, 0) for name in names})
+                new = unknown(points, self._known_steps)
                 if new:
                     self._tracker.tell(new)
-                    self._told.update({name: point.step for point in new for name in point.values})
+                    self._known_steps.update({name: point.step for point in new for name in point.values})
                 self._has_trouble = False
             except Exception as error:  # of the tracker's library, or of its server
                 self._trouble(error, "it is tried again")
-                self._told.clear()  # some of it may have been told
+                self._known_steps.clear()  # some of it may have been told
 
     def finish(self) -> None:
         """Tell the rest of a run that has ended, with its page and its model."""

@@ -107,7 +107,7 @@ class FileTracker(Tracker):
     def __init__(self, path: str):
         self._path = os.path.expanduser(path)
         self._key, self._name = "", ""
-        self._told: dict[str, int] = {}
+        self._known_steps: dict[str, int] = {}
 
     def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
         self._key, self._name, is_new = key, name, True
@@ -123,7 +123,7 @@ class FileTracker(Tracker):
                 if row.pop("key", None) == key:
                     is_new = False
                     step = row.pop("step", 0)
-                    self._told.update(dict.fromkeys(row, step))
+                    self._known_steps.update(dict.fromkeys(row, step))
         if is_new:
             self._write([{"parameters": dict(parameters)}])
 
@@ -137,7 +137,7 @@ class FileTracker(Tracker):
         return row
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
-        return self._told
+        return self._known_steps
 
     def tell(self, points: Sequence[Point]) -> None:
         self._write([{"step": point.step, **point.values} for point in points])

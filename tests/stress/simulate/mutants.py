@@ -106,7 +106,7 @@ MUTANTS = {
     "a worker gives up after one meeting that failed": Mutant(_MEMBER, "_MEETINGS = 10", "_MEETINGS = 1", 1),
     "a worker that hangs up is not lost": Mutant(
         _ARBITRATION,
-        "        self._forget(name)\n        return self._told(self._membership.lose(name))\n",
+        "        self._forget(name)\n        return self._messages_for(self._membership.lose(name))\n",
         "        self._forget(name)\n        return []\n",
         2,
     ),
