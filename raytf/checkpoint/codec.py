@@ -118,8 +118,9 @@ def encode(tensors: dict[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in tensors.items()})
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype with a name that numpy or ml_dtypes knows."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def decode(data: bytes) -> dict[str, np.ndarray]:
@@ -134,7 +135,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
             return safetensors.numpy.load(data)
         # Its own form for numpy does not read the bfloat16 that it writes.
         return {
-            name: np.frombuffer(tensor["data"], _dtype(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
+            name: np.frombuffer(tensor["data"], dtype_of(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
             for name, tensor in found
         }
     except Exception as error:  # safetensors' own error class is not public

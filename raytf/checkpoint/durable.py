@@ -290,10 +290,6 @@ class DurableTier:
 # -- durable writer ----------------------------------------------------------------------------------------------------
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class DurableSave:
     """What a rank writes of a state.
@@ -311,7 +307,7 @@ class DurableSave:
     tensors: dict[str, np.ndarray]
     document: CheckpointDocument = field(default_factory=CheckpointDocument)
     finite: Collection[str] = ()
-    before: Callable[[], None] = _nothing
+    before: Callable[[], None] = lambda: None
     writers: int | None = None
 
 

@@ -7,7 +7,7 @@ computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from raytf.distributed import step_agreement
 from raytf.distributed.encoding.digests import device_sum
+from raytf.distributed.group import Ranks
 from raytf.distributed.step_agreement import DEVICE_BIT
 from raytf.distributed.worker_table import gather
 from raytf.errors import ReplicaError
@@ -23,18 +24,6 @@ from raytf.errors import ReplicaError
 _PIECE = 64 << 20
 #: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.
 _HASHED_PIECE = 16 << 20
-
-
-class ReplicaRanks(Protocol):
-    """The part of a strategy's Group that replicas need."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def sum(self, values: np.ndarray) -> np.ndarray: ...
 
 
 class Replicas:
@@ -57,7 +46,7 @@ class Replicas:
 
     def __init__(
         self,
-        group: ReplicaRanks,
+        group: Ranks,
         named: Mapping[str, Any],
         digest: Callable[[], int],
         is_exact: bool,

@@ -11,14 +11,6 @@ import numpy as np
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "gradient_norm")
 
 
-def _no_numbers() -> np.ndarray:
-    return np.empty((0, len(COLUMNS)))
-
-
-def _no_digests() -> np.ndarray:
-    return np.empty((0, 0), np.uint8)
-
-
 @dataclass(frozen=True)
 class StepRows:
     """Consecutive steps, in order.
@@ -29,8 +21,8 @@ class StepRows:
         weights: the hash of the weights after some of the steps.
     """
 
-    numbers: np.ndarray = field(default_factory=_no_numbers)
-    digests: np.ndarray = field(default_factory=_no_digests)
+    numbers: np.ndarray = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
+    digests: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.uint8))
     weights: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:

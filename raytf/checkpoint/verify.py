@@ -7,7 +7,7 @@ changes anything, and both may run beside a live run, whose retention deletes wh
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,11 +61,8 @@ def inspect(run: Storage) -> list[CheckpointFinding]:
     return [finding for finding in found if finding is not None]
 
 
-def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda finding: None) -> list[CheckpointFinding]:
-    """As `inspect`, with every byte of every share read and decoded.
-
-    Args:
-        on: told about each checkpoint as soon as it was read.
+def verify(run: Storage) -> list[CheckpointFinding]:
+    """Inspect all checkpoints as `inspect` does, and read and decode every byte of every share.
 
     Raises:
         StorageError: storage refuses.
@@ -77,7 +74,6 @@ def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda findin
             finding = _read(run, seen)
         if finding is not None:
             verified.append(finding)
-            on(finding)
     return verified
 
 
@@ -107,29 +103,20 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFindin
         problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
         return CheckpointFinding(name, step, Worth.DAMAGED, total, (problem,))
     except RunMismatchError as error:
-        return CheckpointFinding(name, step, Worth.NEWER, total, (_newer(error),))
+        newer = str(error).partition(" was ")[2].rstrip(".")
+        return CheckpointFinding(name, step, Worth.NEWER, total, (newer,))
     except StorageError as error:
         if error.kind == "missing":
             return None
         if error.kind != "denied":
             raise
-        return CheckpointFinding(
-            name,
-            step,
-            Worth.DAMAGED,
-            total,
-            (f"{manifest.FILE} cannot be read: access is denied",),
-            CheckpointDocument(),
-        )
+        denied = f"{manifest.FILE} cannot be read: access is denied"
+        return CheckpointFinding(name, step, Worth.DAMAGED, total, (denied,))
     problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
     state = Worth.DAMAGED if problems else Worth.WHOLE
     return CheckpointFinding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
-
-
-def _newer(error: RunMismatchError) -> str:
-    return str(error).partition(" was ")[2].rstrip(".")
 
 
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:

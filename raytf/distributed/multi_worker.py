@@ -108,7 +108,7 @@ class MultiWorkerGroup:
         if self.world_size == 1 and not meets_again:
             _check_gpus([self._seat()], 0)
             return
-        self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane.connect(meeting)
+        self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane(meeting)
         self._take_route()
 
     @property
@@ -141,12 +141,8 @@ class MultiWorkerGroup:
         """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
         if self._control is None or self.route is None:
             return [tf.identity(t) for t in tensors]
-        return packed(self._strategy_sum)(tensors) if self.uses_collective else self._control.add(tensors)
-
-    @property
-    def uses_collective(self) -> bool:
-        """Whether the strategy's collective adds gradients, on the devices that compute: GPUs, if there are any."""
-        return self.route is not None and self.route.path.is_collective
+        # The strategy's collective adds gradients on the devices that compute: GPUs, if there are any.
+        return packed(self._strategy_sum)(tensors) if self.route.path.is_collective else self._control.add(tensors)
 
     def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.route is not None

@@ -16,7 +16,6 @@ import stat
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from types import TracebackType
 from typing import IO, Any
 
 #: Seconds for a caller to say who it is.
@@ -69,9 +68,7 @@ class Callers:
     def __enter__(self) -> Callers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._selector.close()
         for peer in self._said:
             peer.close()

@@ -25,11 +25,6 @@ def bits_of(value: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(value.to_bytes(BITS // 8), np.uint8)).astype(np.float32)
 
 
-def value_of(bits: np.ndarray) -> int:
-    """The hash that has these bits."""
-    return int.from_bytes(np.packbits(np.asarray(bits) > 0.5).tobytes())
-
-
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
     """Whether all ranks sent the same hash.
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -17,23 +17,14 @@ from rich.text import Text
 
 from raytf.config.terminal_text import visible
 
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.distributed.group import Ranks
+
 _WIDTH = 200
 _GIB = 2**30
 
 
-class TableRanks(Protocol):
-    """The part of a strategy's `Group` that is needed here."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def sum(self, values: np.ndarray) -> np.ndarray: ...
-
-
-def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
+def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
     """Show the user a table of all workers; every rank must call it.
 
     Args:
@@ -53,7 +44,7 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def gather(group: TableRanks, data: bytes) -> list[bytes]:
+def gather(group: Ranks, data: bytes) -> list[bytes]:
     """Each rank's bytes, on every rank."""
     longest = np.zeros(group.world_size, np.int32)
     longest[group.rank] = len(data)

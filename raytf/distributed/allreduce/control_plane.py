@@ -22,7 +22,7 @@ from raytf.distributed.allreduce.array_parts import PeerLostError
 from raytf.distributed.allreduce.host import HostSum
 from raytf.distributed.allreduce.network import NetworkSum
 from raytf.distributed.allreduce.reduction import packed
-from raytf.distributed.membership.rendezvous import Meeting, parsed
+from raytf.distributed.membership.rendezvous import Meeting, UnreachedError, parsed
 from raytf.errors import WorkerLostError
 
 #: Bytes of the row in which a rank describes itself.
@@ -241,28 +241,24 @@ def _words(size: int) -> int:
 class SocketPlane(ControlPlane):
     """A control plane over TCP; see `ControlPlane`. A graph that adds stays valid when the ranks meet again.
 
+    Args:
+        meeting: ranks that have met.
+
     Attributes:
         loss: why the last sum failed, because a rank is lost; empty while all are there.
+
+    Raises:
+        WorkerLostError: the ranks do not reach each other. The message names those that were not reached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Meeting) -> None:
         super().__init__(0, 1, _DEVICE)
         self.loss = ""
         #: Address at which others reach this rank.
         self._host = ""
         #: Over all ranks at first, then over the first ones of each host; None on any other rank.
         self._network: NetworkSum | None = None
-
-    @classmethod
-    def connect(cls, meeting: Meeting) -> SocketPlane:
-        """A plane of ranks that have met.
-
-        Raises:
-            WorkerLostError: they do not reach each other; says which.
-        """
-        plane = cls()
-        plane.join(meeting)
-        return plane
+        self.join(meeting)
 
     def join(self, meeting: Meeting) -> None:
         """Connect this rank with all others of a meeting, and leave those of the one before; `meet` comes next.
@@ -284,7 +280,7 @@ class SocketPlane(ControlPlane):
                 f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
                 "be able to reach each other at any port."
             )
-            lost.unreached = getattr(error, "ranks", frozenset())
+            lost.unreached = error.ranks if isinstance(error, UnreachedError) else frozenset()
             raise lost from None
 
     def leave(self) -> None:

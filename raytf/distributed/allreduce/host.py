@@ -42,7 +42,6 @@ from raytf.distributed.allreduce.array_parts import (
 )
 from raytf.distributed.membership.peer_liveness import (
     PROCESS_LOOK_SECONDS,
-    STOPPED_SECONDS,
     Loss,
     Sign,
     Waiting,
@@ -89,7 +88,6 @@ class HostSum:
         count: how many processes there are, at least two.
         is_over: whether a process of the group is known to be lost; ends every wait.
         secret: at most 32 bytes that the processes of the group know. The name is not secret: the system shows it.
-        stopped_seconds: how long a process may be stopped before it counts as lost.
         is_left: whether a process is known to have left the group; ends the meeting, but no sum.
 
     Raises:
@@ -103,10 +101,9 @@ class HostSum:
         count: int,
         is_over: Callable[[], bool] = lambda: False,
         secret: bytes = b"",
-        stopped_seconds: float = STOPPED_SECONDS,
         is_left: Callable[[], bool] = lambda: False,
     ):
-        self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
+        self.number, self.count, self._is_over = number, count, is_over
         self._secret, self._is_left = secret.ljust(32, b"\0"), is_left
         self._peers: list[tuple[socket.socket, _Process]] = []
         # An abstract address leaves no file to remove.
@@ -298,7 +295,7 @@ class HostSum:
             try:
                 found = peer.recv(1)
             except BlockingIOError:
-                waiting = waiting or Waiting.for_processes(self._stopped_seconds)
+                waiting = waiting or Waiting.for_processes()
                 _check(waiting.look({0: process.sign()}, self._is_over()), process)
                 continue
             if found == mark:

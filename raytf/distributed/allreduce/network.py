@@ -19,7 +19,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -97,7 +96,7 @@ class NetworkSum:
             OrderError: another process adds something else.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("another host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, PIECE_BYTES):
                 dtype = mine[0].dtype
                 # What lies in one place is sent from there, and added to where it is wanted.
@@ -162,7 +161,9 @@ class NetworkSum:
 
     def _sum(self, mine: np.ndarray, total: np.ndarray) -> None:
         if self.count == 2:
-            self._sum_of_two(mine, total)
+            other = 1 - self.number
+            theirs = self._exchange({other: mine}, {other: slice(0, len(mine))})[other]
+            sum_of([mine, theirs] if self.number == 0 else [theirs, mine], total)
             return
         bounds = [len(mine) * i // self.count for i in range(self.count + 1)]
         parts = [slice(bounds[i], bounds[i + 1]) for i in range(self.count)]
@@ -172,11 +173,6 @@ class NetworkSum:
         found = self._exchange(dict.fromkeys(self._peers, total[own]), {n: parts[n] for n in self._peers})
         for n, part in found.items():
             total[parts[n]] = part
-
-    def _sum_of_two(self, mine: np.ndarray, total: np.ndarray) -> None:
-        other = 1 - self.number
-        theirs = self._exchange({other: mine}, {other: slice(0, len(mine))})[other]
-        sum_of([mine, theirs] if self.number == 0 else [theirs, mine], total)
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -275,6 +271,3 @@ class NetworkSum:
 
     def _gone(self, n: int, error: OSError | None = None) -> PeerLostError:
         return PeerLostError(f"Collective: {self._names[n]} is gone" + ("" if error is None else f" ({error})"))
-
-    def _all_or_none(self) -> AbstractContextManager[None]:
-        return all_or_none("another host", bool(self._peers), self.close)

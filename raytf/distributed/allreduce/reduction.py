@@ -94,8 +94,12 @@ class Reduction(Protocol):
     dtype: tf.DType
     extra: int
 
-    def state(self) -> dict[str, keras.Variable]:
-        """What must be saved with the weights."""
+    def state(self, place: int) -> dict[str, keras.Variable]:
+        """Return the variables that must be saved with the weights, by name.
+
+        Args:
+            place: index of this reduction among those of a training step.
+        """
         ...
 
     def encode(
@@ -159,7 +163,7 @@ class FloatReduction:
         sizes = [size * dtype.size for size in layout.sizes]
         self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
 
-    def state(self) -> dict[str, keras.Variable]:
+    def state(self, place: int) -> dict[str, keras.Variable]:
         return {}
 
     def encode(
@@ -247,8 +251,8 @@ class FixedPointReduction:
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
         )
 
-    def state(self) -> dict[str, keras.Variable]:
-        return {"reduction/00000/exponents": self._exponents}
+    def state(self, place: int) -> dict[str, keras.Variable]:
+        return {f"reduction/{place:05d}/exponents": self._exponents}
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor

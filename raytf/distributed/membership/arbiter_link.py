@@ -64,10 +64,6 @@ class ArbiterAddress:
     key: bytes = field(repr=False)
 
 
-def _nothing() -> None:
-    pass
-
-
 def worker_name(node: str, pid: int) -> str:
     """The name under which a worker is known to the arbiter.
 
@@ -198,8 +194,8 @@ class ArbiterLink:
         cls,
         arbiter: ArbiterAddress,
         name: str,
-        waits: Callable[[], None] = _nothing,
-        left_behind: Callable[[], None] = _nothing,
+        waits: Callable[[], None] = lambda: None,
+        left_behind: Callable[[], None] = lambda: None,
     ) -> ArbiterLink:
         """Connect with an arbiter.
 
@@ -222,21 +218,6 @@ class ArbiterLink:
                     raise WorkerLostError(lost) from None
             time.sleep(seconds)
         raise AssertionError("unreachable")
-
-    @property
-    def is_member(self) -> bool:
-        """Whether this worker has been in a generation."""
-        return self.member.has_joined
-
-    @property
-    def is_pause_wanted(self) -> bool:
-        """Whether the members should leave their generation between two steps, since somebody wants to join."""
-        return self.member.is_pause_wanted
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether this worker is no longer a member, since the arbiter does not hear it."""
-        return self.member.is_lost
 
     def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
         """Become a member of the next generation, which this worker waits for; see `Member.joining`.

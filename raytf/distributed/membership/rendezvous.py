@@ -38,7 +38,6 @@ REACH_SECONDS = 10.0
 
 #: A connection with another rank: the rank, and what the connection is for.
 Link = tuple[int, int]
-__all__ = ["DATA", "HEARTBEATS", "MEET_SECONDS", "UnreachedError", "connect_all", "end"]
 
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
@@ -78,7 +77,7 @@ class Meeting:
             OSError: another process listens there.
         """
         own = self.addresses[self.rank]
-        return _listening.pop(own, None) or _listen(*parsed(own))
+        return _listening.pop(own, None) or server_at(*parsed(own))
 
     def close(self) -> None:
         """Do not listen any more, if nobody has taken the socket."""
@@ -107,18 +106,22 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def server_at(host: str) -> socket.socket:
-    """A socket that listens at a free port of this machine, which others reach by an address."""
-    return _listen(host, 0)
-
-
 def parsed(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def server_at(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at a port of this machine, which others reach by the address `host`.
+
+    Args:
+        host: the address.
+        port: by default any that is free.
+
+    Raises:
+        OSError: the port is taken, or none is free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -180,7 +180,7 @@ class TrainStep:
         """What must be saved with the weights."""
         named = {}
         for place, reduction in enumerate(self.reductions):
-            named.update({name.replace("/00000/", f"/{place:05d}/"): v for name, v in reduction.state().items()})
+            named.update(reduction.state(place))
         return named
 
     def functions(self) -> tuple[Any, Any]:

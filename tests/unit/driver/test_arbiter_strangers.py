@@ -177,7 +177,7 @@ def test_what_a_worker_says_cannot_be_changed_or_repeated(change: Callable[[byte
     with serving() as arbiter, relayed(arbiter, change) as far:
         link = ArbiterLink.connect(far, "a")
         link.want(1)
-        wait_until(lambda: link.is_lost, "the arbiter hangs up", 20)
+        wait_until(lambda: link.member.is_lost, "the arbiter hangs up", 20)
         with pytest.raises(LeftBehindError, match="changed, repeated or left out on its way"):
             one(aside(link.join, "h:1", 1))
 
