@@ -69,7 +69,7 @@ class Cleanup:
         self._damaged: list[str] = []
         #: Set where there is something to look at, and the thread that does.
         self._is_due = threading.Event()
-        self._looking: Future[None] | None = None
+        self._retention: Future[None] | None = None
         self._removal: Future[None] | None = None
 
     def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
@@ -88,10 +88,10 @@ class Cleanup:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._begin()
-            if self._looking is None or self._looking.done():
+            if self._retention is None or self._retention.done():
                 return
             with contextlib.suppress(TimeoutError):
-                self._looking.result(max(0.0, deadline - time.monotonic()))
+                self._retention.result(max(0.0, deadline - time.monotonic()))
 
     def remove(self, names: Collection[str]) -> None:
         """Remove what there is of saves that failed, unless an earlier removal is still at work."""
@@ -100,8 +100,8 @@ class Cleanup:
 
     def _begin(self) -> None:
         # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
-        if self._is_due.is_set() and (self._looking is None or self._looking.done()):
-            self._looking = in_thread(self._retain_while_due)
+        if self._is_due.is_set() and (self._retention is None or self._retention.done()):
+            self._retention = in_thread(self._retain_while_due)
 
     def _remove(self, names: Collection[str]) -> None:
         with contextlib.suppress(StorageError):  # what stays is not a checkpoint, and retention finds it later
@@ -121,7 +121,7 @@ class Cleanup:
             # Between the two lists: a folder of the first that is under way no more is complete in the second.
             writing = self._under_way()
             complete = manifest.list_complete(self._run)
-            damaged = {*self._damaged, *self._look(complete)}
+            damaged = {*self._damaged, *self._find_damaged(complete)}
             needed = set(self._needed)
             if self._keep.goal is not None:
                 best = self._keep.goal.best({n: self._values.get(n) for n in complete if n not in damaged})
@@ -137,7 +137,7 @@ class Cleanup:
         except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")
 
-    def _look(self, complete: list[str]) -> list[str]:
+    def _find_damaged(self, complete: list[str]) -> list[str]:
         """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
         damaged = []
         for name in complete:

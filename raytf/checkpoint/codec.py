@@ -130,13 +130,13 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         CheckpointError: the bytes are no safetensors file.
     """
     try:
-        found = safetensors.deserialize(data)
-        if any(tensor["dtype"] not in _KINDS for _, tensor in found):
+        entries = safetensors.deserialize(data)
+        if any(tensor["dtype"] not in _KINDS for _, tensor in entries):
             return safetensors.numpy.load(data)
         # Its own form for numpy does not read the bfloat16 that it writes.
         return {
             name: np.frombuffer(tensor["data"], dtype_of(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
-            for name, tensor in found
+            for name, tensor in entries
         }
     except Exception as error:  # safetensors' own error class is not public
         raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error

@@ -169,12 +169,12 @@ class DurableTier:
             CheckpointError: it is damaged or incomplete.
             StorageError: storage refuses.
         """
-        found = load(self._run, candidate)
-        if found.document.missing:
+        checkpoint = load(self._run, candidate)
+        if checkpoint.document.missing:
             raise CheckpointError(
-                f"checkpoint {candidate}: the manifest's document has no {found.document.missing[0]!r}."
+                f"checkpoint {candidate}: the manifest's document has no {checkpoint.document.missing[0]!r}."
             )
-        return found
+        return checkpoint
 
     def locate(self) -> str:
         """Where checkpoints are, for people."""

@@ -63,8 +63,8 @@ def read(run: Storage) -> VoidStates:
         DamagedFileError: it cannot be read.
         StorageError: storage refuses.
     """
-    found = untrusted_json.read(run, FILE, _SHAPE)
-    states = [] if found is None else found["states"]
+    note = untrusted_json.read(run, FILE, _SHAPE)
+    states = [] if note is None else note["states"]
     return VoidStates.of([(entry["after"], entry["attempts"]) for entry in states])
 
 

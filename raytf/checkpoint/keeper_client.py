@@ -105,13 +105,13 @@ class KeeperClient:
         self._request = dataclasses.replace(self._request, serial=self._request.serial + 1)
         self.begin(wait)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask the keeper, and take its last answer; for any thread, and never waits."""
         if not self._turn.acquire(blocking=False):
             return
         try:
             if self._keeper is not None and not self.is_lost:
-                self._look(self._clock())
+                self._poll(self._clock())
         finally:
             self._turn.release()
 
@@ -125,7 +125,7 @@ class KeeperClient:
         keeper = self._keeper
         return None if keeper is None else keeper.tidy.remote(self._request.attempt)
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         if self._is_gone():
             self.lose()
             return
@@ -138,7 +138,7 @@ class KeeperClient:
                 return
             except ray.exceptions.RayError:
                 pass  # out of reach for the moment
-        order = self._health.look(now, self._question is not None)
+        order = self._health.poll(now, self._question is not None)
         if order is Order.ASK:
             self._question = self._keeper.newest.remote(self._request.attempt)
         elif order is Order.END:
@@ -172,5 +172,5 @@ class KeeperClient:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

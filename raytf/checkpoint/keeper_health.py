@@ -53,16 +53,16 @@ class KeeperHealth:
 
     def begin(self, now: float) -> None:
         """A keeper has given memory."""
-        self._since = self._looked_at = self._asked_at = self._heard_at = now
-        self._told: int | None = None
+        self._since = self._polled_at = self._asked_at = self._heard_at = now
+        self._step: int | None = None
 
-    def look(self, now: float, is_asking: bool) -> Order:
+    def poll(self, now: float, is_asking: bool) -> Order:
         """Look at the keeper.
 
         Args:
             is_asking: whether a question waits for its answer.
         """
-        gap, self._looked_at = now - self._looked_at, now
+        gap, self._polled_at = now - self._polled_at, now
         if gap > _GAP_SECONDS:
             self._heard_at += gap  # nobody listened for so long
         if now - self._heard_at >= SILENT_SECONDS:
@@ -75,7 +75,7 @@ class KeeperHealth:
 
     def hear(self, step: int | None, now: float) -> None:
         """It holds the state after `step`, whole. None while ranks write is no loss: its memory lives as long as it."""
-        self._heard_at, self._told = now, self._told if step is None else step
+        self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
         """The keeper is gone, or its memory is."""
@@ -84,7 +84,7 @@ class KeeperHealth:
     def replace(self, now: float) -> float:
         """The rank has let go of the memory that is lost; returns the seconds before it asks for other memory."""
         self._deaths = self._deaths + 1 if now - self._since < STEADY_SECONDS else 1
-        self.is_lost, self._told = False, None
+        self.is_lost, self._step = False, None
         return pause(self._deaths)
 
     def step(self, now: float) -> int | None:
@@ -93,4 +93,4 @@ class KeeperHealth:
         Returns:
             None for none, and where it has not answered lately.
         """
-        return self._told if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None
+        return self._step if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None

@@ -153,10 +153,10 @@ class MemoryTier:
         self._slots, self._keeping = [], None
         self._sealer.shutdown(wait=False)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
         if self._keeping is not None:
-            self._keeping.look()
+            self._keeping.poll()
 
     @property
     def step(self) -> int | None:
@@ -165,7 +165,7 @@ class MemoryTier:
         Returns:
             None for none.
         """
-        self.look()
+        self.poll()
         return None if self._keeping is None else self._keeping.step
 
     @property
@@ -210,7 +210,7 @@ class MemoryTier:
         """Copy this rank's share of the state; one of the step that was copied last is written over that."""
         began = time.perf_counter()
         self.turns.ask(save.step)
-        self.look()  # the keeper may have freed memory since the last beat, and given other workers the rest
+        self.poll()  # the keeper may have freed memory since the last beat, and given other workers the rest
         if not self._ready() or self._source is None:
             self._book(0.0)  # what was done for it, and will be the next time
             return

@@ -102,8 +102,8 @@ class Keeper:
         with self._lock:
             if self._ledger.is_current(attempt):
                 self._seen_at = time.monotonic()
-            found = generations({"here": self._held().values()}, [attempt])
-            return found[0].step if found else None
+            copies = generations({"here": self._held().values()}, [attempt])
+            return copies[0].step if copies else None
 
     def read(self, path: str) -> np.ndarray:
         """The bytes of a slot, uint8 [n]."""
@@ -118,13 +118,13 @@ class Keeper:
         return function(*arguments)
 
     def _held(self) -> dict[int, HeldShare]:
-        found = {}
+        held = {}
         for number, fd in self._slots.items():
             share = snapshot_slot.head(_mapped(fd))
             if share is not None:
                 place = share.step, share.attempt, share.share, share.shares, share.bytes
-                found[number] = HeldShare(*place, self._path(number))
-        return found
+                held[number] = HeldShare(*place, self._path(number))
+        return held
 
     def _path(self, number: int) -> str:
         return f"/proc/{os.getpid()}/fd/{self._slots[number]}"
@@ -209,11 +209,11 @@ def survey(
 
 
 def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[HeldShare]]:
-    found: dict[str, list[HeldShare]] = {}
+    held: dict[str, list[HeldShare]] = {}
     for answer in done:
         with contextlib.suppress(ray.exceptions.RayError):  # it has just died
-            found[asked[answer]] = ray.get(answer)
-    return found
+            held[asked[answer]] = ray.get(answer)
+    return held
 
 
 def load(run_uri: str, generation: Generation) -> Checkpoint:
@@ -277,9 +277,9 @@ def _name(run_uri: str, node: str) -> str:
 
 
 def _keepers(run_uri: str) -> dict[str, Any]:
-    prefix, found = _prefix(run_uri), {}
+    prefix, keepers = _prefix(run_uri), {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == _NAMESPACE and entry["name"].startswith(prefix):
             with contextlib.suppress(ValueError):  # gone in the meantime
-                found[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
-    return found
+                keepers[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
+    return keepers

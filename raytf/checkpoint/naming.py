@@ -47,12 +47,12 @@ def stamp(now: float | None = None) -> str:
 
 def term_of(name: str) -> int:
     """Return the term of the driver that started the attempt in a file's name; 0 if the name has none."""
-    found = _ATTEMPT_NAME.search(name)
-    return int(found[1] or 0) if found is not None else 0
+    match = _ATTEMPT_NAME.search(name)
+    return int(match[1] or 0) if match is not None else 0
 
 
 def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
     """Return whether a file's name holds an attempt that is over: a known one, or one with a lower number than the
     present one."""
-    found = _ATTEMPT_NAME.search(name)
-    return found is not None and found[0] != present and (found[0] in over or found[0] < present)
+    match = _ATTEMPT_NAME.search(name)
+    return match is not None and match[0] != present and (match[0] in over or match[0] < present)

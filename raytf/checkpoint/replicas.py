@@ -40,7 +40,7 @@ class Replicas:
 
     Attributes:
         agreed: latest step at which all were known to be equal; None for none yet.
-        told: step whose hash was told last.
+        compared_step: step whose hash the ranks compared last; -1 for none yet.
         newest: the hash of the latest copy.
     """
 
@@ -58,20 +58,20 @@ class Replicas:
         self._say, self._event, self._about = say, event, about
         #: Step and hash that are to be told, and those that were.
         self._pending: tuple[int, int] | None = None
-        self._told: tuple[int, int] | None = None
+        self._sent: tuple[int, int] | None = None
         self._drifts = 0
         self.agreed: int | None = None
-        self.told, self.newest = -1, 0
+        self.compared_step, self.newest = -1, 0
 
-    def look(self, step: int) -> None:
+    def hash_weights(self, step: int) -> None:
         """The state after `step` is about to be copied."""
         self.newest = self._digest()
         self._pending = (step, self.newest)
 
     def tell(self) -> int:
         """The hash to tell the other ranks with the next vector of flags; 0 for none."""
-        self._told, self._pending = self._pending, None
-        return 0 if self._told is None else self._told[1]
+        self._sent, self._pending = self._pending, None
+        return 0 if self._sent is None else self._sent[1]
 
     def hear(self, sums: np.ndarray, step: int) -> bool:
         """What all ranks told, added over them; whether the state after `step` was fixed.
@@ -79,14 +79,14 @@ class Replicas:
         Raises:
             ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
         """
-        told, self._told = self._told, None
-        if told is None:
+        sent, self._sent = self._sent, None
+        if sent is None:
             return False
-        self.told = told[0]
+        self.compared_step = sent[0]
         if step_agreement.agree(sums, self._group.world_size):
-            self.agreed = told[0]
+            self.agreed = sent[0]
             return False
-        own = f"{told[1]:016x} {self._about()}".encode()
+        own = f"{sent[1]:016x} {self._about()}".encode()
         everyone = [each.decode().split(" ", 1) for each in gather(self._group, own)]
         verdict = step_agreement.judge([int(value, 16) for value, _ in everyone])
         if verdict is None:
@@ -98,11 +98,18 @@ class Replicas:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:
-            text = f"the weights of {where} differ at step {self.told}, and nobody can say which are right"
+            text = f"the weights of {where} differ at step {self.compared_step}, and nobody can say which are right"
         else:
             others = self._group.world_size - len(verdict.apart)
-            text = f"the weights of {where} differ at step {self.told} from those of the other {others} workers"
-        fields = {"of_step": self.told, "from_step": self.agreed, "ranks": list(verdict.apart), "fixed": is_mended}
+            text = (
+                f"the weights of {where} differ at step {self.compared_step} from those of the other {others} workers"
+            )
+        fields = {
+            "of_step": self.compared_step,
+            "from_step": self.agreed,
+            "ranks": list(verdict.apart),
+            "fixed": is_mended,
+        }
         if self._group.rank == 0:
             self._event("replicas", text=text, **fields)
         if not is_mended or verdict.donor is None:

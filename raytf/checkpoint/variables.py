@@ -65,9 +65,9 @@ _PROGRAM = "_raytf_program"
 PROGRAM_PREFIX = "program/"
 
 
-def keep_program(model: keras.Model, found: Sequence[Any]) -> None:
+def keep_program(model: keras.Model, variables: Sequence[Any]) -> None:
     """Have variables of the program be part of the state: see `raytf.training.model.program_variables`."""
-    vars(model)[_PROGRAM] = list(found)
+    vars(model)[_PROGRAM] = list(variables)
 
 
 def program_of(model: keras.Model) -> list[Any]:
@@ -82,14 +82,14 @@ def _program(model: keras.Model) -> dict[str, Any]:
 def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
     seeds = {id(v) for v in seed_states(model)}
     named: dict[str, keras.Variable] = {}
-    for part, found in (
+    for part, candidates in (
         ("model", [v for v in model.variables if id(v) not in seeds]),
         ("optimizer", optimizer),
         ("own", own),
         ("metrics", metrics),
     ):
         taken = {id(v) for v in named.values()}
-        new = [v for v in found if id(v) not in taken]
+        new = [v for v in candidates if id(v) not in taken]
         # Not the path: it holds layer names that count up with every model made in a process.
         named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(new)})
     return named
@@ -311,9 +311,9 @@ def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) ->
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """State of every random generator that the model can draw from, Keras's global one included."""
-    found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    own = [v for v in model.variables if v.path.endswith("seed_generator_state")]
     everywhere = _keras.global_seed_state()
-    return [*found, everywhere]
+    return [*own, everywhere]
 
 
 def weights_sha256(model: keras.Model) -> str:

@@ -57,8 +57,8 @@ def inspect(run: Storage) -> list[CheckpointFinding]:
         name, _, inner = file.name.partition("/")
         if inner and naming.split_name(name)[0] >= 0:
             folders.setdefault(name, {})[inner] = file.bytes
-    found = (_look(run, name, folders[name]) for name in naming.restore_order(folders))
-    return [finding for finding in found if finding is not None]
+    findings = (_inspect(run, name, folders[name]) for name in naming.restore_order(folders))
+    return [finding for finding in findings if finding is not None]
 
 
 def verify(run: Storage) -> list[CheckpointFinding]:
@@ -88,7 +88,7 @@ def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
     return whole[order[0]] if order else None
 
 
-def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
+def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
     """A finding by sizes.
 
     Returns:

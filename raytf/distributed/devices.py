@@ -152,12 +152,12 @@ def set_memory(
         mine: finds this process's GPUs.
     """
     devices = config.list_physical_devices("GPU")
-    found = mine() if devices and share < 1 else []
+    gpus = mine() if devices and share < 1 else []
     try:
         for i, device in enumerate(devices):
-            if i < len(found):
+            if i < len(gpus):
                 parts = [
-                    config.LogicalDeviceConfiguration(memory_limit=nvidia_driver.part_mib(found[i].memory_bytes, share))
+                    config.LogicalDeviceConfiguration(memory_limit=nvidia_driver.part_mib(gpus[i].memory_bytes, share))
                 ]
                 config.set_logical_device_configuration(device, parts)
             else:

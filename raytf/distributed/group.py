@@ -136,8 +136,8 @@ def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
 
 def compute_devices() -> Sequence[str]:
     """The GPUs that this process sees; without any, its logical CPUs."""
-    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return [device.name for device in found]
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
 
 
 def central_storage() -> SingleWorkerGroup:

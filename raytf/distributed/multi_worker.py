@@ -56,9 +56,9 @@ def own_gpu() -> tuple[str, str] | None:
     """
     if not tf.config.list_logical_devices("GPU"):
         return None
-    found = nvidia_driver.mine()
-    if found:
-        return found[0].uuid, found[0].name
+    gpus = nvidia_driver.mine()
+    if gpus:
+        return gpus[0].uuid, gpus[0].name
     # The UUID is unknown; on one host no two GPUs have the same number.
     return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
@@ -187,9 +187,9 @@ class MultiWorkerGroup:
     def _connect(self) -> None:
         """Make a first sum, during which NCCL connects all GPUs."""
         first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
-        found = float(first()[0])
-        if found != self.world_size:
-            raise GpuError(f"NCCL's sum of {self.world_size} ones is {found:g}. {_WITHOUT_NCCL}")
+        total = float(first()[0])
+        if total != self.world_size:
+            raise GpuError(f"NCCL's sum of {self.world_size} ones is {total:g}. {_WITHOUT_NCCL}")
 
 
 def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:

@@ -60,7 +60,7 @@ class Callers:
         self._server, self._size, self._seconds, self._clock = server, size, seconds, clock
         self._most = most_callers() if most is None else most
         #: What each has said so far, and when it connected; the oldest first.
-        self._said: dict[socket.socket, tuple[bytes, float]] = {}
+        self._received: dict[socket.socket, tuple[bytes, float]] = {}
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
@@ -70,7 +70,7 @@ class Callers:
 
     def __exit__(self, *error: object) -> None:
         self._selector.close()
-        for peer in self._said:
+        for peer in self._received:
             peer.close()
         self._server.close()
 
@@ -83,11 +83,11 @@ class Callers:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._server:
                 self._accept()
-            elif key.fileobj in self._said:
-                said = self._hear(key.fileobj)
-                if said is not None:
-                    yield key.fileobj, said
-        while self._said and self._clock() - next(iter(self._said.values()))[1] > self._seconds:
+            elif key.fileobj in self._received:
+                message = self._hear(key.fileobj)
+                if message is not None:
+                    yield key.fileobj, message
+        while self._received and self._clock() - next(iter(self._received.values()))[1] > self._seconds:
             self._drop_oldest()
 
     def _accept(self) -> None:
@@ -96,41 +96,41 @@ class Callers:
         except BlockingIOError:
             return
         except OSError:  # mostly, this process has too many open files
-            if self._said:
+            if self._received:
                 self._drop_oldest()
             else:
                 time.sleep(_FULL_SECONDS)
             return
         peer.setblocking(False)
-        self._said[peer] = b"", self._clock()
+        self._received[peer] = b"", self._clock()
         self._selector.register(peer, selectors.EVENT_READ)
-        if len(self._said) > self._most:
+        if len(self._received) > self._most:
             self._drop_oldest()
 
     def _hear(self, peer: Any) -> bytes | None:
         """Return what a caller has said, if that is all; one that has hung up is forgotten."""
-        before, began = self._said[peer]
+        before, began = self._received[peer]
         try:
             more = peer.recv(self._size - len(before))
         except BlockingIOError:
             return None
         except OSError:
             more = b""
-        said = before + more
-        if more and len(said) < self._size:
-            self._said[peer] = said, began
+        received = before + more
+        if more and len(received) < self._size:
+            self._received[peer] = received, began
             return None
         self._selector.unregister(peer)
-        del self._said[peer]
+        del self._received[peer]
         if not more:
             peer.close()
             return None
         peer.setblocking(True)
-        return said
+        return received
 
     def _drop_oldest(self) -> None:
-        peer = next(iter(self._said))
-        del self._said[peer]
+        peer = next(iter(self._received))
+        del self._received[peer]
         with contextlib.suppress(KeyError):
             self._selector.unregister(peer)
         peer.close()

@@ -96,8 +96,8 @@ class Giver:
         answers: list[Future[bool]] = []
         with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:
             while len(answers) < takers and not is_over() and time.monotonic() - began < SILENT_SECONDS:
-                for peer, said in callers.calls(_LOOK_SECONDS):
-                    if hmac.compare_digest(said, self._word):
+                for peer, message in callers.calls(_LOOK_SECONDS):
+                    if hmac.compare_digest(message, self._word):
                         answers.append(pool.submit(_serve, peer, views))
                     else:
                         peer.close()  # a stranger

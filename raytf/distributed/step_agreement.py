@@ -32,10 +32,10 @@ def all_equal(sums: np.ndarray, world_size: int) -> bool:
         sums: [64] each bit, summed over the ranks.
         world_size: number of ranks.
     """
-    told = np.rint(sums)
-    if 0 < told[0] < world_size:  # hashes of CPUs and of devices cannot be compared
+    counts = np.rint(sums)
+    if 0 < counts[0] < world_size:  # hashes of CPUs and of devices cannot be compared
         return True
-    return bool(((told == 0) | (told == world_size)).all())
+    return bool(((counts == 0) | (counts == world_size)).all())
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class StepFlag(enum.IntEnum):
 LENGTH = len(StepFlag) + BITS
 
 
-def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
+def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
     """Flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
     flags = np.zeros(LENGTH, np.float32)
-    for flag, value in given.items():
+    for flag, value in values.items():
         flags[flag] = value
     flags[len(StepFlag) :] = bits_of(weights_hash)
     return flags

@@ -92,16 +92,18 @@ def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | N
     )
 
 
-def chained(chain: bytes, step: int, told: Sequence[tuple[float, float]], digests: Sequence[bytes]) -> bytes:
+def chained(
+    chain: bytes, step: int, losses_and_rates: Sequence[tuple[float, float]], digests: Sequence[bytes]
+) -> bytes:
     """The chain after some steps: SHA-256 of the chain before a step, its number, loss, learning rate and digests.
 
     Args:
         chain: before them, 32 bytes.
         step: the first one, from 1.
-        told: loss and learning rate of each, float32.
+        losses_and_rates: loss and learning rate of each, float32.
         digests: of each; empty where steps have none.
     """
-    for place, numbers in enumerate(told):
+    for place, numbers in enumerate(losses_and_rates):
         digest = digests[place] if len(digests) else b""
         chain = hashlib.sha256(chain + struct.pack("<qff", step + place, *numbers) + digest).digest()
     return chain

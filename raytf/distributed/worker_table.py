@@ -77,8 +77,10 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
     out = io.StringIO()
     Console(file=out, width=_WIDTH).print(shown)
     cluster = json.loads(processes[0]["tf_config"] or "{}").get("cluster")
-    told = f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
-    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), told])
+    config_line = (
+        f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
+    )
+    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), config_line])
 
 
 def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
@@ -115,8 +117,8 @@ def _devices(serves: bool) -> list[str]:
 
     found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices
     kinds = ("TPU", "GPU", "CPU")
-    found = next(devices for kind in kinds if (devices := found_by(kind)))
-    return [f"{d.device_type}:{d.name.rpartition(':')[2]}{_details(d)}" for d in found]
+    computing = next(devices for kind in kinds if (devices := found_by(kind)))
+    return [f"{d.device_type}:{d.name.rpartition(':')[2]}{_details(d)}" for d in computing]
 
 
 def _details(device: Any) -> str:

@@ -47,14 +47,14 @@ def cut(sizes: Sequence[int], most: int) -> list[range]:
         sizes: the tensors' bytes on the wire.
         most: bytes in a bucket, unless it is a single tensor.
     """
-    found: list[range] = []
+    ranges: list[range] = []
     end, held = len(sizes), 0
     for i in reversed(range(len(sizes))):
         if i + 1 < end and held + sizes[i] > most:
-            found.append(range(i + 1, end))
+            ranges.append(range(i + 1, end))
             end, held = i + 1, 0
         held += sizes[i]
-    return [*([range(end)] if end else []), *reversed(found)]
+    return [*([range(end)] if end else []), *reversed(ranges)]
 
 
 def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
@@ -66,12 +66,12 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
             the others.
         most: bytes in a bucket; None for one bucket of each kind.
     """
-    found = []
+    ranges = []
     for begin, end in pairwise([0, compressed, len(numbers)]):
         sizes = [n * (2 if end <= compressed else 4) for n in numbers[begin:end]]
         parts = cut(sizes, sum(sizes) if most is None else most)
-        found += [range(begin + part.start, begin + part.stop) for part in parts]
-    return found
+        ranges += [range(begin + part.start, begin + part.stop) for part in parts]
+    return ranges
 
 
 def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -102,13 +102,13 @@ class Buckets:
             is_last: whether the tensors include this worker's last shard; None where there is no loop.
             tensors: summed over the shards so far.
         """
-        found: dict[int, list[tf.Tensor]] = {}
+        sums: dict[int, list[tf.Tensor]] = {}
         for place in reversed(range(len(self._parts))):
             part = self._parts[place]
             # Each waits for the sum before it, not for all gradients.
-            own = after(found.get(place + 1, []), tensors[part.start : part.stop])
-            found[place] = self._one(place, is_last, own)
-        return [tensor for place in range(len(self._parts)) for tensor in found[place]]
+            own = after(sums.get(place + 1, []), tensors[part.start : part.stop])
+            sums[place] = self._one(place, is_last, own)
+        return [tensor for place in range(len(self._parts)) for tensor in sums[place]]
 
     def _one(self, place: int, is_last: tf.Tensor | None, own: list[tf.Tensor]) -> list[tf.Tensor]:
         if is_last is None:

@@ -88,8 +88,8 @@ class ControlPlane(abc.ABC):
         """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
-        found = self._sum_before(table.view(np.int32))
-        return [each.tobytes().rstrip(b"\0") for each in found.view(np.uint8)]
+        rows = self._sum_before(table.view(np.int32))
+        return [each.tobytes().rstrip(b"\0") for each in rows.view(np.uint8)]
 
     def meet(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
         """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
@@ -134,8 +134,8 @@ class ControlPlane(abc.ABC):
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
-    found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
-    return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]
+    arrays = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
+    return [tf.ensure_shape(each, t.shape) for each, t in zip(arrays, tensors, strict=True)]
 
 
 @contextlib.contextmanager
@@ -318,12 +318,12 @@ class SocketPlane(ControlPlane):
     def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
         """Sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
         with self._hanging_up():
-            found = list(values) if self.on_host is None else self.on_host.add(*values)
+            sums = list(values) if self.on_host is None else self.on_host.add(*values)
             if self._network is not None:
-                found = self._network.add(*found)
+                sums = self._network.add(*sums)
             if self.on_host is not None and self.hosts > 1:
-                found = self.on_host.hand_out(*found)
-        return found
+                sums = self.on_host.hand_out(*sums)
+        return sums
 
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:

@@ -186,23 +186,23 @@ class HostSum:
         with contextlib.closing(_server(address, self.count)) as server:
             try:
                 os.ftruncate(descriptor, size)
-                found: dict[int, socket.socket] = {}
+                callers: dict[int, socket.socket] = {}
                 deadline = time.monotonic() + _MEET_SECONDS
                 server.settimeout(_MEET_LOOK_SECONDS)
-                while len(found) < self.count - 1:
+                while len(callers) < self.count - 1:
                     self._check_time(deadline)
                     try:
                         peer, _ = server.accept()
                     except TimeoutError:
                         continue
                     caller = self._caller(peer)
-                    if caller is None or caller in found:
+                    if caller is None or caller in callers:
                         peer.close()  # a stranger
                     else:
-                        found[caller] = peer
-                for number in sorted(found):
-                    socket.send_fds(found[number], [b"\0"], [descriptor])
-                    self._add_peer(found[number])
+                        callers[caller] = peer
+                for number in sorted(callers):
+                    socket.send_fds(callers[number], [b"\0"], [descriptor])
+                    self._add_peer(callers[number])
                 return mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)
@@ -293,14 +293,14 @@ class HostSum:
         waiting: Waiting | None = None
         while True:
             try:
-                found = peer.recv(1)
+                received = peer.recv(1)
             except BlockingIOError:
                 waiting = waiting or Waiting.for_processes()
-                _check(waiting.look({0: process.sign()}, self._is_over()), process)
+                _check(waiting.check_signs({0: process.sign()}, self._is_over()), process)
                 continue
-            if found == mark:
+            if received == mark:
                 return
-            if found:
+            if received:
                 raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
             raise PeerLostError("Collective: a worker of this host is gone")
 

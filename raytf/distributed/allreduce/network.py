@@ -84,9 +84,9 @@ class NetworkSum:
         Raises:
             OSError: the ranks did not connect; says which.
         """
-        found = connect_all(meeting, silent_seconds)
+        connections = connect_all(meeting, silent_seconds)
         names = [f"rank {rank} at {address}" for rank, address in enumerate(meeting.addresses)]
-        return cls(meeting.rank, names, found[DATA], found[HEARTBEATS], silent_seconds)
+        return cls(meeting.rank, names, connections[DATA], connections[HEARTBEATS], silent_seconds)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
         """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
@@ -100,15 +100,15 @@ class NetworkSum:
             for mine, total, size in pieces(values, out, PIECE_BYTES):
                 dtype = mine[0].dtype
                 # What lies in one place is sent from there, and added to where it is wanted.
-                own, found = (
+                own, target = (
                     each[0] if len(each) == 1 else memory[: size * dtype.itemsize].view(dtype)
                     for each, memory in ((mine, self._mine), (total, self._total))
                 )
                 if len(mine) > 1:
                     copy_in(mine, own)
-                self._sum(own, found)
+                self._sum(own, target)
                 if len(total) > 1:
-                    copy_out(found, total)
+                    copy_out(target, total)
             if time.monotonic() - self._heard_at > self._hear_seconds:
                 self._heard_at = time.monotonic()
                 for n in self._peers:
@@ -168,10 +168,10 @@ class NetworkSum:
         bounds = [len(mine) * i // self.count for i in range(self.count + 1)]
         parts = [slice(bounds[i], bounds[i + 1]) for i in range(self.count)]
         own = parts[self.number]
-        found = self._exchange({n: mine[parts[n]] for n in self._peers}, dict.fromkeys(self._peers, own))
-        sum_of([mine[own] if n == self.number else found[n] for n in range(self.count)], total[own])
-        found = self._exchange(dict.fromkeys(self._peers, total[own]), {n: parts[n] for n in self._peers})
-        for n, part in found.items():
+        received = self._exchange({n: mine[parts[n]] for n in self._peers}, dict.fromkeys(self._peers, own))
+        sum_of([mine[own] if n == self.number else received[n] for n in range(self.count)], total[own])
+        received = self._exchange(dict.fromkeys(self._peers, total[own]), {n: parts[n] for n in self._peers})
+        for n, part in received.items():
             total[parts[n]] = part
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class NetworkSum:
                 else:
                     poll.unregister(descriptor)
             if not ready:
-                self._look({*awaited, *left})
+                self._check_heartbeats({*awaited, *left})
         self._sequence = (self._sequence + 1) % 2**32
         return {n: self._theirs[n][_HEAD.size : _HEAD.size + length].view(dtype) for n, length in lengths.items()}
 
@@ -245,9 +245,9 @@ class NetworkSum:
                 f"{sequence} instead of {length} of type {dtype.num} as {self._sequence}), which is a mistake"
             )
 
-    def _look(self, numbers: Iterable[int]) -> None:
+    def _check_heartbeats(self, numbers: Iterable[int]) -> None:
         """Check whether processes that are waited for still send heartbeats."""
-        loss = self._waiting.look({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
+        loss = self._waiting.check_signs({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
         if loss is not None and loss.number is not None:
             name = self._names[loss.number]
             raise PeerLostError(f"Collective: {name} has been silent for {self._silent_seconds:g} s")

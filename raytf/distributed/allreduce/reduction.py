@@ -189,13 +189,13 @@ class FloatReduction:
         outputs: int = 0,
     ) -> Reduced:
         if all_reduce is None:
-            summed, rows, found = compute(tf.zeros([0]), None)
+            summed, rows, own_slices = compute(tf.zeros([0]), None)
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
-            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), found)
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), own_slices)
         early = None
         if self._overlap is not None:
             early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
-        summed, rows, found = compute(tf.zeros([0]), early)
+        summed, rows, own_slices = compute(tf.zeros([0]), early)
         beside = [tf.cast(placed(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
             *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
@@ -204,7 +204,7 @@ class FloatReduction:
         finite = all_finite(tensors)
         tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
         row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
-        return Reduced(tensors, row, flags_sum, finite, found)
+        return Reduced(tensors, row, flags_sum, finite, own_slices)
 
     def settle(self, reduced: Reduced) -> None:
         """A step needs nothing of the one before."""
@@ -286,7 +286,7 @@ class FixedPointReduction:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, matrix, found = compute(self.scales(used), early)
+            summed, matrix, own_slices = compute(self.scales(used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
                 if audit is None:
@@ -301,7 +301,7 @@ class FixedPointReduction:
                 matrix = words.bits(bits)
             largest = _largest(matrix[:total_shards], self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
-            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *found, *summed)
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *own_slices, *summed)
 
         # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
         rows = total_shards if audit is None else total_shards + 1
@@ -315,7 +315,7 @@ class FixedPointReduction:
         shapes = *invariants, *(s.shape for s in slices), *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again
-        found, sums = sums[: len(slices)], sums[len(slices) :]
+        own_slices, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
         beside, every, matrix = self.extra + self.digest_width(len(slices) - outputs), matrix, matrix[:total_shards]
@@ -328,7 +328,7 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
-        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), own_slices, following)
         if self._digests is None:
             return reduced
         digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])

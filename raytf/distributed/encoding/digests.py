@@ -45,8 +45,8 @@ def columns(tensors: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
     if kind == DigestKind.DEVICE:
         return of_sums(tf.stack([_device_digest(each) for each in tensors]))
     # As few operations as can be: where weights are small, they cost more than the bytes.
-    found = tf.concat([_digest(each, kind == DigestKind.FOLDED) for each in tensors], 0)
-    return tf.bitcast(tf.reshape(found, [-1, COLUMNS, 4]), tf.float32)
+    fingerprints = tf.concat([_digest(each, kind == DigestKind.FOLDED) for each in tensors], 0)
+    return tf.bitcast(tf.reshape(fingerprints, [-1, COLUMNS, 4]), tf.float32)
 
 
 def of_sums(sums: tf.Tensor) -> tf.Tensor:
@@ -140,8 +140,8 @@ def _device_digest(tensor: tf.Tensor) -> tf.Tensor:
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """[N, 8] uint8, of each row of [N, ...]."""
-    found = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
-    return tf.ensure_shape(found, [rows.shape[0], STEP_BYTES])
+    fingerprints = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
+    return tf.ensure_shape(fingerprints, [rows.shape[0], STEP_BYTES])
 
 
 def _sums_as_bytes(rows: tf.Tensor) -> tf.Tensor:

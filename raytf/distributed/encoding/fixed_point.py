@@ -76,8 +76,10 @@ class EachTensor:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        found = [self._encode(part, tensors, weight, scales) for part in self.parts]
-        return [each for encoded, _ in found for each in encoded], tf.concat([largest for _, largest in found], 0)
+        encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
+        return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
+            [largest for _, largest in encoded_parts], 0
+        )
 
     def _encode(
         self, part: range, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -127,9 +129,9 @@ class InBlocks:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         factors, encoded, largest = scales * weight, [], []
         for part, encoder in zip(self._ranges, self._encoders, strict=True):
-            whole, found = encoder([tensors[i] for i in part], factors[part.start : part.stop])
+            whole, part_largest = encoder([tensors[i] for i in part], factors[part.start : part.stop])
             encoded.append(whole)
-            largest.append(found)
+            largest.append(part_largest)
         return encoded, tf.concat(largest, 0) * weight
 
     def _encode(self, place: int, tensors: list[tf.Tensor], factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -144,10 +146,10 @@ class InBlocks:
         return digests.of_sums(tf.concat(sums, 0))
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        found = []
+        tensors = []
         for part, decoder, whole in zip(self._ranges, self._decoders, sums, strict=True):
-            found += decoder(whole, steps[part.start : part.stop])
-        return found
+            tensors += decoder(whole, steps[part.start : part.stop])
+        return tensors
 
     def _decode(self, place: int, whole: tf.Tensor, steps: tf.Tensor) -> list[tf.Tensor]:
         blocks = self._blocks[place]
@@ -231,12 +233,12 @@ class Blocks:
         """The tensors from [blocks, SIZE]."""
         cuts = [cut for size in self._sizes for cut in ([size, -size % SIZE] if size % SIZE else [size])]
         parts = iter(tf.split(tf.reshape(blocks, [-1]), cuts))
-        found = []
+        tensors = []
         for size, shape in zip(self._sizes, self._shapes, strict=True):
-            found.append(tf.reshape(next(parts), shape))
+            tensors.append(tf.reshape(next(parts), shape))
             if size % SIZE:
                 next(parts)
-        return found
+        return tensors
 
 
 def tree(counts: Sequence[int]) -> list[np.ndarray]:

@@ -110,8 +110,8 @@ def _places(
         known = [tf.constant(count, tf.int64) for count in counts]
         begin = tf.cast(shards.start, tf.int64)
         return [count * begin for count in known], [count * total_shards for count in known]
-    found = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
-    (every,) = all_reduce([placed(found[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
+    own_counts = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
+    (every,) = all_reduce([placed(own_counts[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
     before, total = tf.reduce_sum(every[: shards.start], 0), tf.reduce_sum(every, 0)
     return tf.unstack(before, len(own)), tf.unstack(total, len(own))
 

@@ -76,23 +76,23 @@ def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
         reading: of the GPU.
         share: of the GPU that this worker was given, at most 1. Others have the rest, and may be using it.
     """
-    found = []
+    complaints = []
     if reading.uncorrected:
-        found.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
+        complaints.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
     if reading.is_worn:
-        found.append(GpuComplaint("rows of its memory are broken and could not be replaced"))
+        complaints.append(GpuComplaint("rows of its memory are broken and could not be replaced"))
     if reading.is_remapping:
-        found.append(GpuComplaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
+        complaints.append(GpuComplaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
     reasons = [text for bit, text in SLOW.items() if reading.slow and reading.slow & bit]
     if reasons:
-        found.append(GpuComplaint(" and ".join(reasons), passes=True))
+        complaints.append(GpuComplaint(" and ".join(reasons), passes=True))
     all_bytes = reading.gpu.memory_bytes - reading.display_bytes
     wanted = int(FREE * min(share, 1.0) * all_bytes)
     if reading.free_bytes < wanted:
         held = "another process holds the rest" if reading.processes else "it is not known what holds the rest"
         text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
-        found.append(GpuComplaint(text, passes=True))
-    return found
+        complaints.append(GpuComplaint(text, passes=True))
+    return complaints
 
 
 def _gib(count: float) -> str:

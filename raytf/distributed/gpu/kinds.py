@@ -17,8 +17,8 @@ def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
     Args:
         about: the node's entry in `ray.nodes()`.
     """
-    found = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
-    return next(found, str(about.get("Labels", {}).get(_LABEL, "")))
+    kinds = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
+    return next(kinds, str(about.get("Labels", {}).get(_LABEL, "")))
 
 
 def one_kind(
@@ -46,7 +46,7 @@ def nodes_of(kinds: Mapping[str, str], kind: str | None) -> set[str]:
     return {node for node, other in kinds.items() if other == kind}
 
 
-def said(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
+def left_out_text(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
     """What to tell the user about nodes that are left out, and what to do about it."""
     nodes = ", ".join(f"{node[:8]} ({kinds[node] or 'unknown kind'})" for node in sorted(left_out))
     return (

@@ -81,12 +81,12 @@ def part_mib(memory_bytes: int, share: float) -> int:
 
 def visible(setting: str) -> list[str]:
     """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid or repeated."""
-    found: list[str] = []
+    names: list[str] = []
     for part in (part.strip() for part in setting.split(",")):
-        if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in found:
+        if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in names:
             break
-        found.append(part)
-    return found
+        names.append(part)
+    return names
 
 
 @contextmanager
@@ -181,12 +181,12 @@ def _ask() -> str:
 
 def _explain(driver: ctypes.CDLL, code: int) -> str:
     """An error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
-    said = []
+    texts = []
     for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
         text = ctypes.c_char_p()
         if not ask(code, ctypes.byref(text)) and text.value:
-            said.append(text.value.decode(errors="replace"))
-    return ": ".join(said) or f"CUDA error {code}"
+            texts.append(text.value.decode(errors="replace"))
+    return ": ".join(texts) or f"CUDA error {code}"
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:

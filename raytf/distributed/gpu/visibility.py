@@ -25,7 +25,7 @@ KINDS = "TF_ENABLED_DEVICE_TYPES"
 HIDDEN = {VISIBLE: "", KINDS: "CPU"}
 
 
-def given() -> list[str] | None:
+def assigned_gpus() -> list[str] | None:
     """Ray's ids of the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
     if not ray.is_initialized():
         return None
@@ -38,7 +38,7 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
     Call it before TensorFlow makes an operation, and best before TensorFlow is loaded.
 
     Args:
-        gpus: from `given`.
+        gpus: from `assigned_gpus`.
         environ: the process's environment.
     """
     if gpus is None:
@@ -53,7 +53,7 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
 
 def hide_unless_given() -> None:
     """Call `heed` for the GPUs that Ray gave to this process."""
-    heed(given())
+    heed(assigned_gpus())
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidi
     """Check that the driver works, in a process that was given GPUs.
 
     Args:
-        gpus: from `given`.
+        gpus: from `assigned_gpus`.
         trouble: says what is wrong with the driver; empty if nothing is.
 
     Raises:
@@ -121,17 +121,17 @@ def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidi
         raise missing(gpus or (), 0, wrong)
 
 
-def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
+def demand(gpus: Sequence[str] | None, devices: Sequence[Any]) -> None:
     """Check that TensorFlow has found the GPUs that this process was given.
 
     Args:
-        gpus: from `given`.
-        found: TensorFlow's physical devices of the kind GPU.
+        gpus: from `assigned_gpus`.
+        devices: TensorFlow's physical devices of the kind GPU.
 
     Raises:
         GpuError: there are fewer; names the node and, if possible, why.
     """
-    if not gpus or len(found) >= len(gpus):
+    if not gpus or len(devices) >= len(gpus):
         return
     lacking = nvidia_driver.missing_libraries()
     why = nvidia_driver.trouble() or (
@@ -139,15 +139,15 @@ def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
         if lacking
         else "the driver works, and TensorFlow does not say why"
     )
-    raise missing(gpus, len(found), why)
+    raise missing(gpus, len(devices), why)
 
 
-def missing(gpus: Sequence[str], found: int, why: str) -> GpuError:
+def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
     """The error for GPUs that Ray gave and that are not there, in one line."""
     numbers = f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
     address, node = here()
     return GpuError(
-        f"node {address}: Ray gave this worker {numbers}, and {found or 'none'} can be used: {' '.join(why.split())}",
+        f"node {address}: Ray gave this worker {numbers}, and {usable or 'none'} can be used: {' '.join(why.split())}",
         node=node,
     )
 

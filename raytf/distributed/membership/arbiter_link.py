@@ -262,11 +262,11 @@ class ArbiterLink:
         answer = self._answer()
         if "end" in answer:
             self._answers.put(answer)  # for whoever asks next
-        found = self.member.take(answer)
-        rank, number = found.members.index(self.member.name), found.number
-        key = group_key(self._session.secret, number, found.members, answer["nonce"])
+        generation = self.member.take(answer)
+        rank, number = generation.members.index(self.member.name), generation.number
+        key = group_key(self._session.secret, number, generation.members, answer["nonce"])
         is_over, is_lost = partial(self.member.is_over, number), partial(self.member.is_broken, number)
-        return found, Meeting(rank, found.addresses, key, is_over, is_lost)
+        return generation, Meeting(rank, generation.addresses, key, is_over, is_lost)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices

@@ -130,9 +130,9 @@ class Membership:
         if self.generation is None:
             return []
         known = {"pause": lambda: self.is_pause_wanted, "lost": lambda: self._lost, "left": lambda: self._ready}
-        found = [kind for kind, is_so in known.items() if kind not in self._told and is_so()]
-        self._told.update(found)
-        return found
+        kinds = [kind for kind, is_so in known.items() if kind not in self._told and is_so()]
+        self._told.update(kinds)
+        return kinds
 
     def join(self, name: str, place: Place, wanted: int) -> Generation | None:
         """A worker wants to join; returns the next generation, if it can begin.
@@ -190,7 +190,7 @@ class Membership:
         node = node_of(name)
         return node in self._cut_off and node not in map(node_of, self.living)
 
-    def look(self) -> None:
+    def count_look(self) -> None:
         """Some time has passed."""
         self._cut_off = {node: looks - 1 for node, looks in self._cut_off.items() if looks > 1}
 
@@ -277,10 +277,10 @@ class Membership:
         """Who is to leave now: those without whom others have the state."""
         living = self.living
         here = {*living, *self._joining}
-        found = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
+        leaving = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
         # While a generation trains all of its members have the state; after a meeting that failed some may not.
         having = {name for name in living if name not in self._ready or self._ready[name].step >= 0}
-        return found if (having or set(living)) - found else set()
+        return leaving if (having or set(living)) - leaving else set()
 
     def _coming(self) -> list[str]:
         """Who can join now."""

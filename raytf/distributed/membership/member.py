@@ -139,9 +139,9 @@ class Member:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
             raise DismissedError("the others go on without this worker, as planned")
-        found: Generation = answer["generation"]
-        self.number, self._has_met = found.number, False
-        return found
+        generation: Generation = answer["generation"]
+        self.number, self._has_met = generation.number, False
+        return generation
 
     def met(self) -> None:
         """The ranks of the generation have met."""

@@ -135,7 +135,7 @@ class Waiting:
         """
         return cls(math.floor(silent_seconds / BEAT_SECONDS) + 1)
 
-    def look(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:
+    def check_signs(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:
         """Return a loss, for which the sum cannot end; None while the processes are to be waited for.
 
         Args:

@@ -218,7 +218,7 @@ class MeetingPoint:
             is_over: whether the generation is known to be over.
 
         Raises:
-            ConnectionAbortedError, UnreachedError: as `look`.
+            ConnectionAbortedError, UnreachedError: as `poll`.
         """
         self._check_over(is_over)
         if now >= self._deadline or not isinstance(error, ConnectionRefusedError):
@@ -262,7 +262,7 @@ class MeetingPoint:
         """
         raise ConnectionError(f"{self._names({rank})} {text}")
 
-    def look(self, now: float, is_over: bool) -> None:
+    def poll(self, now: float, is_over: bool) -> None:
         """Check whether to wait any longer; to be called again and again while this rank waits.
 
         Args:
@@ -320,15 +320,15 @@ def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = M
             links.call()
             links.answer(server)
         links.hear()
-        for (_, purpose), peer in links.found.items():
+        for (_, purpose), peer in links.connections.items():
             close_in_children(peer)
             _watch(peer, silent_seconds if purpose == HEARTBEATS else None)
     except BaseException:
-        for peer in links.found.values():
+        for peer in links.connections.values():
             peer.close()
         raise
     return {
-        kind: {rank: peer for (rank, purpose), peer in links.found.items() if purpose == kind}
+        kind: {rank: peer for (rank, purpose), peer in links.connections.items() if purpose == kind}
         for kind in (DATA, HEARTBEATS)
     }
 
@@ -348,20 +348,20 @@ class _Links:
         deadline: until when, by the monotonic clock.
 
     Attributes:
-        found: connections by (rank, purpose).
+        connections: by (rank, purpose).
     """
 
     def __init__(self, meeting: Meeting, deadline: float):
         self._meeting, self._deadline = meeting, deadline
         self._point = MeetingPoint(meeting.rank, meeting.addresses, deadline)
-        self.found: dict[Link, socket.socket] = {}
+        self.connections: dict[Link, socket.socket] = {}
         self._proofs: dict[Link, bytes] = {}
 
     def call(self) -> None:
         """Call the ranks before this one."""
         while (link := self._point.to_call) is not None:
             rank, purpose = link
-            self.found[link] = peer = self._dialed(rank)
+            self.connections[link] = peer = self._dialed(rank)
             what = struct.pack("<iii16s", self._meeting.rank, rank, purpose, secrets.token_bytes(16))
             try:
                 peer.sendall(what + self._proof(b"call", what))
@@ -374,27 +374,27 @@ class _Links:
         """Answer the ranks after this one. Who does not say at once who it is holds up nobody."""
         with Callers(server, _CALL.size) as callers:
             while self._point.awaits_calls:
-                self._look()
+                self._poll()
                 for peer, call in callers.calls(self._patience()):
                     self._greet(peer, call)
 
     def hear(self) -> None:
         """Wait until the ranks before this one have answered."""
         while (link := self._point.to_hear) is not None:
-            peer, found = self.found[link], b""
-            while len(found) < _PROOF_BYTES:
-                self._look()
+            peer, answer = self.connections[link], b""
+            while len(answer) < _PROOF_BYTES:
+                self._poll()
                 peer.settimeout(max(0.001, self._patience()))
                 try:
-                    more = peer.recv(_PROOF_BYTES - len(found))
+                    more = peer.recv(_PROOF_BYTES - len(answer))
                 except TimeoutError:
                     continue
                 except OSError as error:
                     self._point.lose(link[0], f"did not answer: {error}")
                 if not more:
                     self._point.lose(link[0], "has hung up")
-                found += more
-            self._point.heard(hmac.compare_digest(found, self._proofs[link]))
+                answer += more
+            self._point.heard(hmac.compare_digest(answer, self._proofs[link]))
 
     def _greet(self, peer: socket.socket, call: bytes) -> None:
         what = call[:-_PROOF_BYTES]
@@ -402,7 +402,7 @@ class _Links:
         if not self._point.answers((rank, purpose), called, hmac.compare_digest(proof, self._proof(b"call", what))):
             peer.close()  # a stranger, such as who looks for open ports
             return
-        self.found[rank, purpose] = peer
+        self.connections[rank, purpose] = peer
         try:
             peer.sendall(self._proof(b"answer", what))
         except OSError as error:
@@ -432,7 +432,7 @@ class _Links:
             with selectors.DefaultSelector() as selector:
                 selector.register(peer, selectors.EVENT_WRITE)
                 while not selector.select(self._patience()):
-                    self._look()
+                    self._poll()
             failed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
@@ -445,8 +445,8 @@ class _Links:
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
 
-    def _look(self) -> None:
-        self._point.look(time.monotonic(), self._meeting.is_over())
+    def _poll(self) -> None:
+        self._point.poll(time.monotonic(), self._meeting.is_over())
 
     def _patience(self) -> float:
         """Return for how many seconds to wait before the next look."""
