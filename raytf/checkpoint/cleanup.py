@@ -73,12 +73,12 @@ class Cleanup:
         self._removal: Future[None] | None = None
 
     def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
-        """The checkpoint that this attempt began from stays until a newer one is complete; damaged ones go first."""
+        """Keep the restored checkpoint until a newer one is complete, and delete damaged ones first."""
         self._needed = [] if restored is None else [restored]
         self._damaged = list(damaged)
 
     def completed(self, name: str) -> None:
-        """A checkpoint is complete: begin to delete what it makes needless."""
+        """Note that a checkpoint is complete, and start to delete those that it replaces."""
         self._needed = [name]
         self._is_due.set()
         self._begin()
@@ -174,7 +174,7 @@ def to_delete(
     over: Collection[str] = (),
     writing: Collection[str] = (),
 ) -> list[str]:
-    """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
+    """Return the checkpoints to delete: complete ones but the newest `keep`, and unfinished ones that nobody writes.
 
     Damaged ones go first and count for nothing; needed ones (just written, restored from, the best) stay whatever their
     step. Where no good one is left, all stay.

@@ -45,7 +45,7 @@ class Generation:
 
 
 def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str] | None) -> list[Generation]:
-    """Snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
+    """Return snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
 
     Args:
         answers: what each node holds.
@@ -62,7 +62,7 @@ def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collecti
 
 
 def is_latest(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
-    """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
+    """Return whether some nodes hold a whole copy of the latest attempt, so that waiting for others is needless.
 
     All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
     Names of attempts sort by their numbers.

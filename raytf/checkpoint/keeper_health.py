@@ -18,8 +18,10 @@ STEADY_SECONDS, MOST_PAUSE_SECONDS = 60.0, 60.0
 
 
 def pause(deaths: int) -> float:
-    """Seconds before the next keeper is started, after this many that died soon, one after another: none at first, then
-    doubled."""
+    """Return the seconds before the next keeper is started, after `deaths` keepers in a row that died soon.
+
+    The first pause is 0. Later ones double.
+    """
     return 0.0 if deaths <= 1 else min(MOST_PAUSE_SECONDS, 2.0 ** min(deaths - 2, 32))
 
 
@@ -52,7 +54,7 @@ class KeeperHealth:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """A keeper has given memory."""
+        """Note that a keeper has given memory."""
         self._since = self._polled_at = self._asked_at = self._heard_at = now
         self._step: int | None = None
 
@@ -74,21 +76,21 @@ class KeeperHealth:
         return Order.ASK
 
     def hear(self, step: int | None, now: float) -> None:
-        """It holds the state after `step`, whole. None while ranks write is no loss: its memory lives as long as it."""
+        """Note that the keeper holds the whole state after `step`; None while ranks write, which is no loss."""
         self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
-        """The keeper is gone, or its memory is."""
+        """Note that the keeper or its memory is gone."""
         self.is_lost = True
 
     def replace(self, now: float) -> float:
-        """The rank has let go of the memory that is lost; returns the seconds before it asks for other memory."""
+        """Note that the rank has released the lost memory, and return the seconds before it asks for other memory."""
         self._deaths = self._deaths + 1 if now - self._since < STEADY_SECONDS else 1
         self.is_lost, self._step = False, None
         return pause(self._deaths)
 
     def step(self, now: float) -> int | None:
-        """The newest step that the keeper holds.
+        """Return the newest step that the keeper holds.
 
         Returns:
             None for none, and where it has not answered lately.

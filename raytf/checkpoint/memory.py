@@ -102,7 +102,7 @@ class MemoryTier:
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[generations.Generation]:
-        """Snapshots of earlier attempts that some node holds whole, newest first."""
+        """Return snapshots of earlier attempts that some node holds whole, newest first."""
         if self._every == 0:
             return []
         earlier = self._attempt.earlier
@@ -110,7 +110,7 @@ class MemoryTier:
         return generations.generations(held, set(earlier))
 
     def load(self, candidate: generations.Generation) -> Checkpoint:
-        """The state, verified, with `files` of callbacks where they are small.
+        """Return the state, verified, with `files` of callbacks where they are small.
 
         Raises:
             CheckpointError: it is damaged, or gone.
@@ -179,7 +179,7 @@ class MemoryTier:
         return self._ready() and self.copied is None
 
     def wish(self, stop: int, step_seconds: float) -> float:
-        """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
+        """Return rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
         if self._every is None and not self._sealing.done():
@@ -248,18 +248,18 @@ class MemoryTier:
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
     def costs_also(self, seconds: float) -> None:
-        """The next copy holds training up for this many seconds more than are spent here."""
+        """Add seconds for which the next copy holds up training elsewhere."""
         self._aside_seconds += seconds
 
     def vote(self, phase: Phase) -> Votes:
-        """Whether this rank's newest copy is complete, or could not be completed.
+        """Return whether this rank's newest copy is complete, or could not be completed.
 
         A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
         """
         return Votes(written=float(self.is_sealed), failed=float(self._failure is not None))
 
     def commit(self) -> bool:
-        """All ranks' copies count.
+        """Note that the copies of all ranks count.
 
         Returns:
             True: nothing is left to do.
@@ -267,11 +267,11 @@ class MemoryTier:
         return True
 
     def done(self) -> None:
-        """A copy counts; the one before it stays until the next is made."""
+        """Note that the copy counts. The one before it stays until the next is made."""
         self.turns.commit()
 
     def abort(self) -> None:
-        """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
+        """Discard the newest copy: the next one overwrites it, and the one before it stays until then."""
         self.turns.abort()
         if self._failure is not None:
             self._stop_after(self._failure)
@@ -333,7 +333,7 @@ class MemoryTier:
         return bool(self._slots)
 
     def _let_go(self) -> None:
-        """The keeper is gone: so is what was copied, and the memory is given back for the next one."""
+        """Release the memory of a keeper that is gone, so that the next keeper can have it."""
         wait([self._sealing])
         for slot in self._slots:
             slot.close()
@@ -358,7 +358,7 @@ class MemoryTier:
 
 
 def place_on_node(group: Ranks) -> tuple[int, int]:
-    """(number, count) of this rank among those of its node.
+    """Return (number, count) of this rank among those of its node.
 
     Ray Train's local rank is that among those of an IP address, which several nodes may share.
     """

@@ -64,17 +64,21 @@ class Replicas:
         self.compared_step, self.newest = -1, 0
 
     def hash_weights(self, step: int) -> None:
-        """The state after `step` is about to be copied."""
+        """Hash the weights of the state after `step`, which is about to be copied."""
         self.newest = self._digest()
         self._pending = (step, self.newest)
 
     def tell(self) -> int:
-        """The hash to tell the other ranks with the next vector of flags; 0 for none."""
+        """Return the hash to tell the other ranks with the next vector of flags; 0 for none."""
         self._sent, self._pending = self._pending, None
         return 0 if self._sent is None else self._sent[1]
 
     def hear(self, sums: np.ndarray, step: int) -> bool:
-        """What all ranks told, added over them; whether the state after `step` was fixed.
+        """Compare the hashes of all ranks, and repair replicas that differ; return whether any was repaired.
+
+        Args:
+            sums: the vectors of flags, added over all ranks.
+            step: the newest step.
 
         Raises:
             ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
@@ -126,7 +130,7 @@ class Replicas:
         return True
 
     def _send(self, donor: int, is_apart: bool) -> None:
-        """One rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
+        """Send one rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
         for variable in self._named.values():
             own = _values(variable)
             raw = own.reshape(-1).view(np.uint8)
@@ -166,7 +170,7 @@ class Digest:
         self._sum = tf.function(lambda: device_sum([v.read_value() for v in variables]), autograph=False)
 
     def value(self) -> int:
-        """The present hash."""
+        """Return the present hash."""
         if self._on_device:
             return (int(self._sum().numpy()) & (DEVICE_BIT - 1)) | DEVICE_BIT
         crc = 0

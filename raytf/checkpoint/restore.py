@@ -81,7 +81,7 @@ class Restorer:
             self._ahead = in_thread(lambda: self._load(self._plan.candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """The state to go on from.
+        """Return the state from which to continue.
 
         Args:
             check: raises where a checkpoint belongs to a run with other settings.
@@ -161,7 +161,7 @@ class Restorer:
         return None
 
     def _shared(self, ask: Callable[[], _T]) -> _T:
-        """What rank 0 finds, on all ranks."""
+        """Return on all ranks what `ask` returns on rank 0."""
         answer: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
         return answer
 

@@ -112,7 +112,7 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """What a slot holds, by its header and text alone.
+    """Return what a slot holds, from its header and text alone.
 
     Args:
         memory: bytes of the slot; any buffer.
@@ -134,7 +134,7 @@ def head(memory: Any) -> MemoryShare | None:
 
 
 def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
-    """A slot's share, tensors (copies), live and slow values, verified.
+    """Return a slot's share, tensors (copies), live and slow values, verified.
 
     Raises:
         CheckpointError: it holds nothing whole, or was damaged.

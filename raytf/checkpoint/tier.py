@@ -69,11 +69,11 @@ class Writing(Protocol[Save]):
         ...
 
     def vote(self, phase: Phase) -> Votes:
-        """How far this rank is, or that it failed."""
+        """Return how far this rank is, or that it failed."""
         ...
 
     def commit(self) -> bool:
-        """All shares are written.
+        """Complete the checkpoint, now that all shares are written.
 
         Returns:
             Whether that makes the checkpoint complete; otherwise the ranks vote when it is.
@@ -81,11 +81,11 @@ class Writing(Protocol[Save]):
         ...
 
     def done(self) -> None:
-        """All ranks know that the checkpoint is complete."""
+        """Note that the checkpoint is complete, as all ranks know."""
         ...
 
     def abort(self) -> None:
-        """All ranks know that the save failed: it must not become a checkpoint any more."""
+        """Abandon the save, which failed on some rank and must not become a checkpoint."""
         ...
 
 
@@ -93,7 +93,7 @@ class Tier(Writing[Save], Protocol[Save, Candidate]):
     """A place for checkpoints: how they get there, which there are, and how one is read."""
 
     def candidates(self) -> list[Candidate]:
-        """The checkpoints that may be restored, best first; asked on rank 0 alone."""
+        """Return the checkpoints that may be restored, best first; asked on rank 0 alone."""
         ...
 
     def load(self, candidate: Candidate) -> Checkpoint:

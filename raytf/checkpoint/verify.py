@@ -51,7 +51,7 @@ class CheckpointFinding:
 
 
 def inspect(run: Storage) -> list[CheckpointFinding]:
-    """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
+    """Return all checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
     folders: dict[str, dict[str, int]] = {}
     for file in run.files(FOLDER, skipped=[]):
         name, _, inner = file.name.partition("/")
@@ -78,7 +78,7 @@ def verify(run: Storage) -> list[CheckpointFinding]:
 
 
 def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
-    """The checkpoint that a resume restores.
+    """Return the checkpoint that a resume restores.
 
     Returns:
         None where there is none.
@@ -89,7 +89,7 @@ def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
 
 
 def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
-    """A finding by sizes.
+    """Return the finding about a checkpoint by the sizes of its files.
 
     Returns:
         None where the checkpoint is deleted at this moment.
@@ -120,7 +120,7 @@ def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFin
 
 
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
-    """A finding by every byte.
+    """Return the finding about a checkpoint by every byte.
 
     Returns:
         None where the checkpoint is deleted at this moment.

@@ -26,19 +26,19 @@ class Devices(Protocol):
     is_home_apart: bool
 
     def spread(self, shards: int) -> list[range]:
-        """Which of a worker's shards each device computes; devices without a shard are left out."""
+        """Return which of a worker's shards each device computes; devices without a shard are left out."""
         ...
 
     def on(self, device: int) -> AbstractContextManager[object]:
-        """Operations inside the `with` statement run on the device with this number."""
+        """Run operations inside the `with` statement on the device with this number."""
         ...
 
     def at_home(self) -> AbstractContextManager[object]:
-        """Inside the `with` statement, variables are created and operations run where the weights are."""
+        """Create variables and run operations inside the `with` statement where the weights are."""
         ...
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """The sum of all devices' tensors, where the weights are."""
+        """Return the sum of all devices' tensors, where the weights are."""
         ...
 
 
@@ -90,7 +90,7 @@ class LocalDevices:
 
 
 def computes_on_gpu(devices: Devices) -> bool:
-    """Whether shards are computed on GPUs; where TensorFlow chooses the device, whether this process has a GPU."""
+    """Return whether shards are computed on GPUs. If TensorFlow chooses the device, a GPU of this process decides."""
     named = [_kind(name) for name in devices.names if name]
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
 
@@ -111,7 +111,7 @@ class DeviceRoom:
         self._may: bool | None = None
 
     def __call__(self, size: int) -> bool:
-        """Whether a part of the state may be held. Several may be held at once, so its own `size` does not matter."""
+        """Return whether a part of the state may be held; its `size` is ignored, as several may be held at once."""
         if self._may is None:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)
@@ -167,5 +167,5 @@ def set_memory(
 
 
 def _kind(device: str) -> str:
-    """The kind of a device, such as CPU for /job:localhost/replica:0/task:0/device:CPU:0."""
+    """Return the kind of a device, such as CPU for /job:localhost/replica:0/task:0/device:CPU:0."""
     return device.split(":")[-2]

@@ -49,7 +49,7 @@ OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """What identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
+    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
 
     Returns:
         None where it has none.
@@ -64,7 +64,7 @@ def own_gpu() -> tuple[str, str] | None:
 
 
 class MultiWorkerGroup:
-    """This worker's place among the workers, and their sum.
+    """This worker's place among the workers, and their sum. A `raytf.distributed.group.Group`.
 
     Where it needs TensorFlow's cluster it reads TF_CONFIG, which Ray Train's backend has set; create it before any
     TensorFlow operation.
@@ -138,7 +138,6 @@ class MultiWorkerGroup:
         return None if self._control is None else self._control.on_host
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
         if self._control is None or self.route is None:
             return [tf.identity(t) for t in tensors]
         # The strategy's collective adds gradients on the devices that compute: GPUs, if there are any.
@@ -161,15 +160,12 @@ class MultiWorkerGroup:
         return values if self._control is None else self._control.sum(values)
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """The bytes of one rank, of any length, on every worker."""
         return data if self._control is None else self._control.share(data, giver)
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         return arrays if self._control is None else self._control.broadcast(arrays, giver=giver)
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """The arrays of some ranks on others; see `Ranks.hand`."""
         return self._control.hand(arrays, givers, takers) if isinstance(self._control, SocketPlane) else arrays
 
     def _take_route(self) -> None:
@@ -193,7 +189,7 @@ class MultiWorkerGroup:
 
 
 def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
-    """A strategy with a server of TensorFlow's at this rank's address."""
+    """Return a strategy with a server of TensorFlow's at this rank's address."""
     try:
         meeting.server().close()  # the port is free from now on
     except OSError as error:
@@ -204,7 +200,7 @@ def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
 
 
 def _strategy_alone() -> tf.distribute.Strategy:
-    """A strategy of this process's own devices, whatever TF_CONFIG says."""
+    """Return a strategy of this process's own devices, whatever TF_CONFIG says."""
     own = {"GPU": len(tf.config.list_logical_devices("GPU"))}
     alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}), num_accelerators=own)
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone)

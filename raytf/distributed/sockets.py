@@ -179,7 +179,7 @@ def _end_connections_with(paths: Collection[str]) -> None:
 
 
 def _peer_of(descriptor: int) -> Any:
-    """The address of a socket's other end: of a Unix socket, the path that it is bound to."""
+    """Return the address of a socket's other end: of a Unix socket, the path that it is bound to."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         return connection.getpeername()
 

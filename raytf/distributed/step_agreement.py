@@ -21,12 +21,12 @@ DEVICE_BIT = 1 << 63
 
 
 def bits_of(value: int) -> np.ndarray:
-    """The bits of a hash, float32 [64] of 0 and 1, the highest first."""
+    """Return the bits of a hash, float32 [64] of 0 and 1, the highest first."""
     return np.unpackbits(np.frombuffer(value.to_bytes(BITS // 8), np.uint8)).astype(np.float32)
 
 
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
-    """Whether all ranks sent the same hash.
+    """Return whether all ranks sent the same hash.
 
     Args:
         sums: [64] each bit, summed over the ranks.
@@ -88,7 +88,7 @@ LENGTH = len(StepFlag) + BITS
 
 
 def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
-    """Flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
+    """Return flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
     flags = np.zeros(LENGTH, np.float32)
     for flag, value in values.items():
         flags[flag] = value
@@ -97,5 +97,5 @@ def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarra
 
 
 def agree(sums: np.ndarray, world_size: int) -> bool:
-    """Whether all ranks sent the same hash, given the sum of their vectors."""
+    """Return whether all ranks sent the same hash, given the sum of their vectors."""
     return all_equal(sums[len(StepFlag) :], world_size)

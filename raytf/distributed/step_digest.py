@@ -70,12 +70,12 @@ class Difference:
 
 
 def number(digest: bytes) -> int:
-    """A step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
+    """Return a step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
     return int.from_bytes(digest[:STEP_BYTES], "little")
 
 
 def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | None:
-    """How two digests of one step differ; None if they are equal.
+    """Return how two digests of one step differ; None if they are equal.
 
     Args:
         layout: of both.
@@ -95,7 +95,9 @@ def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | N
 def chained(
     chain: bytes, step: int, losses_and_rates: Sequence[tuple[float, float]], digests: Sequence[bytes]
 ) -> bytes:
-    """The chain after some steps: SHA-256 of the chain before a step, its number, loss, learning rate and digests.
+    """Return the chain after some steps.
+
+    After each it is the SHA-256 of the chain before it, its number, loss, learning rate and digests.
 
     Args:
         chain: before them, 32 bytes.

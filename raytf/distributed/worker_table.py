@@ -40,12 +40,12 @@ def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None
 
 
 def count(number: int, what: str) -> str:
-    """A number with its noun, such as "2 workers"."""
+    """Return a number with its noun, such as "2 workers"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def gather(group: Ranks, data: bytes) -> list[bytes]:
-    """Each rank's bytes, on every rank."""
+    """Return each rank's bytes, on every rank."""
     longest = np.zeros(group.world_size, np.int32)
     longest[group.rank] = len(data)
     lengths = group.sum(longest)
@@ -56,7 +56,7 @@ def gather(group: Ranks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """The table, as lines for the terminal.
+    """Return the table, as lines for the terminal.
 
     Args:
         title: shown above the table.
@@ -84,13 +84,13 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
 
 
 def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
-    """What a process says about itself, without the list of all others, which is long if there are many."""
+    """Return what a process says about itself without the list of all others, which is long if there are many."""
     config = json.loads(process["tf_config"] or "{}")
     return process | {"tf_config": json.dumps({"task": config["task"]}) if "task" in config else ""}
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Facts about this process, as values for JSON.
+    """Return facts about this process, as values for JSON.
 
     Args:
         serves: it has a TensorFlow server, so listing logical devices would take its devices a second time.
@@ -107,12 +107,12 @@ def about_me(serves: bool = False) -> dict[str, Any]:
 
 
 def whereabouts() -> str:
-    """This process's address and the devices that it computes on."""
+    """Return this process's address and the devices that it computes on."""
     return f"{ray.util.get_node_ip_address()}, {', '.join(_devices(serves=False))}"
 
 
 def _devices(serves: bool) -> list[str]:
-    """Devices that compute: accelerators if there are any, else CPUs."""
+    """Return the devices that compute: accelerators if there are any, else CPUs."""
     import tensorflow as tf  # not for the driver, which prints the table
 
     found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices

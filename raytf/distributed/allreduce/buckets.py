@@ -38,7 +38,7 @@ AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
 
 
 def cut(sizes: Sequence[int], most: int) -> list[range]:
-    """Which neighbouring tensors form a bucket, from the first bucket to the last.
+    """Return which neighbouring tensors form a bucket, from the first bucket to the last.
 
     Buckets are filled from the last tensor on, so the first one gets what is left, and is small: it is known last, and
     nothing is computed while it is summed.
@@ -58,7 +58,7 @@ def cut(sizes: Sequence[int], most: int) -> list[range]:
 
 
 def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
-    """Which tensors travel together, in order.
+    """Return which tensors travel together, in order.
 
     Args:
         numbers: how many numbers each tensor has.
@@ -75,7 +75,7 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
 
 
 def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, but not before the others are known.
+    """Return the tensors, but not before the others are known.
 
     The order is in the data, not in the context in which a sum is traced: the strategy may trace it in another one.
     """
@@ -96,7 +96,7 @@ class Buckets:
         self._parts, self._add, self.rounds = parts, add, rounds
 
     def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors unchanged, or, after the last shard, summed over the workers.
+        """Return the tensors unchanged, or, after the last shard, summed over the workers.
 
         Args:
             is_last: whether the tensors include this worker's last shard; None where there is no loop.

@@ -62,7 +62,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
+        """Return on this rank's CPU the sums of tensors of one dtype over all ranks; may be traced."""
 
     @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def _sum_before(self, values: np.ndarray) -> np.ndarray:
-        """As `sum`, before the ranks of a host share memory."""
+        """Return the sum as `sum` does, before the ranks of a host share memory."""
 
     @abc.abstractmethod
     def _join_hosts(self, firsts: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class ControlPlane(abc.ABC):
         """
 
     def gather(self, row: bytes) -> list[bytes]:
-        """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
+        """Return each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
         rows = self._sum_before(table.view(np.int32))
@@ -122,18 +122,18 @@ class ControlPlane(abc.ABC):
             on_host.close()
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """The bytes of one rank, of any length, on every rank."""
+        """Return the bytes of one rank, of any length, on every rank."""
         length = int(self.sum(np.array([len(data) if self.rank == giver else 0], np.float64))[0])
         own = data if self.rank == giver else bytes(length)
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every rank; see `broadcast`."""
+        """Return the arrays of one rank, bit for bit, on every rank; see `broadcast`."""
         return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
+    """Call a function of arrays with tensors; its results have the shapes of these. May be traced."""
     arrays = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
     return [tf.ensure_shape(each, t.shape) for each, t in zip(arrays, tensors, strict=True)]
 
@@ -156,7 +156,7 @@ def broadcast(
     add: Callable[[np.ndarray], np.ndarray],
     piece_bytes: int = PIECE_BYTES,
 ) -> list[np.ndarray]:
-    """Rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
+    """Return rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
 
     Adding integer zeros keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot of
     Adam in a new run, does not travel: one number marks it.
@@ -191,14 +191,14 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 def _has_bits(array: np.ndarray) -> bool:
-    """Whether any bit is set; -0.0 has one."""
+    """Return whether any bit is set; -0.0 has one."""
     data = _bytes_of(array)
     whole = len(data) - len(data) % 8
     return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
 
 
 def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
-    """The arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
+    """Yield the arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
     left = sum(a.nbytes for a in arrays)
     piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
     for array in arrays:
@@ -216,7 +216,7 @@ def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
 
 
 def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
-    """Byte arrays of these sizes, as the `_pieces` of another rank arrive."""
+    """Return byte arrays of these sizes, filled from the `_pieces` of another rank."""
     out = [np.empty(size, np.uint8) for size in sizes]
     left, number, begin = sum(sizes), 0, 0
     while left > 0:
@@ -316,7 +316,7 @@ class SocketPlane(ControlPlane):
             self._network = None
 
     def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
+        """Return the sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
         with self._hanging_up():
             sums = list(values) if self.on_host is None else self.on_host.add(*values)
             if self._network is not None:
@@ -327,7 +327,7 @@ class SocketPlane(ControlPlane):
 
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:
-        """If another host or a rank of this one is lost, tell the others that wait for this rank."""
+        """Hang up if another host or a rank of this one is lost, so that the ranks that wait for this one notice."""
         if self.loss:
             raise PeerLostError(self.loss)
         try:
@@ -361,7 +361,7 @@ class Ring:
         self._all_reduce = _tensorflow.ring(key, size, device)
 
     def add(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the ranks; may be traced."""
+        """Return the sum over the ranks; may be traced."""
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
                 return self._all_reduce(tensor)

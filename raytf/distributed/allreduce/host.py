@@ -65,7 +65,7 @@ _HELLO = struct.Struct("<i32s")
 
 
 def host_identity() -> str | None:
-    """What processes have in common that can share memory through sockets.
+    """Return what processes that can share memory through sockets have in common.
 
     Returns:
         None where it cannot be determined.
@@ -121,7 +121,7 @@ class HostSum:
         self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
+        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
 
         Raises:
             PeerLostError: a process is gone, or stopped.
@@ -133,7 +133,7 @@ class HostSum:
         return out
 
     def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The first process's values, on every process.
+        """Return the first process's values, on every process.
 
         Raises:
             PeerLostError: a process is gone, or stopped.

@@ -89,7 +89,7 @@ class NetworkSum:
         return cls(meeting.rank, names, connections[DATA], connections[HEARTBEATS], silent_seconds)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
+        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
 
         Raises:
             PeerLostError: a process is gone, stopped or cut off.

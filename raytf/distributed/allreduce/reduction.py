@@ -105,16 +105,18 @@ class Reduction(Protocol):
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """A shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
+        """Return a shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
         ...
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
-        """[digest_width] columns of a shard's row, before those of `encode`: digests of each tensor, of all packed
-        slices and of the row."""
+        """Return [digest_width] columns of a shard's row, which come before those of `encode`.
+
+        They are the digests of each tensor, of all packed slices and of the row.
+        """
         ...
 
     def digest_width(self, slices: int) -> int:
-        """How many columns `digest` appends, for so many packed slices."""
+        """Return how many columns `digest` appends, for so many packed slices."""
         ...
 
     def reduce(
@@ -207,7 +209,7 @@ class FloatReduction:
         return Reduced(tensors, row, flags_sum, finite, own_slices)
 
     def settle(self, reduced: Reduced) -> None:
-        """A step needs nothing of the one before."""
+        """Do nothing: a step needs nothing of the one before."""
 
 
 class FixedPointReduction:
@@ -339,7 +341,7 @@ class FixedPointReduction:
         self._exponents.assign(reduced.exponents)
 
     def scales(self, exponents: tf.Tensor) -> tf.Tensor:
-        """[extra] by which values are multiplied before they are rounded."""
+        """Return [extra] factors by which values are multiplied before they are rounded."""
         return power_of_two(self._bits - exponents)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -351,7 +353,7 @@ class FixedPointReduction:
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """Makes a sum of tensors from a sum of one vector over workers."""
+    """Return a sum of tensors over workers, made from a sum of one vector."""
 
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
@@ -362,7 +364,7 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether all numbers of some tensors are finite."""
+    """Return whether all numbers of some tensors are finite."""
     # A value that is not finite makes the sum so, in one pass without writes. A finite sum may overflow: check again.
     quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
     slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
@@ -372,7 +374,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def everyones(
     all_reduce: AllReduce, rows: tf.Tensor, shards: Span, total_shards: int, words: WireWords = HOST
 ) -> tf.Tensor:
-    """[V, M] float32 rows of all shards, bit for bit, on every worker.
+    """Return [V, M] float32 rows of all shards, bit for bit, on every worker.
 
     Args:
         all_reduce: sums tensors over workers; None if this is the only worker.
@@ -388,17 +390,17 @@ def everyones(
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
-    """The largest value of each of the last `count` columns."""
+    """Return the largest value of each of the last `count` columns."""
     largest = matrix[:, -count:]
     # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
     return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """The least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
+    """Return the least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
     return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
 
 
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
-    """2**e as float32, exactly, for e in [-126, 127]."""
+    """Return 2**e as float32, exactly, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)

@@ -40,7 +40,7 @@ class Encoding(Protocol):
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Whole numbers near tensor * weight * scale, and [tensors] the largest magnitude in each tensor * weight.
+        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight.
 
         Args:
             tensors: of a shard.
@@ -50,11 +50,11 @@ class Encoding(Protocol):
         ...
 
     def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-        """[tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
+        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         ...
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
+        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
         ...
 
 
@@ -195,7 +195,7 @@ class Blocks:
         self._levels = tree(counts)
 
     def lay(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The tensors as float32 [blocks, SIZE]."""
+        """Return the tensors as float32 [blocks, SIZE]."""
         parts = []
         for tensor, size in zip(tensors, self._sizes, strict=True):
             parts.append(tf.reshape(tf.cast(tensor, tf.float32), [-1]))
@@ -204,7 +204,7 @@ class Blocks:
         return tf.reshape(tf.concat(parts, 0), self.shape)
 
     def largest(self, blocks: tf.Tensor) -> tf.Tensor:
-        """[tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
+        """Return [tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
         largest = tf.maximum(tf.reduce_max(blocks, 1), -tf.reduce_min(blocks, 1))
         # Devices may drop NaN when they compute a maximum. Numbers whose sum overflows count as not finite, too.
         largest += 0.0 * tf.reduce_sum(blocks, 1)
@@ -216,7 +216,7 @@ class Blocks:
         return largest
 
     def digests(self, blocks: tf.Tensor) -> tf.Tensor:
-        """[tensors] int64, the multilinear digest of each tensor's words.
+        """Return [tensors] int64, the multilinear digest of each tensor's words.
 
         Args:
             blocks: 32-bit words [blocks, SIZE].
@@ -226,11 +226,11 @@ class Blocks:
         return tf.math.unsorted_segment_sum(of_blocks, self._owners, len(self._shapes))
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
-        """[blocks, 1] the value of each block's tensor, from [tensors] values."""
+        """Return [blocks, 1] the value of each block's tensor, from [tensors] values."""
         return tf.gather(values, self._owners)[:, None]
 
     def tensors(self, blocks: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors from [blocks, SIZE]."""
+        """Return the tensors from [blocks, SIZE]."""
         cuts = [cut for size in self._sizes for cut in ([size, -size % SIZE] if size % SIZE else [size])]
         parts = iter(tf.split(tf.reshape(blocks, [-1]), cuts))
         tensors = []
@@ -242,7 +242,7 @@ class Blocks:
 
 
 def tree(counts: Sequence[int]) -> list[np.ndarray]:
-    """How to find the largest of each of some rows of values, `_FAN` of them at a time.
+    """Return how to find the largest of each of some rows of values, `_FAN` of them at a time.
 
     The values of all rows are one vector, with a zero at its end. A maximum of segments would do it at once, but on a
     GPU its kernel compares in turn: thousands of blocks of one tensor all wait for the same number.

@@ -136,7 +136,7 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Whose fault an error is.
+    """Return whose fault an error is.
 
     Args:
         text: of TensorFlow's error.
@@ -176,7 +176,7 @@ _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\
 
 
 def asked_bytes(text: str) -> int | None:
-    """How many bytes could not be allocated, according to an error.
+    """Return how many bytes could not be allocated, according to an error.
 
     Returns:
         None if it does not say.
@@ -210,7 +210,7 @@ class StepLoad:
 
 
 def advise(text: str, load: StepLoad) -> str:
-    """What to tell a user whose model needs more memory than the GPU has."""
+    """Return the advice for a user whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
     lacking = f"{asked / 2**20:,.1f} MiB more could not be allocated" if asked else "no more could be allocated"
     gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"

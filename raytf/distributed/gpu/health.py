@@ -70,7 +70,7 @@ class GpuComplaint:
 
 
 def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
-    """Everything that is wrong with a GPU, lasting problems first.
+    """Return everything that is wrong with a GPU, lasting problems first.
 
     Args:
         reading: of the GPU.
@@ -139,7 +139,7 @@ def await_fit(
 
 
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Readings of the GPUs that this process may use; empty without a driver.
+    """Return readings of the GPUs that this process may use; empty without a driver.
 
     Args:
         computes: this process has started to use them.
@@ -179,7 +179,7 @@ def _read(library: Any, handle: Any, computes: bool) -> GpuReading:
 
 
 def others(pids: Sequence[int], own: int, computes: bool) -> list[int]:
-    """Processes on a GPU that are not this one.
+    """Return the processes on a GPU that are not this one.
 
     Args:
         pids: as NVML reports them; if this process is in a container, they may be the host's.

@@ -12,7 +12,7 @@ _RESOURCE, _LABEL = "accelerator_type:", "ray.io/accelerator-type"
 
 
 def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
-    """The kind of a node's GPUs, such as A10G; empty if Ray knows of none.
+    """Return the kind of a node's GPUs, such as A10G; empty if Ray knows of none.
 
     Args:
         about: the node's entry in `ray.nodes()`.
@@ -24,7 +24,7 @@ def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
 def one_kind(
     kinds: Mapping[str, str], count: Callable[[set[str]], int], now: str | None = None, stays: bool = False
 ) -> str | None:
-    """The kind of GPU on which most workers can run.
+    """Return the kind of GPU on which most workers can run.
 
     Args:
         kinds: of each node.
@@ -42,12 +42,12 @@ def one_kind(
 
 
 def nodes_of(kinds: Mapping[str, str], kind: str | None) -> set[str]:
-    """The nodes of one kind."""
+    """Return the nodes of one kind."""
     return {node for node, other in kinds.items() if other == kind}
 
 
 def left_out_text(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
-    """What to tell the user about nodes that are left out, and what to do about it."""
+    """Return the line for the user about nodes that are left out, and what to do about it."""
     nodes = ", ".join(f"{node[:8]} ({kinds[node] or 'unknown kind'})" for node in sorted(left_out))
     return (
         f"left out: {nodes}. All workers of a group use one kind of GPU, and most workers can run on "

@@ -61,7 +61,7 @@ class Gpu:
 
 
 def mine() -> list[Gpu]:
-    """The GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
+    """Return the GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
 
     Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's set-up makes CUDA count by PCI bus as NVML does.
 
@@ -75,12 +75,12 @@ def mine() -> list[Gpu]:
 
 
 def part_mib(memory_bytes: int, share: float) -> int:
-    """MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
+    """Return the MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
     return max(_LEAST_MIB, int(memory_bytes * share) // (1 << 20) - CONTEXT_MIB)
 
 
 def visible(setting: str) -> list[str]:
-    """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid or repeated."""
+    """Return the numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES, until one is invalid or repeated."""
     names: list[str] = []
     for part in (part.strip() for part in setting.split(",")):
         if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in names:
@@ -91,7 +91,7 @@ def visible(setting: str) -> list[str]:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """`pynvml` with its library opened.
+    """Yield `pynvml` with its library opened.
 
     Yields:
         `pynvml`; None if the machine has no such library.
@@ -115,7 +115,7 @@ def nvml() -> Iterator[Any]:
 
 
 def handles(library: Any) -> Sequence[Any]:
-    """NVML's handles of the GPUs that this process may use.
+    """Return NVML's handles of the GPUs that this process may use.
 
     Args:
         library: `pynvml`, open.
@@ -129,7 +129,7 @@ def handles(library: Any) -> Sequence[Any]:
 
 
 def identity(library: Any, handle: Any) -> Gpu:
-    """The identity of the GPU with this NVML handle."""
+    """Return the identity of the GPU with this NVML handle."""
     uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
     return Gpu(_text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total))
 
@@ -144,12 +144,12 @@ def _text(value: str | bytes) -> str:
 
 
 def answer_seconds(devices: Path = Path("/dev")) -> float:
-    """How many seconds to wait for the driver's answer on this machine."""
+    """Return how many seconds to wait for the driver's answer on this machine."""
     return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
 
 
 def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
-    """What is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
+    """Return what is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
 
     Args:
         ask: asks the driver; by default `cuInit` and a count of GPUs.
@@ -180,7 +180,7 @@ def _ask() -> str:
 
 
 def _explain(driver: ctypes.CDLL, code: int) -> str:
-    """An error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
+    """Return an error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
     texts = []
     for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
         text = ctypes.c_char_p()
@@ -190,7 +190,7 @@ def _explain(driver: ctypes.CDLL, code: int) -> str:
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
+    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
 
     Args:
         names: file names.

@@ -26,7 +26,7 @@ HIDDEN = {VISIBLE: "", KINDS: "CPU"}
 
 
 def assigned_gpus() -> list[str] | None:
-    """Ray's ids of the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
+    """Return Ray's ids of the GPUs that it assigned to this process; None without Ray."""
     if not ray.is_initialized():
         return None
     return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
@@ -58,7 +58,7 @@ def hide_unless_given() -> None:
 
 @contextmanager
 def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """TensorFlow that is loaded inside the `with` statement sees no GPU, unless CUDA_VISIBLE_DEVICES says which.
+    """Hide all GPUs from a TensorFlow that is loaded inside the `with` statement, unless CUDA_VISIBLE_DEVICES is set.
 
     For a driver that has not loaded TensorFlow itself: Ray hands out GPUs, and TensorFlow would take all memory of all
     of them. The setting does not stay in the environment, which a Ray that this process starts later inherits.
@@ -74,14 +74,14 @@ def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
 
 
 def share() -> float:
-    """Part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
+    """Return the part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
     if not ray.is_initialized():
         return 1.0
     return min(1.0, float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
 
 
 def threads() -> int:
-    """CPUs of this process's node per GPU of the node, times the GPUs that it was given; 0 without Ray."""
+    """Return how many CPUs the node has for each GPU, times the GPUs of this process; 0 without Ray."""
     if not ray.is_initialized():
         return 0
     context = ray.get_runtime_context()
@@ -91,7 +91,7 @@ def threads() -> int:
 
 
 def threads_of(cpus: float, gpus: float, own: float) -> int:
-    """Threads for a process, so that a node's CPUs are divided as its GPUs are.
+    """Return the number of threads for a process, so that a node's CPUs are divided as its GPUs are.
 
     Args:
         cpus: of the node.
@@ -102,7 +102,7 @@ def threads_of(cpus: float, gpus: float, own: float) -> int:
 
 
 def has_tpu() -> bool:
-    """Whether Ray gave TPUs to this process."""
+    """Return whether Ray gave TPUs to this process."""
     return ray.is_initialized() and bool(ray.get_runtime_context().get_accelerator_ids().get("TPU"))
 
 
@@ -143,7 +143,7 @@ def demand(gpus: Sequence[str] | None, devices: Sequence[Any]) -> None:
 
 
 def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
-    """The error for GPUs that Ray gave and that are not there, in one line."""
+    """Return the error for GPUs that Ray gave and that are not there, in one line."""
     numbers = f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
     address, node = here()
     return GpuError(
@@ -153,7 +153,7 @@ def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
 
 
 def here() -> tuple[str, str]:
-    """The name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
+    """Return the name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
     if not ray.is_initialized():
         return "here", ""
     node = ray.get_runtime_context().get_node_id()

@@ -65,7 +65,7 @@ class ArbiterAddress:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """The name under which a worker is known to the arbiter.
+    """Return the name under which a worker is known to the arbiter.
 
     Args:
         node: Ray's id of its node.
@@ -240,11 +240,11 @@ class ArbiterLink:
         self._send({"dismiss": list(names), "after": list(after)})
 
     def want(self, wanted: int) -> None:
-        """Another number of workers is started together, where nobody is left of a generation."""
+        """Set how many workers start together if nobody is left of a generation."""
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """The run is over: whoever comes now need not train.
+        """Report that the run is over, so that workers that join now need not train.
 
         Args:
             result: what it has come to, as JSON can say it.

@@ -135,7 +135,7 @@ class Membership:
         return kinds
 
     def join(self, name: str, place: Place, wanted: int) -> Generation | None:
-        """A worker wants to join; returns the next generation, if it can begin.
+        """Note that a worker wants to join, and return the next generation if it can begin.
 
         Args:
             name: of the worker.
@@ -146,7 +146,7 @@ class Membership:
         return self._next()
 
     def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
-        """Members are to leave for good at the end of a step, but never all who have the state.
+        """Have members leave for good at the end of a step, but never all that have the state.
 
         Args:
             names: of those that leave; of the ones before who are not named again nothing more is asked.
@@ -155,14 +155,14 @@ class Membership:
         self._dismissed = dict.fromkeys(names, frozenset(after))
 
     def want(self, wanted: int) -> Generation | None:
-        """Another number of workers is started together; returns the next generation, if it can begin."""
+        """Set how many workers start together, and return the next generation if it can begin."""
         self._wanted = wanted
         return self._next()
 
     def leave(
         self, name: str, number: int, place: Place, unreached: Collection[str] = (), has_met: bool = False
     ) -> Generation | None:
-        """A worker has left a generation and waits for the next one, which is returned if it can begin.
+        """Note that a worker has left a generation, and return the next one if it can begin.
 
         Args:
             name: of the worker.
@@ -191,11 +191,11 @@ class Membership:
         return node in self._cut_off and node not in map(node_of, self.living)
 
     def count_look(self) -> None:
-        """Some time has passed."""
+        """Count a look of the arbiter, after which nodes that were cut off may be tried again."""
         self._cut_off = {node: looks - 1 for node, looks in self._cut_off.items() if looks > 1}
 
     def lose(self, name: str) -> Generation | None:
-        """A worker is gone; returns the next generation, if it can begin."""
+        """Note that a worker is gone, and return the next generation if it can begin."""
         self._joining.pop(name, None)
         self._ready.pop(name, None)
         if self.generation is not None and name in self.generation.members:
@@ -206,7 +206,7 @@ class Membership:
         return self._next()
 
     def missing(self) -> list[str]:
-        """Members that have not left the present generation while others have, by rank."""
+        """Return the members that have not left the present generation while others have, by rank."""
         if self.generation is None or not self._ready:
             return []
         return [name for name in self.generation.members if name not in self._ready and name not in self._lost]
@@ -268,13 +268,13 @@ class Membership:
         }
 
     def _lost_since_a_step(self, step: int) -> int:
-        """Also those of generations before it that have not come further."""
+        """Return how many were lost since `step`, those of earlier generations that came no further included."""
         before = self.generation
         earlier = 0 if before is None or max(before.steps) < step else before.lost
         return earlier + len(self._lost)
 
     def _leaving(self) -> set[str]:
-        """Who is to leave now: those without whom others have the state."""
+        """Return the members that can leave now, because others have the state."""
         living = self.living
         here = {*living, *self._joining}
         leaving = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
@@ -283,7 +283,7 @@ class Membership:
         return leaving if (having or set(living)) - leaving else set()
 
     def _coming(self) -> list[str]:
-        """Who can join now."""
+        """Return the workers that can join now."""
         staying = len(self.living) - len(self._leaving())
         return list(self._joining)[: max(0, self.most - staying)]
 

@@ -84,11 +84,11 @@ class Member:
         return self.has_joined and self._paused == self.number
 
     def is_broken(self, number: int) -> bool:
-        """Whether a member of a generation is known to be lost, or this worker is."""
+        """Return whether a member of a generation is known to be lost, or this worker is."""
         return self.is_lost or self._broken == number
 
     def is_over(self, number: int) -> bool:
-        """Whether a generation is known to have lost a member, or to have been left by one."""
+        """Return whether a generation is known to have lost a member, or to have been left by one."""
         return self.is_broken(number) or self._left == number
 
     def hear(self, news: News) -> None:
@@ -144,11 +144,11 @@ class Member:
         return generation
 
     def met(self) -> None:
-        """The ranks of the generation have met."""
+        """Note that the ranks of the generation have met."""
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
-        """The ranks of the generation have not met, and this worker leaves it.
+        """Note that the ranks of the generation have not met, so that this worker leaves it.
 
         Args:
             generation: the present one.

@@ -119,7 +119,7 @@ class Waiting:
 
     @classmethod
     def for_processes(cls, stopped_seconds: float = STOPPED_SECONDS) -> Waiting:
-        """For processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
+        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
 
         Args:
             stopped_seconds: how long a process may be stopped.
@@ -128,7 +128,7 @@ class Waiting:
 
     @classmethod
     def for_heartbeats(cls, silent_seconds: float = SILENT_SECONDS) -> Waiting:
-        """For processes that send heartbeats, with a look every `BEAT_SECONDS`.
+        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`.
 
         Args:
             silent_seconds: how long a process may send none; a look more, since the newest may be on its way.

@@ -71,7 +71,7 @@ class Meeting:
         return len(self.addresses)
 
     def server(self) -> socket.socket:
-        """A socket that listens at this rank's address; who takes it has to close it.
+        """Return a socket that listens at this rank's address. The caller has to close it.
 
         Raises:
             OSError: another process listens there.
@@ -102,12 +102,12 @@ def listen(host: str) -> str:
 
 
 def joined(host: str, port: int) -> str:
-    """HOST:PORT."""
+    """Return HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parsed(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT."""
+    """Return host and port of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -144,7 +144,7 @@ def take(meeting: Meeting) -> None:
 
 
 def mine() -> Meeting:
-    """This process's place in its group."""
+    """Return this process's place in its group."""
     assert _mine is not None, "worker.set_up comes first"
     return _mine
 
@@ -304,7 +304,7 @@ class MeetingPoint:
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
-    """Connections with all other ranks: by what they are for, and by rank.
+    """Return the connections with all other ranks: by what they are for, and by rank.
 
     Args:
         meeting: of this rank.
