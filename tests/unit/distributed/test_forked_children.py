@@ -14,12 +14,12 @@ import pytest
 #: Connects with two servers, forks a child, tells its process id, and is killed.
 PARENT = """
 import os, signal, socket, sys, time
-from raytf.distributed import forked_children
+from raytf.distributed import sockets
 known, other = (socket.socket(socket.AF_UNIX) for _ in range(2))
 known.connect(sys.argv[1])
 other.connect(sys.argv[2])
 ours, theirs = socket.socketpair()
-forked_children.close_connections_with({sys.argv[1]})
+sockets.close_connections_with({sys.argv[1]})
 child = os.fork()
 if child == 0:
     theirs.sendall(b"x")  # what the user's own processes share still works
@@ -36,6 +36,7 @@ def test_a_server_is_told_of_a_death_though_a_forked_child_lives_on(tmp_path: Pa
     for number, server in enumerate(servers):
         server.bind(str(tmp_path / str(number)))
         server.listen()
+        server.settimeout(60)
     command = [sys.executable, "-c", PARENT, str(tmp_path / "0"), str(tmp_path / "1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         known, other = (server.accept()[0] for server in servers)
