@@ -161,9 +161,6 @@ class Cleanup:
         return damaged
 
 
-# -- retention ---------------------------------------------------------------------------------------------------------
-
-
 def to_delete(
     names: Collection[str],
     complete: Collection[str],

@@ -142,9 +142,6 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
 
 
-# -- tensor stream -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class DeviceTensor:
     """A tensor that is not in the host's memory.

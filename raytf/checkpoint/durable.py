@@ -72,7 +72,7 @@ def load(run: Storage, name: str) -> Checkpoint:
 class DurableTier:
     """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
 
-    A `raytf.checkpoint.tier.Tier`. It only writes, and says as votes how far it is. A part that takes longer than
+    A `raytf.checkpoint.tier.Writing`. It only writes, and says as votes how far it is. A part that takes longer than
     `cadence.deadline` counts as failed: the save is given up, and what hangs is left to itself.
 
     Args:
@@ -149,8 +149,6 @@ class DurableTier:
             )
         return None
 
-    # -- restoring -----------------------------------------------------------------------------------------------------
-
     def candidates(self) -> list[str]:
         """Return the names of complete checkpoints, best to restore first."""
         return manifest.list_complete(self._run)
@@ -184,8 +182,6 @@ class DurableTier:
         """Keep the restored checkpoint until a newer one is complete, and ignore damaged ones."""
         self._restored = restored
         self._cleanup.went_on_from(restored, damaged)
-
-    # -- saving --------------------------------------------------------------------------------------------------------
 
     def begin(self, save: DurableSave) -> None:
         """Start to write this rank's share of a state."""
@@ -285,9 +281,6 @@ class DurableTier:
         job = in_thread(work)
         job.add_done_callback(lambda _: self._late() if writer.given_up.is_set() else None)
         return job
-
-
-# -- durable writer ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -226,9 +226,6 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     return body
 
 
-# -- document ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CheckpointDocument:
     """What the driver's and the workers' next start, and people, want to know of a state.

@@ -53,7 +53,7 @@ class MemorySave:
 class MemoryTier:
     """Copies of the state in the memory of this rank's node, of which this rank writes a share.
 
-    A `raytf.checkpoint.tier.Tier`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
+    A `raytf.checkpoint.tier.Writing`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
     the same steps, so every node of the run holds the same state, bit for bit.
 
     Args:
@@ -99,8 +99,6 @@ class MemoryTier:
         self.bytes = 0
         self.seconds = 0.0
 
-    # -- restoring -----------------------------------------------------------------------------------------------------
-
     def candidates(self) -> list[generations.Generation]:
         """Return snapshots of earlier attempts that some node holds whole, newest first."""
         if self._every == 0:
@@ -128,8 +126,6 @@ class MemoryTier:
             rows=rows,
             files=extras.files,
         )
-
-    # -- copying -------------------------------------------------------------------------------------------------------
 
     def reserve(self, sizes: dict[str, int], make: MakeSource) -> None:
         """Ask this node's keeper for memory; copies are made from when it has answered.

@@ -148,8 +148,6 @@ def _values(variable: Any) -> np.ndarray:
     return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)
 
 
-# -- digest ------------------------------------------------------------------------------------------------------------
-#
 # On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
 # multilinear, see `raytf.distributed.encoding.digests`.
 

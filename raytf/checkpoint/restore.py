@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.naming import restore_order, split_name
-from raytf.checkpoint.tier import Tier
 from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:
+    from raytf.checkpoint.memory import MemoryTier
     from raytf.distributed.group import Ranks
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ class Restorer:
 
     def __init__(
         self,
-        memory: Tier[Any, generations.Generation],
+        memory: MemoryTier,
         durable: DurableTier,
         group: Ranks,
         say: Callable[[str], None],
@@ -166,8 +166,6 @@ class Restorer:
         return answer
 
 
-# -- restore plan ------------------------------------------------------------------------------------------------------
-#
 # Lists go in, and candidates come out; `raytf.checkpoint.restore` asks nodes and storage, and reads.
 
 

@@ -1,12 +1,10 @@
-"""What a tier of checkpoints can do, and the words in which its ranks agree. There are two: storage and memory."""
+"""How a tier of checkpoints, on storage or in memory, writes one, and the votes with which its ranks agree."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
-
-from raytf.checkpoint.manifest import Checkpoint
 
 
 class Phase(enum.Enum):
@@ -53,13 +51,12 @@ class GroupAttempt:
     driver: str = ""
 
 
-#: What a tier is given to save, and what it calls one of its checkpoints.
+#: What a tier saves.
 Save = TypeVar("Save", contravariant=True)
-Candidate = TypeVar("Candidate")
 
 
 class Writing(Protocol[Save]):
-    """The half of a tier that writes: this rank's part of one save at a time.
+    """How a tier writes: this rank's part of one save at a time.
 
     `raytf.checkpoint.commit.Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
     """
@@ -86,20 +83,4 @@ class Writing(Protocol[Save]):
 
     def abort(self) -> None:
         """Abandon the save, which failed on some rank and must not become a checkpoint."""
-        ...
-
-
-class Tier(Writing[Save], Protocol[Save, Candidate]):
-    """A place for checkpoints: how they get there, which there are, and how one is read."""
-
-    def candidates(self) -> list[Candidate]:
-        """Return the checkpoints that may be restored, best first; asked on rank 0 alone."""
-        ...
-
-    def load(self, candidate: Candidate) -> Checkpoint:
-        """Read one and verify all of it.
-
-        Raises:
-            CheckpointError: it is damaged, incomplete or gone.
-        """
         ...

@@ -79,9 +79,6 @@ class TrainingState:
         )
 
 
-# -- state source ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Extras:
     """What rank 0 alone knows, which no function of the step gives.

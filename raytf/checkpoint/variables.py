@@ -23,7 +23,8 @@ from raytf.errors import CheckpointError
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Return name -> variable, in one order for a given model."""
     own, metrics = own_of(model), model.metrics_variables
-    return _named(model, model.optimizer.variables, own, metrics) | _program(model)
+    program = {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
+    return _named(model, model.optimizer.variables, own, metrics) | program
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
@@ -73,10 +74,6 @@ def keep_program(model: keras.Model, variables: Sequence[Any]) -> None:
 def program_of(model: keras.Model) -> list[Any]:
     """Return the variables that `keep_program` was called with; none for other models."""
     return vars(model).get(_PROGRAM, [])
-
-
-def _program(model: keras.Model) -> dict[str, Any]:
-    return {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
 
 
 def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,54 +14,35 @@ from raytf.distributed.gpu import nvidia_driver, visibility
 from raytf.errors import GpuError
 
 
-class Devices(Protocol):
-    """What a training step needs to know about the devices of its process.
+class Devices:
+    """The devices of a process for a training step: by default the one that TensorFlow takes, a GPU or else the CPU.
 
     Attributes:
         names: of the devices that compute, as TensorFlow names them; at least one.
         is_home_apart: the weights are on a device of another kind, which makes the updates.
     """
 
-    names: Sequence[str]
-    is_home_apart: bool
-
-    def spread(self, shards: int) -> list[range]:
-        """Return which of a worker's shards each device computes; devices without a shard are left out."""
-        ...
-
-    def on(self, device: int) -> AbstractContextManager[object]:
-        """Run operations inside the `with` statement on the device with this number."""
-        ...
-
-    def at_home(self) -> AbstractContextManager[object]:
-        """Create variables and run operations inside the `with` statement where the weights are."""
-        ...
-
-    def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Return the sum of all devices' tensors, where the weights are."""
-        ...
-
-
-class OneDevice:
-    """The device that TensorFlow takes by default: the first GPU, else the CPU."""
-
     names: Sequence[str] = ("",)
     is_home_apart = False
 
     def spread(self, shards: int) -> list[range]:
+        """Return which of a worker's shards each device computes; devices without a shard are left out."""
         return [range(shards)]
 
     def on(self, device: int) -> AbstractContextManager[object]:
+        """Run operations inside the `with` statement on the device with this number."""
         return nullcontext()
 
     def at_home(self) -> AbstractContextManager[object]:
+        """Create variables and run operations inside the `with` statement where the weights are."""
         return nullcontext()
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Return the sum of all devices' tensors, where the weights are."""
         return parts[0]
 
 
-class LocalDevices:
+class LocalDevices(Devices):
     """Named devices.
 
     Args:

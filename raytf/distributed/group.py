@@ -107,8 +107,6 @@ class SingleWorkerGroup:
         return arrays
 
 
-# -- local -------------------------------------------------------------------------------------------------------------
-#
 # All of them make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and
 # in where the weights live.
 
@@ -189,9 +187,6 @@ def tpu() -> SingleWorkerGroup:
             "VM with a TensorFlow for TPUs, or use another --strategy."
         ) from None
     return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))
-
-
-# -- factory -----------------------------------------------------------------------------------------------------------
 
 
 def make(section: StrategySection, gpus: float = 0.0) -> Group:

@@ -33,7 +33,7 @@ from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, S
 from raytf.distributed.allreduce.host import HostSum, host_identity
 from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.allreduce.routes import RankSeat, SumPath, SumRoute
-from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.devices import Devices
 from raytf.distributed.gpu import nvidia_driver
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError, WorkerLostError
@@ -97,7 +97,7 @@ class MultiWorkerGroup:
         gpu: OwnGpu = own_gpu,
         meets_again: bool = False,
     ) -> None:
-        self.devices: Devices = OneDevice()
+        self.devices: Devices = Devices()
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.route: SumRoute | None = None
         self._communication: Communication = communication

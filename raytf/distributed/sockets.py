@@ -136,8 +136,6 @@ class Callers:
         peer.close()
 
 
-# -- forked children ---------------------------------------------------------------------------------------------------
-#
 # A connection ends when the last process that holds it closes it. If a child held it, the others would not see that
 # this process is gone.
 

@@ -147,9 +147,6 @@ def as_tensorflow() -> Iterator[None]:
         raise tf.errors.UnavailableError(None, None, str(error)) from None
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
-
-
 def broadcast(
     arrays: list[np.ndarray],
     is_first: bool,
@@ -233,9 +230,6 @@ def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_b
 
 def _words(size: int) -> int:
     return -(-size // 4)
-
-
-# -- socket plane ------------------------------------------------------------------------------------------------------
 
 
 class SocketPlane(ControlPlane):
@@ -341,8 +335,6 @@ class SocketPlane(ControlPlane):
             raise
 
 
-# -- ring plane --------------------------------------------------------------------------------------------------------
-#
 # The ranks' CPUs form a group of collectives separate from the strategy's, just as TensorFlow's strategy has a separate
 # one for host values. What is traced here names its device, so that none of it is placed on a GPU.
 

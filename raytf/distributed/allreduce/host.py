@@ -178,8 +178,6 @@ class HostSum:
         self._turn = 1 - self._turn
         return [slot[: size * dtype.itemsize].view(dtype) for slot in self._slots[self._turn]]
 
-    # -- meeting -------------------------------------------------------------------------------------------------------
-
     def _open(self, address: str) -> mmap.mmap:
         size = (2 * self.count + 1) * CHUNK_BYTES
         descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)

@@ -174,8 +174,6 @@ class NetworkSum:
         for n, part in received.items():
             total[parts[n]] = part
 
-    # -- bytes ---------------------------------------------------------------------------------------------------------
-
     def _exchange(self, outgoing: dict[int, np.ndarray], parts: dict[int, slice]) -> dict[int, np.ndarray]:
         """Send each process its numbers, and get those of a part of the piece from each."""
         dtype = next(iter(outgoing.values())).dtype

@@ -169,8 +169,6 @@ def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) ->
     return words.whole(product)
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
-#
 # On a GPU every operation is a kernel launch of some microseconds, and a model has hundreds of tensors. What differs
 # from tensor to tensor, such as an exponent, is looked up for each block.
 

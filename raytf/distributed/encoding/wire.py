@@ -299,9 +299,6 @@ def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
     return tf.ensure_shape(padded, [total_shards, rows.shape[1]])
 
 
-# -- audit rows --------------------------------------------------------------------------------------------------------
-
-
 class AuditRow(NamedTuple):
     """A shard of a step that two workers have computed.
 

@@ -135,9 +135,6 @@ def await_fit(
         sleep(LOOK_SECONDS)
 
 
-# -- the thin edge: NVML itself ----------------------------------------------------------------------------------------
-
-
 def read_mine(computes: bool = False) -> list[GpuReading]:
     """Return readings of the GPUs that this process may use; empty without a driver.
 

@@ -138,8 +138,6 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# -- cuda driver -------------------------------------------------------------------------------------------------------
-#
 # Its tests compile a driver that fails in the ways of a real one.
 
 

@@ -197,13 +197,7 @@ class ArbiterLink:
         waits: Callable[[], None] = lambda: None,
         left_behind: Callable[[], None] = lambda: None,
     ) -> ArbiterLink:
-        """Connect with an arbiter.
-
-        Args:
-            arbiter: to connect with.
-            name: of this worker, different from all others of the run.
-            waits: called again and again while this worker waits for the arbiter.
-            left_behind: called once the connection is lost, in a thread of its own.
+        """Connect with an arbiter; for the other arguments see the class.
 
         Raises:
             WorkerLostError: it does not answer.

@@ -220,8 +220,6 @@ def _address(message: dict[str, Any]) -> str:
     return address
 
 
-# -- sealed lines ------------------------------------------------------------------------------------------------------
-#
 # Both sides know the run's secret, which Ray has brought to the workers; it does not travel here. Each side sends
 # random bytes (a challenge) when they connect. The connection's key is derived from the secret and both challenges, so
 # what was recorded on another connection is of no use. Each line begins with a tag: an HMAC of who sent it, how many

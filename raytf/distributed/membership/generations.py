@@ -292,9 +292,6 @@ class StaleError(RuntimeError):
     """A worker belongs to a generation that has ended without it: it must end."""
 
 
-# -- reachability ------------------------------------------------------------------------------------------------------
-
-
 def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Collection[str]) -> list[str]:
     """Return the largest set of workers that all reach each other.
 

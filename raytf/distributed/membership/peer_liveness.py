@@ -78,8 +78,6 @@ class HeartbeatSender:
             self._process.stdin.close()
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
-#
 # A sum asks only now and then, while nothing comes. Silence is counted in looks of this process: while it stood still
 # itself, it has not looked. `allreduce.host` looks at the processes of its host, `allreduce.network` at heartbeats
 # of other hosts; `tests.stress.simulate` tries both in a simulated world.

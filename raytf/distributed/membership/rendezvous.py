@@ -149,8 +149,6 @@ def mine() -> Meeting:
     return _mine
 
 
-# -- meeting point -----------------------------------------------------------------------------------------------------
-#
 # A rank calls all ranks before it, in their order, then answers all ranks after it, and then waits for the answers to
 # its calls. Events go in, and the next thing to do comes out, or an error that ends the meeting. Nothing here knows
 # sockets or clocks: whoever reports an event passes the time. `raytf.distributed.membership.rendezvous` carries the
@@ -294,8 +292,6 @@ class MeetingPoint:
         return ", ".join(f"rank {rank} at {self._addresses[rank]}" for rank in sorted(ranks))
 
 
-# -- peer connections --------------------------------------------------------------------------------------------------
-#
 # Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
 # has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
 # here: Ray has brought it, or the run's secret, from which each member derives it (`group_key`). What is
