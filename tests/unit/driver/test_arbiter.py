@@ -94,7 +94,7 @@ def test_who_is_left_behind_is_told_once_and_who_leaves_is_not():
     leaves = ArbiterLink.connect(server.address, "a", left_behind=lambda: told.append("a"))
     ArbiterLink.connect(server.address, "b", left_behind=lambda: told.append("b"))
     leaves.close()
-    wait_until(lambda: leaves.is_lost, "the connection has ended", 20)
+    wait_until(lambda: leaves.member.is_lost, "the connection has ended", 20)
     server.close()
     wait_until(lambda: bool(told), "b is told", 20)
     assert told == ["b"]

@@ -55,7 +55,7 @@ def test_the_oldest_strangers_are_sent_away_and_workers_are_let_in(caplog: pytes
             assert all(has_hung_up(stranger) for stranger in strangers[:30])
             first, _ = pair(arbiter)
             assert strangers[-1].recv(100).startswith(b'{"challenge"')
-            assert not first.is_lost
+            assert not first.member.is_lost
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caplog.records == []
