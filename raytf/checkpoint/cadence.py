@@ -1,4 +1,4 @@
-"""When to save: the interval between checkpoints, retries after one that failed, and the interval between copies.
+"""Decisions when to save: the interval between checkpoints, retries after a failure, and the interval between copies.
 
 Pure functions and small state machines of numbers; clocks are passed in.
 """
@@ -20,7 +20,7 @@ YOUNG_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Cadence:
-    """When to save: after this many steps, this many seconds, or whichever comes first where both are given.
+    """The cadence of saves: after this many steps, this many seconds, or whichever comes first if both are set.
 
     It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
     there. A run of which nothing is on storage saves at once; where a number of steps was asked for, after so many, but

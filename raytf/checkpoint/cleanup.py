@@ -1,4 +1,4 @@
-"""Deletes checkpoints on storage that nobody needs: which may go, and how rank 0 deletes them beside training."""
+"""Deletion of checkpoints on storage that nobody needs, which rank 0 does beside training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay.
+    """The checkpoints to keep.
 
     Attributes:
         newest: how many complete ones.

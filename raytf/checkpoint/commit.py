@@ -10,7 +10,7 @@ from raytf.checkpoint.tier import Phase, Save, Votes, Writing
 
 
 class Event(enum.Enum):
-    """What a rank does next."""
+    """The next action of a rank."""
 
     NOTHING = "nothing"
     BEGIN = "begin"  # write your share of the state as it is now

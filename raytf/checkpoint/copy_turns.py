@@ -1,4 +1,4 @@
-"""Which of a rank's two slots the next copy takes, and until when the copy before it stays.
+"""The turns of a rank's two slots: which one the next copy takes, and until when the copy before it stays.
 
 Nothing here knows memory, threads or other ranks: `raytf.checkpoint.memory` copies into slots,
 `raytf.training.saving.memory_copies` has the ranks agree.

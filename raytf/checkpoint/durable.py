@@ -285,7 +285,7 @@ class DurableTier:
 
 @dataclass(frozen=True)
 class DurableSave:
-    """What a rank writes of a state.
+    """The part of a state that a rank writes.
 
     Attributes:
         step: global steps that the state has seen.

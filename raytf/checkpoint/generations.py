@@ -1,4 +1,4 @@
-"""Which copies of the state in the memory of nodes belong together."""
+"""Copies of the state in the memory of nodes that belong together."""
 
 from __future__ import annotations
 

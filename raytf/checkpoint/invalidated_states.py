@@ -1,4 +1,4 @@
-"""States of a run that count no more, since a machine that took part in them computed wrongly.
+"""States of a run that are no longer valid, because a machine that took part in them computed wrongly.
 
 A note in the run's folder says which: those after a step, of the attempts until then. The driver's monitor has it, too,
 so that groups begin without storage. Copies in memory are passed over, checkpoints on storage are deleted.
@@ -26,7 +26,7 @@ _SHAPE = untrusted_json.record(
 
 @dataclass(frozen=True)
 class VoidStates:
-    """Which states count no more.
+    """The states that are no longer valid.
 
     Attributes:
         entries: steps, and names of the attempts whose states after that step are void.

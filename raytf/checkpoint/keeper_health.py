@@ -1,4 +1,4 @@
-"""What a rank makes of its node's keeper: when it asks it, when it counts as lost, and when another one is started.
+"""A rank's view of its node's keeper: when to ask it, when it counts as lost, and when to start another one.
 
 Times and answers go in, and orders come out; nothing here knows Ray, processes or clocks.
 """
@@ -31,7 +31,7 @@ TRY_PAUSES = tuple(pause(n + 2) for n in range(4))
 
 
 class Order(enum.Enum):
-    """What to do after a look at the keeper."""
+    """The action after a poll of the keeper."""
 
     NOTHING = "nothing"
     ASK = "ask"  # the keeper what it holds

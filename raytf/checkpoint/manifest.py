@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors: its document, and the manifest that makes a folder a checkpoint."""
+"""The document of a checkpoint, and the manifest that makes a folder a checkpoint."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def read(run: Storage, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CheckpointDocument:
-    """What the driver's and the workers' next start, and people, want to know of a state.
+    """The facts about a state that the next start of the driver and of workers, and people, need.
 
     Attributes:
         identity: settings of the run that made it.
@@ -295,7 +295,7 @@ class CheckpointDocument:
 
     @property
     def epochs(self) -> int:
-        """How many have ended."""
+        """The number of epochs that have ended."""
         return len(self.history)
 
     def _totals(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A rank's part in the memory tier: when to copy the state into memory, and what a new group finds there."""
+"""A rank's part in the memory tier: when to copy the state into memory, and what a new group restores from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COSTS = 9
 
 @dataclasses.dataclass(frozen=True)
 class MemorySave:
-    """What a copy in memory keeps beside the tensors, which come from the rank's source as they are then.
+    """The part of a copy in memory beside the tensors, which come from the rank's source as they are then.
 
     Attributes:
         step: global steps that the state has seen.

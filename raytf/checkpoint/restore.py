@@ -31,7 +31,7 @@ Candidate = Generation | str
 
 
 class Restorer:
-    """Finds and reads it; all ranks must call alike.
+    """Finds and reads the state from which a group continues. All ranks must make the same calls.
 
     Args:
         memory: of the run's nodes.
@@ -171,7 +171,7 @@ class Restorer:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What to try.
+    """The candidates to try.
 
     Attributes:
         candidates: best first.

@@ -1,4 +1,4 @@
-"""Which memory of a keeper belongs to whom: decided from requests and from what the memory holds.
+"""The owners of a keeper's memory, decided from requests and from what the memory holds.
 
 Requests go in, and answers and the slots to free come out; nothing here knows Ray, files or time. The ranks write into
 their slots directly, so that a slot is known to be full only by its header. Of one worker group each rank of the node

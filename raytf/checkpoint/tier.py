@@ -1,4 +1,4 @@
-"""How a tier of checkpoints, on storage or in memory, writes one, and the votes with which its ranks agree."""
+"""The interface through which a tier (storage or memory) writes a checkpoint, and the votes of its ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class Phase(enum.Enum):
-    """Where a rank is in a save."""
+    """The phase of a save on a rank."""
 
     IDLE = "idle"
     WRITING = "writing"  # every rank writes its share
@@ -17,7 +17,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Votes:
-    """What one rank says about the save under way, or all together: sums over ranks, equal on every rank."""
+    """The votes of one rank about the save under way, or their sums over all ranks, which are equal on every rank."""
 
     want: float = 0
     written: float = 0
@@ -56,7 +56,7 @@ Save = TypeVar("Save", contravariant=True)
 
 
 class Writing(Protocol[Save]):
-    """How a tier writes: this rank's part of one save at a time.
+    """A tier that writes this rank's part of one save at a time.
 
     `raytf.checkpoint.commit.Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside tensors: where the run is, and the interface that the worker gives it through."""
+"""The part of a checkpoint beside its tensors: the progress of the run, and the interface through which it is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingState:
-    """The same on every rank.
+    """The progress of a run, which is the same on every rank.
 
     Attributes:
         step: global steps done.
@@ -81,7 +81,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Extras:
-    """What rank 0 alone knows, which no function of the step gives.
+    """Values that rank 0 alone knows and that do not follow from the step.
 
     Attributes:
         callbacks: state of the user's callbacks, JSON values.

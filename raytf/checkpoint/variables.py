@@ -1,4 +1,4 @@
-"""What a checkpoint holds: every variable of model, optimizer and metrics by name, and a small JSON document."""
+"""The tensors of a checkpoint: every variable of model, optimizer and metrics, by name."""
 
 from __future__ import annotations
 

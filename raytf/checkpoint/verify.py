@@ -1,4 +1,4 @@
-"""Looks at the checkpoints of a run without restoring any: which are whole, which damaged, which unfinished.
+"""Inspection of a run's checkpoints without restoring any: which are whole, damaged or unfinished.
 
 `inspect` compares files with what the manifest says of them, by size; `verify` reads every byte as well. Neither
 changes anything, and both may run beside a live run, whose retention deletes while they read.
@@ -22,7 +22,7 @@ _READERS = 2
 
 
 class Worth(enum.Enum):
-    """What a folder of a checkpoint is worth."""
+    """The condition of a checkpoint's folder."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -32,7 +32,7 @@ class Worth(enum.Enum):
 
 @dataclass(frozen=True)
 class CheckpointFinding:
-    """What was found of one checkpoint.
+    """The result of inspecting one checkpoint.
 
     Attributes:
         name: its folder.

@@ -1,6 +1,4 @@
-"""A worker's group: what the training loop sees of a strategy, the groups of one process, and `make` for a strategy's
-name.
-"""
+"""A worker's group, through which the training loop uses a strategy; the groups of one process; and `make`."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """How ranks exchange values outside of the step. Each rank must make the same calls in the same order.
+    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order.
 
     Attributes:
         rank: this worker's rank.

@@ -1,5 +1,4 @@
-"""What ranks exchange with every step: flags, and the bits of a hash that show whether their replicas of the weights
-are equal.
+"""The vector that ranks exchange with every step: flags, and the bits of a hash of their replica of the weights.
 
 A hash has 64 bits. The ranks exchange its bits with the flags of the next call, which are summed over them anyway: all
 hashes are equal exactly if each bit's sum is 0 or the number of ranks. Only if they differ do the ranks exchange the
@@ -40,7 +39,7 @@ def all_equal(sums: np.ndarray, world_size: int) -> bool:
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """What to do about replicas that are not equal.
+    """The decision about replicas that are not equal.
 
     Attributes:
         apart: ranks whose weights differ from those of the majority; all ranks if there is no majority.

@@ -1,4 +1,4 @@
-"""What is kept of a step's digests, and a chain over all steps. Bytes only, without TensorFlow.
+"""The bytes that are kept of a step's digests, and a chain over all steps. This module loads no TensorFlow.
 
 A step has 8 bytes of its own, 4 of each logical shard and 1 of each tensor. With them, whoever computes the step again
 knows at once whether it is the same, and if not, which shard of which tensor differs. A tensor's byte may be equal by
@@ -21,7 +21,7 @@ GENESIS = bytes(32)
 
 
 class DigestKind(StrEnum):
-    """How digests are made, see `raytf.distributed.encoding.digests`; those of different kinds cannot be compared."""
+    """A way to make digests, see `raytf.distributed.encoding.digests`. Different kinds cannot be compared."""
 
     FOLDED = "folded"
     DEVICE = "device"
@@ -31,7 +31,7 @@ class DigestKind(StrEnum):
 
 @dataclass(frozen=True)
 class DigestLayout:
-    """What the bytes of a step's digests stand for.
+    """The meaning of the bytes of a step's digests.
 
     Attributes:
         shards: V.
@@ -51,7 +51,7 @@ class DigestLayout:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what two digests of a step differ.
+    """The difference between two digests of a step.
 
     Attributes:
         shards: indices of logical shards.

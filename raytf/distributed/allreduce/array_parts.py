@@ -14,11 +14,15 @@ Parts = list[np.ndarray]
 
 
 class PeerLostError(RuntimeError):
-    """A process is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
+    """Another process is gone.
+
+    The message begins with `Collective`. From a graph, TensorFlow raises errors of its own that keep only the message,
+    so `raytf.training.worker` recognizes a lost peer by this word.
+    """
 
 
 class OrderError(RuntimeError):
-    """Two processes add different things: what they computed from then on would have no meaning."""
+    """Two processes add different arrays, so that their sums would have no meaning."""
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ BYTES = 32 << 20
 
 
 class Overlap(NamedTuple):
-    """How gradients are added while others are computed; the same on all workers.
+    """Settings for adding gradients while others are computed. They are the same on all workers.
 
     Attributes:
         bytes: on the wire, up to which a bucket is filled.

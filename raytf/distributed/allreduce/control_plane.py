@@ -1,4 +1,4 @@
-"""What ranks exchange outside of the step, over CPUs and host memory only.
+"""The exchange of values between ranks outside of the step, over CPUs and host memory only.
 
 TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
 the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its

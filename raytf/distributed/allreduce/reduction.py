@@ -1,4 +1,4 @@
-"""What travels between workers in a step: reduced in one go, with a sum that does not depend on the order of addition.
+"""The reduction of a step over workers: one sum, which does not depend on the order of addition.
 
 Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
 a matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row

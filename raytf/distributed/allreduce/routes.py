@@ -1,4 +1,4 @@
-"""Which path gradients take from rank to rank, chosen from what each rank says about its place. No TensorFlow here.
+"""The path of gradients from rank to rank, chosen from the seat that each rank reports. It loads no TensorFlow.
 
 TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL is only used if it is named; NCCL
 refuses two ranks on one GPU, and parts of a GPU (MIG). So each rank says where it computes, and all decide alike.
@@ -23,7 +23,7 @@ _LONGEST = 80
 
 
 class SumPath(enum.Enum):
-    """How a vector of gradients becomes the sum over all ranks."""
+    """A path on which a vector of gradients is summed over all ranks."""
 
     CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over TCP
     HOST = "host"  # the same path, but asked for, or for GPUs: copied to the host, summed there, and copied back

@@ -33,7 +33,7 @@ SLOW = {
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says about a GPU; None for what this kind of GPU does not report.
+    """NVML's readings of a GPU; None for values that this kind of GPU does not report.
 
     Attributes:
         gpu: which GPU it is.
@@ -58,7 +58,7 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class GpuComplaint:
-    """What is wrong with a GPU.
+    """A problem of a GPU.
 
     Attributes:
         text: for the user, to follow the GPU's name.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver reports: the GPUs of this process (NVML), and why the CUDA driver does not work.
+"""Reports of NVIDIA's driver: the GPUs of this process (NVML), and why the CUDA driver does not work.
 
 NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
 CUDA does. Its tests prove the decisions, with a simulated NVML.

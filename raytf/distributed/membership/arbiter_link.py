@@ -1,4 +1,4 @@
-"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`): who is a member, and of what.
+"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`), which decides on the members.
 
 Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
 next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
@@ -53,7 +53,7 @@ _LOST = "the connection with the driver's arbiter is lost"
 
 @dataclass(frozen=True)
 class ArbiterAddress:
-    """How workers reach the arbiter of their run.
+    """The address and the secret with which workers reach the arbiter of their run.
 
     Attributes:
         address: HOST:PORT.

@@ -1,5 +1,4 @@
-"""Decide who belongs to a group that repairs itself, and who stays where some workers cannot reach each other. No
-clock, sockets or processes here.
+"""Decisions about the members of a group that repairs itself, also where some workers cannot reach each other.
 
 A group is a sequence of generations. A generation ends for all of its members: because one of them is lost, which the
 others notice in the middle of a sum, or because somebody wants to join, for which they stop between two steps. The next
@@ -47,7 +46,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker can be met.
+    """The address of a worker, and how far it is.
 
     Attributes:
         address: HOST:PORT.

@@ -19,7 +19,7 @@ _MEETINGS = 10
 
 
 class LeftBehindError(WorkerLostError):
-    """The others go on without this worker, or have lost the driver."""
+    """The other workers continue without this one, or have lost the driver."""
 
 
 class UnreachableError(LeftBehindError):
@@ -36,11 +36,11 @@ class UnreachableError(LeftBehindError):
 
 
 class DismissedError(Exception):
-    """This worker has done its part: the others go on without it, as planned."""
+    """This worker has left as planned, and the others continue without it."""
 
 
 class RunOverError(Exception):
-    """The run was over when this worker came.
+    """The run was over when this worker joined.
 
     Args:
         result: of the run.
@@ -52,7 +52,7 @@ class RunOverError(Exception):
 
 
 class Member:
-    """What a worker knows of its group.
+    """A worker's view of its group.
 
     Args:
         name: of the worker.
@@ -165,7 +165,7 @@ class Member:
 
 
 class Transfer(NamedTuple):
-    """Who gives the state to whom when ranks have met.
+    """The ranks that give the state to others after a rendezvous, and those that take it.
 
     Attributes:
         giver: the rank that tells the others what is not a variable.

@@ -84,7 +84,7 @@ class HeartbeatSender:
 
 
 class Sign(Enum):
-    """What a look shows of a process."""
+    """The state of a process, as one look shows it."""
 
     ALIVE = "alive"
     #: It is stopped, or sends no heartbeats.
@@ -93,7 +93,7 @@ class Sign(Enum):
 
 
 class Loss(NamedTuple):
-    """Why a sum cannot end.
+    """The reason why a sum cannot complete.
 
     Attributes:
         number: of the process that is lost; None for an unknown one of the group.

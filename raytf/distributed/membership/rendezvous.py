@@ -1,5 +1,4 @@
-"""How the ranks of a generation meet: where each listens, whom it calls and answers, when it gives up, and the
-connections that result.
+"""The rendezvous of a generation: where each rank listens, which ranks it calls and answers, and when it gives up.
 
 Each rank listens before anybody knows the addresses of all, so that nobody else can take its port; a server of
 TensorFlow's takes it over (`MultiWorkerGroup`).
