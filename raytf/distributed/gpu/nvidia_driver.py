@@ -141,11 +141,6 @@ def _text(value: str | bytes) -> str:
 # Its tests compile a driver that fails in the ways of a real one.
 
 
-def answer_seconds(devices: Path = Path("/dev")) -> float:
-    """Return how many seconds to wait for the driver's answer on this machine."""
-    return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
-
-
 def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
     """Return what is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
 
@@ -155,7 +150,8 @@ def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) 
             waits for it is left behind.
     """
     answers: list[str] = []
-    seconds = answer_seconds() if seconds is None else seconds
+    if seconds is None:
+        seconds = _ANSWER_SECONDS + _GPU_SECONDS * len(list(Path("/dev").glob("nvidia[0-9]*")))
     thread = threading.Thread(target=lambda: answers.append((ask or _ask)()), daemon=True, name="raytf-cuda")
     thread.start()
     thread.join(seconds)

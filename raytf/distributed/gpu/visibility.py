@@ -47,7 +47,8 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
         environ.setdefault(ORDER, "PCI_BUS_ID")  # as Ray and NVML count; CUDA's default is the fastest first
         return
     environ[VISIBLE] = ""
-    if not has_tpu():
+    has_tpu = ray.is_initialized() and ray.get_runtime_context().get_accelerator_ids().get("TPU")
+    if not has_tpu:
         environ.setdefault(KINDS, HIDDEN[KINDS])  # has no effect if TensorFlow is already loaded
 
 
@@ -99,11 +100,6 @@ def threads_of(cpus: float, gpus: float, own: float) -> int:
         own: GPUs that the process was given.
     """
     return max(1, int(cpus * own / max(gpus, own))) if own else 1
-
-
-def has_tpu() -> bool:
-    """Return whether Ray gave TPUs to this process."""
-    return ray.is_initialized() and bool(ray.get_runtime_context().get_accelerator_ids().get("TPU"))
 
 
 def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidia_driver.trouble) -> None:
