@@ -55,6 +55,13 @@ class Document:
         value = self.get(*path)
         return value if isinstance(value, list) else []
 
+    def commands(self, *keys: str) -> Iterator[tuple[Path, str]]:
+        """Yield the shell commands below top-level keys, each with its path."""
+        for key in keys:
+            for i, command in enumerate(self.sequence(key)):
+                if isinstance(command, str):
+                    yield (key, i), command
+
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
     """All documents of a file that are not empty, and what is wrong with its YAML."""
@@ -85,17 +92,17 @@ def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
 
 def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     mark = getattr(problem, "problem_mark", None)
-    said = str(getattr(problem, "problem", None) or problem).splitlines()[0]
+    description = str(getattr(problem, "problem", None) or problem).splitlines()[0]
     line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
     source = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     if "\t" in source[: len(source) - len(source.lstrip())]:
         fix = "Indent with spaces: YAML allows no tabs there."
-    elif "mapping values are not allowed" in said:
+    elif "mapping values are not allowed" in description:
         fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
     else:
         fix = "Fix the line, or the one before: often an indentation, a bracket or a quote."
-    found = error("yaml-syntax", (), f"this is not YAML: {said}", "Ray reads nothing of this file.", fix)
-    return replace(found, line=line)
+    finding = error("yaml-syntax", (), f"this is not YAML: {description}", "Ray reads nothing of this file.", fix)
+    return replace(finding, line=line)
 
 
 def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
@@ -104,14 +111,14 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in seen and name != "<<":
-                found = error(
+                finding = error(
                     "duplicate-key",
                     (*path, name),
                     f"{name!r} is given twice, first in line {seen[name]}",
                     "YAML keeps the last one and drops the first without a word.",
                     "Join the two, or leave one out.",
                 )
-                yield replace(found, line=key.start_mark.line + 1)
+                yield replace(finding, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
     elif isinstance(node, yaml.SequenceNode):

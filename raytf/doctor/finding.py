@@ -70,8 +70,8 @@ def near(word: object, known: Iterable[str]) -> str:
     """`. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
     by_fold = {name.casefold().replace("_", "").replace("-", ""): name for name in known}
     folded = str(word).casefold().replace("_", "").replace("-", "")
-    found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
-    return f". Did you mean {by_fold[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
+    return f". Did you mean {by_fold[matches[0]]!r}?" if matches else ""
 
 
 def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:

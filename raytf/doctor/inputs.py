@@ -52,16 +52,16 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
         path = Path(name).expanduser()
         before = len(unread or ())
         alone = not path.is_dir() or (path / _KUSTOMIZATION).is_file()
-        found = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
-        if not found and len(unread or ()) == before:
+        parts = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
+        if not parts and len(unread or ()) == before:
             raise ConfigError(f"{name} holds no .yaml file. Expected a cluster YAML, or a folder of them.")
-        texts |= found
+        texts |= parts
     return texts
 
 
-def unreadable(said: str) -> ConfigFinding:
+def unreadable(problem: str) -> ConfigFinding:
     """One of a folder's sources that could not be looked at; the others are."""
-    return error("unreadable", (), said, "Nothing is known of it.", "Fix that, or name the other files alone.")
+    return error("unreadable", (), problem, "Nothing is known of it.", "Fix that, or name the other files alone.")
 
 
 def _folder(
@@ -154,14 +154,13 @@ def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
     remote = [text for key, part in value.items() if key not in _WORDS for text in _texts(part) if _REMOTE.search(text)]
     if remote:
         return repr(remote[0][:200])
-    listed: list[Any] = [value[key] for key in _BASES if isinstance(value.get(key), list)]
-    given = [entry for entries in listed for entry in entries]
-    for entry in [e for e in given if isinstance(e, str) and "\n" not in e]:
+    entries = [entry for key in _BASES if isinstance(value.get(key), list) for entry in value[key]]
+    for entry in [e for e in entries if isinstance(e, str) and "\n" not in e]:
         if "\0" in entry or not (folder / entry).exists():
             return repr(entry[:200])
-        found = _from_elsewhere(folder / entry, seen) if (folder / entry).is_dir() else ""
-        if found:
-            return found
+        inner = _from_elsewhere(folder / entry, seen) if (folder / entry).is_dir() else ""
+        if inner:
+            return inner
     return ""
 
 

@@ -43,12 +43,12 @@ class Machine:
 @cache
 def _table() -> dict[str, dict[str, Machine]]:
     text = resources.files("raytf.doctor").joinpath("machines.csv").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Machine]] = {}
+    table: dict[str, dict[str, Machine]] = {}
     for row in csv.DictReader(text.splitlines()):
         usd = float(row["usd_per_hour"]) if row["usd_per_hour"] else None
         machine = Machine(row["name"], int(row["cpus"]), float(row["memory_gib"]), int(row["gpus"]), row["gpu"], usd)
-        found.setdefault(row["provider"], {})[row["name"].casefold()] = machine
-    return found
+        table.setdefault(row["provider"], {})[row["name"].casefold()] = machine
+    return table
 
 
 def names(provider: str) -> list[str]:
@@ -99,33 +99,33 @@ def machine(provider: str, config: dict[str, Any]) -> Machine | None:
     if cloud == "gcp" and "machineType" not in config:
         return _tpu(config)
     name = instance_type(provider, config)
-    found = _table().get(cloud, {}).get(name.casefold()) if name else None
-    if found is None or cloud != "gcp":
-        return found
-    return _with_attached(found, config)
+    known = _table().get(cloud, {}).get(name.casefold()) if name else None
+    if known is None or cloud != "gcp":
+        return known
+    return _with_attached(known, config)
 
 
-def _with_attached(found: Machine, config: dict[str, Any]) -> Machine:
-    gpus, kind, usd = found.gpus, found.gpu, found.usd
+def _with_attached(machine: Machine, config: dict[str, Any]) -> Machine:
+    gpus, kind, usd = machine.gpus, machine.gpu, machine.usd
     attached = config.get("guestAccelerators")
-    for entry in attached if isinstance(attached, list) and not found.gpus else ():
+    for entry in attached if isinstance(attached, list) and not machine.gpus else ():
         if isinstance(entry, dict) and isinstance(entry.get("acceleratorCount"), int):
             count = entry["acceleratorCount"]
             kind = str(entry.get("acceleratorType", "")).rsplit("-", 1)[-1].upper()
             price = _ATTACHED.get(kind)
             usd = None if usd is None or price is None else usd + count * price
             gpus += count
-    return Machine(found.name, found.cpus, found.memory_gib, gpus, kind, usd)
+    return Machine(machine.name, machine.cpus, machine.memory_gib, gpus, kind, usd)
 
 
 def _tpu(config: dict[str, Any]) -> Machine | None:
     name = config.get("acceleratorType")
-    found = re.fullmatch(r"(v\d\w*)-(\d+)", name) if isinstance(name, str) else None
-    if not found or found[1] not in _TPUS:
+    match = re.fullmatch(r"(v\d\w*)-(\d+)", name) if isinstance(name, str) else None
+    if not match or match[1] not in _TPUS:
         return None
-    price, cores = _TPUS[found[1]]
-    chips = max(1, int(found[2]) // cores)
-    return Machine(found[0], 0, 0, usd=price * chips, tpus=chips)
+    price, cores = _TPUS[match[1]]
+    chips = max(1, int(match[2]) // cores)
+    return Machine(match[0], 0, 0, usd=price * chips, tpus=chips)
 
 
 def _cloud(provider: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path as File
 from typing import Any
 
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning
+from raytf.doctor.local_environment import package_file
 from raytf.doctor.node_types import NodeType, node_types
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
@@ -119,14 +118,14 @@ def _ports(document: Document) -> Iterator[ConfigFinding]:
 
 def _open_to(rule: dict[str, Any]) -> list[str]:
     """The ranges of a rule that are everybody."""
-    found = []
+    open_ranges = []
     for key, inner in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
         ranges = rule.get(key)
         for entry in ranges if isinstance(ranges, list) else ():
             cidr = entry.get(inner) if isinstance(entry, dict) else None
             if cidr in ("0.0.0.0/0", "::/0"):
-                found.append(cidr)
-    return found
+                open_ranges.append(cidr)
+    return open_ranges
 
 
 def _machine(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -164,14 +163,14 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _network(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
-    given = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
-    if "NetworkInterfaces" in t.config and given:
+    keys = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
+    if "NetworkInterfaces" in t.config and keys:
         yield error(
             "network-twice",
-            (*path, given[0]),
-            f"NetworkInterfaces and {given[0]} are both given",
+            (*path, keys[0]),
+            f"NetworkInterfaces and {keys[0]} are both given",
             "Ray refuses the file: subnets and groups then belong into each interface.",
-            f"Move {given[0]} into NetworkInterfaces, or leave those out.",
+            f"Move {keys[0]} into NetworkInterfaces, or leave those out.",
         )
     elif "SubnetId" in t.config:
         yield error(
@@ -261,7 +260,7 @@ def _workers_profile(types: list[NodeType]) -> Iterator[ConfigFinding]:
 
 def _has(t: NodeType, key: str) -> bool:
     """Whether a key is there in any spelling: a typo is reported as such, not as a key that is missing."""
-    return any(str(given).casefold() == key.casefold() for given in t.config)
+    return any(str(name).casefold() == key.casefold() for name in t.config)
 
 
 def _disk(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -316,25 +315,18 @@ def _reuse(document: Document) -> Iterator[ConfigFinding]:
         )
 
 
-# -- ec2 schema --------------------------------------------------------------------------------------------------------
-
-
 @cache
 def _shapes() -> dict[str, Any]:
-    spec = importlib.util.find_spec("botocore")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = File(folder) / _MODEL
-        if path.is_file():
-            return json.loads(gzip.decompress(path.read_bytes()))["shapes"]
-    return {}
+    path = package_file("botocore", _MODEL)
+    return json.loads(gzip.decompress(path.read_bytes()))["shapes"] if path is not None else {}
 
 
 def check_fields(config: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
     """Find keys, types and values of a node_config that RunInstances refuses."""
     shapes = _shapes()
     if shapes:
-        given = {k: v for k, v in config.items() if k not in _RAYS}
-        yield from _check_field(given, "RunInstancesRequest", path, shapes, _RAYS)
+        fields = {k: v for k, v in config.items() if k not in _RAYS}
+        yield from _check_field(fields, "RunInstancesRequest", path, shapes, _RAYS)
 
 
 def _check_field(

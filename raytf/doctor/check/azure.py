@@ -194,16 +194,13 @@ def _keys(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
 
 
 def _packages(document: Document) -> Iterator[ConfigFinding]:
-    for key in ("setup_commands", "head_setup_commands"):
-        for i, command in enumerate(document.sequence(key)):
-            found = (
-                re.search(r"azure-mgmt-resource\s*(==|>=)?\s*([\d.]+)?", command) if isinstance(command, str) else None
+    for path, command in document.commands("setup_commands", "head_setup_commands"):
+        match = re.search(r"azure-mgmt-resource\s*(==|>=)?\s*([\d.]+)?", command)
+        if match and (not match[2] or int(match[2].split(".")[0]) > 24 or match[1] == ">="):
+            yield error(
+                "azure-packages",
+                path,
+                "azure-mgmt-resource is not pinned to 24 or older",
+                "Version 25 has no deployments client: the head starts no worker, which only its monitor.log says.",
+                "Write azure-mgmt-resource==24.0.0 and add msrest, as Ray's own defaults do.",
             )
-            if found and (not found[2] or int(found[2].split(".")[0]) > 24 or found[1] == ">="):
-                yield error(
-                    "azure-packages",
-                    (key, i),
-                    "azure-mgmt-resource is not pinned to 24 or older",
-                    "Version 25 has no deployments client: the head starts no worker, which only its monitor.log says.",
-                    "Write azure-mgmt-resource==24.0.0 and add msrest, as Ray's own defaults do.",
-                )

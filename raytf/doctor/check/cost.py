@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raytf.doctor.check.zones import ZoneTraffic
 from raytf.doctor.document import Document
 from raytf.doctor.machines import PRICES_OF, Machine
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.node_types import NodeType, most_workers, node_types
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | N
     types = node_types(document)
     if not any(t.machine for t in types):
         return None
-    most_workers = document.get("max_workers")
-    limit = most_workers if isinstance(most_workers, int) else 2
+    limit = most_workers(document)
     workers = [t for t in types if t.most > 0 or t.least > 0]
     heads = [t for t in types if t.is_head]
     head = sum(_usd(t) for t in heads)

@@ -40,10 +40,10 @@ def check(document: Document) -> Iterator[ConfigFinding]:
         yield from _zones(document)
     for t in node_types(as_cloud(document)):
         path: Path = (*t.path, "node_config")
-        given = document.mapping(*path)
-        if fallback.KEY not in given:
+        config = document.mapping(*path)
+        if fallback.KEY not in config:
             continue
-        malformed = fallback.malformed(given)
+        malformed = fallback.malformed(config)
         if not is_ours and cloud not in _CLOUDS:
             continue  # of somebody else's provider, which may read it
         if not is_ours:
@@ -173,10 +173,10 @@ def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
             yield replace(document, value=value), path, (*path, fallback.KEY, i)
 
 
-def at_entry(found: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
+def at_entry(finding: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
     """A finding in a variant, with its path in the entry where that is what the entry gives."""
-    if found.path[: len(config)] != config:
-        return found
-    inner = found.path[len(config) :]
-    given = document.mapping(*entry)
-    return replace(found, path=(*entry, *inner) if inner and inner[0] in given else entry)
+    if finding.path[: len(config)] != config:
+        return finding
+    inner = finding.path[len(config) :]
+    changes = document.mapping(*entry)
+    return replace(finding, path=(*entry, *inner) if inner and inner[0] in changes else entry)

@@ -260,12 +260,12 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "Ray starts such a slice, but its autoscaler does not treat the hosts as one, as a job needs it.",
             "Take a slice of one host: up to v5litepod-8 or v6e-8, v4-8.",
         )
-    given = t.resources.get("TPU")
-    if t.machine is not None and t.machine.tpus <= 8 and given not in (None, t.machine.tpus):
+    chips = t.resources.get("TPU")
+    if t.machine is not None and t.machine.tpus <= 8 and chips not in (None, t.machine.tpus):
         yield error(
             "tpu-count",
             (*t.path, "resources", "TPU"),
-            f"TPU: {given:g} on {kind}, which has {t.machine.tpus}",
+            f"TPU: {chips:g} on {kind}, which has {t.machine.tpus}",
             "Ray starts nodes for jobs that then do not fit, or gives the other chips to nobody.",
             f"Give TPU: {t.machine.tpus}.",
         )

@@ -258,7 +258,7 @@ def number(value: Any) -> float:
     else:
         scale = 1.0
     try:
-        found = float(text) * scale
+        result = float(text) * scale
     except ValueError:
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return result if math.isfinite(result) else 0.0

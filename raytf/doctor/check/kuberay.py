@@ -102,21 +102,20 @@ def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
 def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
     """(path, group, whether it is the head's) for each group of pods."""
     base = _CLUSTER.get(str(document.get("kind")), ())
-    found: list[tuple[Path, dict[str, Any], bool]] = []
+    pods: list[tuple[Path, dict[str, Any], bool]] = []
     head = document.get(*base, "headGroupSpec")
     if isinstance(head, dict):
-        found.append(((*base, "headGroupSpec"), head, True))
+        pods.append(((*base, "headGroupSpec"), head, True))
     for i, group in enumerate(document.sequence(*base, "workerGroupSpecs")):
         if isinstance(group, dict):
-            found.append(((*base, "workerGroupSpecs", i), group, False))
-    return found
+            pods.append(((*base, "workerGroupSpecs", i), group, False))
+    return pods
 
 
 def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> Iterator[ConfigFinding]:
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
-    found = groups(document)
     names: list[Any] = []
-    for path, group, is_head in found:
+    for path, group, is_head in groups(document):
         yield from kube_pods.check(document, path, group, is_head, scaling, here)
         if not is_head:
             if group.get("groupName") in names:
@@ -141,13 +140,13 @@ def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Co
         where = (*path, "template", "spec", "containers", 0, "image")
         images.append((where, str(document.get(*where, default=""))))
     for where, name in images:
-        found = re.search(r":(\d+\.\d+\.\d+)", name)
-        known = found and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
-        if found and known and found[1] != version and "rayproject/" in name:
+        match = re.search(r":(\d+\.\d+\.\d+)", name)
+        known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
+        if match and known and match[1] != version and "rayproject/" in name:
             yield error(
                 "image-ray-version",
                 where,
-                f"image {name} has Ray {found[1]}, and rayVersion is {version}",
+                f"image {name} has Ray {match[1]}, and rayVersion is {version}",
                 "The operator writes commands for another version than the one that runs.",
                 "Give both the same.",
             )
@@ -241,10 +240,10 @@ def _auth(document: Document, base: Path) -> Iterator[ConfigFinding]:
 
 
 def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    given = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
+    paths = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
     if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
-        given["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
-    for key, path in given.items():
+        paths["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
+    for key, path in paths.items():
         yield warning(
             "feature-gate",
             path,
@@ -287,7 +286,7 @@ def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[
 def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
     """The nodes that a cluster may become, and where it says so."""
     base = _CLUSTER[str(document.get("kind"))]
-    found = []
+    nodes = []
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
     for path, group, is_head in groups(document):
         first: Path = (*path, "template", "spec", "containers", 0, "resources")
@@ -303,13 +302,10 @@ def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
         count = 1 if is_head else group.get("maxReplicas" if scaling else "replicas") or 0
         hosts = 1 if is_head else group.get("numOfHosts") or 1
         name = "head" if is_head else str(group.get("groupName"))
-        found.append(
+        nodes.append(
             NodeSupply(name, int(count) * int(hosts) if isinstance(count, int) else 0, number(cpus), number(gpus), path)
         )
-    return found, (*base, "workerGroupSpecs")
-
-
-# -- kuberay job -------------------------------------------------------------------------------------------------------
+    return nodes, (*base, "workerGroupSpecs")
 
 
 def check_job(document: Document) -> Iterator[ConfigFinding]:
@@ -346,13 +342,13 @@ def check_job(document: Document) -> Iterator[ConfigFinding]:
     text = spec.get("runtimeEnvYAML")
     if isinstance(text, str):
         try:
-            said = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
+            issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
         except yaml.YAMLError as problem:
-            said = one_line(getattr(problem, "problem", None) or problem, 200)
-        if said:
+            issue = one_line(getattr(problem, "problem", None) or problem, 200)
+        if issue:
             yield refused(
                 ("spec", "runtimeEnvYAML"),
-                f"runtimeEnvYAML holds no YAML mapping: {said}",
+                f"runtimeEnvYAML holds no YAML mapping: {issue}",
                 "Begin it with `|` and indent it.",
             )
 

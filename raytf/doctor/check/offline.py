@@ -62,24 +62,24 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
         need: what a job wants of the cluster.
         working_dir: what `ray job submit` is to upload.
     """
-    documents, found = parse(text)
+    documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     cost = None
-    if any(f.code == "yaml-syntax" for f in found):
+    if any(f.code == "yaml-syntax" for f in findings):
         pass
     elif not documents:
-        found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
+        findings.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
     elif manifests:
         for document in manifests:
-            found += _lines(document, _guarded(partial(_manifest, document, manifests, here, need)))
+            findings += _lines(document, _guarded(partial(_manifest, document, manifests, here, need)))
     else:
         document = documents[0]
-        found += _lines(document, _guarded(partial(_cluster, document, here, need)))
+        findings += _lines(document, _guarded(partial(_cluster, document, here, need)))
         with contextlib.suppress(*ODD):  # has been said then
             cost = costs.estimate(fallbacks.as_cloud(document), zones.traffic(document))
     if working_dir is not None:
-        found += local_files.working_dir(working_dir, here)
-    return CheckReport(tuple(in_order(found)), cost)
+        findings += local_files.working_dir(working_dir, here)
+    return CheckReport(tuple(in_order(findings)), cost)
 
 
 def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
@@ -140,11 +140,11 @@ def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]
 
 def _fallbacks(document: Document, here: Surroundings, first: list[ConfigFinding]) -> Iterator[ConfigFinding]:
     """The same for what nodes may be instead; what was said of the first choice is not said again."""
-    said = {(f.code, f.what) for f in first}
+    known = {(f.code, f.what) for f in first}
     for variant, config, entry in fallbacks.variants(document):
-        for found in [*_machines(variant, here), *versions.check(variant, here)]:
-            if found.path[: len(config)] == config and (found.code, found.what) not in said:
-                yield fallbacks.at_entry(found, config, entry, document)
+        for finding in [*_machines(variant, here), *versions.check(variant, here)]:
+            if finding.path[: len(config)] == config and (finding.code, finding.what) not in known:
+                yield fallbacks.at_entry(finding, config, entry, document)
 
 
 def _rooms(document: Document) -> tuple[list[NodeSupply], int | None]:
@@ -183,15 +183,15 @@ def _manifest(
             yield from job_fit.check(wanted, rooms, path or where)
 
 
-def _lines(document: Document, found: Iterator[ConfigFinding]) -> list[ConfigFinding]:
-    return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
+def _lines(document: Document, findings: Iterator[ConfigFinding]) -> list[ConfigFinding]:
+    return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in findings]
 
 
-def in_order(found: Sequence[ConfigFinding]) -> list[ConfigFinding]:
+def in_order(findings: Sequence[ConfigFinding]) -> list[ConfigFinding]:
     """Findings by severity and line; of several about one value only the first of the same kind."""
     seen: set[tuple[str, Path, str]] = set()
     kept = []
-    for f in found:
+    for f in findings:
         key = (f.code, f.path, f.what)
         if key not in seen:
             seen.add(key)

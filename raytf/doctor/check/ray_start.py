@@ -41,26 +41,26 @@ def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
         command: for the shell.
         provider: of the cluster: the cloud that it is on.
     """
-    for found in re.finditer(r"\bray start\b", command):
-        yield from _flags(path, "ray start", _words(command[found.end() :]), OPTIONS)
-    for found in NODE.finditer(command):
-        own, _, _ = f"{command[found.end() :]} ".partition(" -- ")
+    for match in re.finditer(r"\bray start\b", command):
+        yield from _flags(path, "ray start", _words(command[match.end() :]), OPTIONS)
+    for match in NODE.finditer(command):
+        own, _, _ = f"{command[match.end() :]} ".partition(" -- ")
         words = [word.replace("_", "-") for word in _words(own)]
         yield from _flags(path, "raytf node", words, NODE_OPTIONS)
-        given = re.search(r"--notices[= ](\w+)", " ".join(words))
-        if given and given[1] not in _NOTICES:
+        notices = re.search(r"--notices[= ](\w+)", " ".join(words))
+        if notices and notices[1] not in _NOTICES:
             yield error(
                 "start-flag",
                 path,
-                f"--notices {given[1]} of `raytf node`{near(given[1], _NOTICES)}",
+                f"--notices {notices[1]} of `raytf node`{near(notices[1], _NOTICES)}",
                 "`raytf node` refuses it, and Ray is not started: workers come up, and never join.",
                 f"Write one of {', '.join(_NOTICES)}.",
             )
-        elif given and given[1] in _CLOUDS and provider in (*_CLOUDS, "local") and given[1] != provider:
+        elif notices and notices[1] in _CLOUDS and provider in (*_CLOUDS, "local") and notices[1] != provider:
             yield warning(
                 "start-flag",
                 path,
-                f"--notices {given[1]} on provider {provider}",
+                f"--notices {notices[1]} on provider {provider}",
                 "It asks a service that is not there: a notice of this cloud is not seen, and the node dies at work.",
                 f"Write --notices {'off' if provider == 'local' else provider}.",
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raytf.cluster.providers import fallback
 from raytf.doctor.check.fallbacks import as_cloud
 from raytf.doctor.document import Document
-from raytf.doctor.node_types import node_types
+from raytf.doctor.node_types import most_workers, node_types
 
 #: US dollars for a GB from one zone of a region to another, in and out together. Azure bills nothing for it.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
@@ -56,11 +56,9 @@ def traffic(document: Document) -> ZoneTraffic | None:
     """
     provider = document.mapping("provider")
     is_together = str(provider.get("module")) in fallback.MODULES and not provider.get(fallback.SPREAD)
-    zones, usd = provider.get("availability_zone"), USD_PER_GB.get(fallback.cloud_of(provider))
-    names = [zone for zone in zones.split(",") if zone.strip()] if isinstance(zones, str) else []
-    limit = document.get("max_workers", default=2)
+    zones, usd = fallback.zones_of(provider), USD_PER_GB.get(fallback.cloud_of(provider))
     gpus = [t.most for t in node_types(as_cloud(document)) if not t.is_head and t.has("GPU") > 0]
-    workers = min(limit if isinstance(limit, int) else 2, sum(gpus))
-    if usd is None or len(names) < 2 or workers < 2 or is_together:
+    workers = min(most_workers(document), sum(gpus))
+    if usd is None or len(zones) < 2 or workers < 2 or is_together:
         return None
-    return ZoneTraffic(len(names), workers, round(usd_per_hour(workers, usd), 2))
+    return ZoneTraffic(len(zones), workers, round(usd_per_hour(workers, usd), 2))

@@ -11,6 +11,8 @@ import threading
 from enum import StrEnum
 from typing import Any
 
+from raytf.doctor.document import Document
+
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 8.0
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403", "Forbidden"}
 _REFUSED = {
@@ -91,6 +93,12 @@ class AwsAccount:
             return self._clients[name]
 
 
+def account_of(document: Document, region: str) -> AwsAccount:
+    """Return the account that a cluster YAML uses, by its own keys where it has any."""
+    keys = document.mapping("provider", "aws_credentials").items()
+    return AwsAccount(region, {key: str(value) for key, value in keys if key.startswith("aws_")})
+
+
 def code(error: Exception) -> str:
     """AWS's own word for a refusal; empty for other errors."""
     return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
@@ -100,12 +108,12 @@ def trouble(error: Exception) -> AwsTrouble:
     """What is behind an exception of boto3."""
     from botocore import exceptions
 
-    said = code(error)
-    if said in _DENIED:
+    refusal = code(error)
+    if refusal in _DENIED:
         return AwsTrouble.DENIED
-    if said in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
+    if refusal in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
         return AwsTrouble.REFUSED
-    if re.search(r"NotFound|NoSuch|^404$", said):
+    if re.search(r"NotFound|NoSuch|^404$", refusal):
         return AwsTrouble.MISSING
     if isinstance(error, exceptions.HTTPClientError | exceptions.EndpointConnectionError):
         return AwsTrouble.SILENT

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from raytf.doctor.document import Document
 from raytf.errors import one_line
 
 _SECONDS = 8
@@ -30,6 +31,17 @@ class KubeError(Exception):
 def segment(name: object) -> str:
     """A name of a manifest as one part of a path of the API, whatever is in it."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
+
+
+def plural(kind: str) -> str:
+    """Return what the API calls objects of a kind: rayclusters for RayCluster."""
+    return f"{kind.lower()}s"
+
+
+def namespace_of(document: Document, default: str) -> str:
+    """Return the namespace of a manifest's object."""
+    namespace = document.get("metadata", "namespace")
+    return namespace if isinstance(namespace, str) and namespace else default
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,10 @@ class Kubectl:
     def namespace(self) -> str:
         """The namespace of that context."""
         try:
-            found = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+            namespace = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubeError:
             return "default"
-        return found.strip() or "default"
+        return namespace.strip() or "default"
 
     def get(self, path: str) -> Any:
         """The JSON at a path of the API, such as /api/v1/nodes.
@@ -76,15 +88,29 @@ class Kubectl:
         except (ValueError, RecursionError):
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
+    def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
+        """Return whether there is an object of a kind.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
+        try:
+            self.get(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}")
+        except KubeError as problem:
+            if problem.reason == "NotFound":
+                return False
+            raise
+        return True
+
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         """Whether these credentials may do something."""
         try:
-            said = self._run(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
+            answer = self._run(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
         except KubeError as problem:
             if problem.reason == "no":
                 return False
             raise
-        return said.strip().startswith("yes")
+        return answer.strip().startswith("yes")
 
     def _run(self, arguments: list[str]) -> str:
         limit = [] if arguments[0] == "config" else [f"--request-timeout={_SECONDS}s"]
@@ -105,8 +131,8 @@ class Kubectl:
             return done.stdout
         if done.stdout.strip() == "no":
             raise KubeError("no", "no")
-        said = done.stderr.strip()
-        if "You must be logged in to the server" in said:
-            raise KubeError(one_line(said, 240), "Unauthorized")
-        _, found, rest = said.partition("Error from server (")
-        raise KubeError(one_line(said, 240), rest.partition(")")[0] if found else "")
+        text = done.stderr.strip()
+        if "You must be logged in to the server" in text:
+            raise KubeError(one_line(text, 240), "Unauthorized")
+        _, mark, rest = text.partition("Error from server (")
+        raise KubeError(one_line(text, 240), rest.partition(")")[0] if mark else "")

@@ -36,8 +36,8 @@ class ScriptOutput:
 
 def addresses(document: Document) -> list[str]:
     """Head first, then the workers."""
-    found = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
-    return [str(host) for host in found if host]
+    hosts = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
+    return [str(host) for host in hosts if host]
 
 
 def proxy_of(document: Document) -> str:

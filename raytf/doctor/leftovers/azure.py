@@ -26,7 +26,7 @@ _FREE = {
 }
 
 
-def look(document: Document, here: Surroundings) -> Leftovers:
+def find(document: Document, here: Surroundings) -> Leftovers:
     """Look for all that `ray up` of this file has made; see the AWS one."""
     group, name = document.get("provider", "resource_group"), document.get("cluster_name", default="default")
     if not isinstance(group, str):
@@ -37,7 +37,7 @@ def look(document: Document, here: Surroundings) -> Leftovers:
         raise ConfigError(f"there are no credentials for Azure. {problem}.") from None
     left = Leftovers(place=f"Azure, resource group {group}, clusters named {name}")
     unique_id = str(document.get("provider", "unique_id") or "")
-    return gather(left, [("resources", lambda: list(_resources(azure, group, str(name), unique_id)))])
+    return gather(left, [("resources", lambda: _resources(azure, group, str(name), unique_id))])
 
 
 def _resources(azure: AzureAccount, group: str, name: str, unique_id: str) -> Iterator[LeftResource]:

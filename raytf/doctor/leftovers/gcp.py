@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor import machines
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import GoogleAccount, NoCredentials, RestError
@@ -19,7 +20,7 @@ from raytf.errors import ConfigError, one_line
 _LABEL = "ray-cluster-name"
 
 
-def look(document: Document, here: Surroundings) -> Leftovers:
+def find(document: Document, here: Surroundings) -> Leftovers:
     """Look for all that `ray up` of this file has made; see the AWS one."""
     name, zone = document.get("cluster_name", default="default"), document.get("provider", "availability_zone")
     if not isinstance(zone, str) or not isinstance(document.get("provider", "project_id"), str):
@@ -33,16 +34,11 @@ def look(document: Document, here: Surroundings) -> Leftovers:
     left = Leftovers(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
     has_tpus = any("machineType" not in t.config for t in node_types(document))
     questions = []
-    for one in zones(zone):
+    for one in fallback.zones_of(document.mapping("provider")):
         asks = {"instances": _instances, "disks": _disks} | ({"TPUs": _tpus} if has_tpus else {})
         for what, ask in asks.items():
             questions.append((f"{what} in {one}", partial(ask, google, one, str(name))))
     return gather(left, questions)
-
-
-def zones(given: str) -> list[str]:
-    """The zones of the file; raytf's own provider takes several."""
-    return [zone.strip() for zone in given.split(",") if zone.strip()]
 
 
 def _where(google: GoogleAccount, zone: str) -> str:

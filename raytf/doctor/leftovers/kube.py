@@ -5,30 +5,29 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-from raytf.doctor.clouds.kubectl import Kubectl, KubeError, segment
+from raytf.doctor.clouds.kubectl import Kubectl, namespace_of, plural, segment
 from raytf.doctor.document import Document
 from raytf.doctor.leftovers.resource import Leftovers, LeftResource, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 
-#: Kind -> (path of its API, plural, whether it costs something or starts what does).
+#: Kind -> path of its API, and whether it costs something or starts what does.
 _KINDS = {
-    "RayCluster": ("/apis/ray.io/v1", "rayclusters", True),
-    "RayJob": ("/apis/ray.io/v1", "rayjobs", True),
-    "RayService": ("/apis/ray.io/v1", "rayservices", True),
-    "Deployment": ("/apis/apps/v1", "deployments", True),
-    "StatefulSet": ("/apis/apps/v1", "statefulsets", True),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims", True),
-    "Service": ("/api/v1", "services", False),
-    "ConfigMap": ("/api/v1", "configmaps", False),
-    "Secret": ("/api/v1", "secrets", False),
-    "ServiceAccount": ("/api/v1", "serviceaccounts", False),
+    "RayCluster": ("/apis/ray.io/v1", True),
+    "RayJob": ("/apis/ray.io/v1", True),
+    "RayService": ("/apis/ray.io/v1", True),
+    "Deployment": ("/apis/apps/v1", True),
+    "StatefulSet": ("/apis/apps/v1", True),
+    "PersistentVolumeClaim": ("/api/v1", True),
+    "Service": ("/api/v1", False),
+    "ConfigMap": ("/api/v1", False),
+    "Secret": ("/api/v1", False),
+    "ServiceAccount": ("/api/v1", False),
 }
 
 
-def look(documents: Sequence[Document], here: Surroundings) -> Leftovers:
+def find(documents: Sequence[Document], here: Surroundings) -> Leftovers:
     """Look for what was applied and for what came of it.
 
     Raises:
@@ -44,38 +43,29 @@ def look(documents: Sequence[Document], here: Surroundings) -> Leftovers:
         )
     default = kubectl.namespace()
     left = Leftovers(place=f"Kubernetes, context {context}")
-    questions: list[tuple[str, Callable[[], list[LeftResource]]]] = []
+    questions: list[tuple[str, Callable[[], Iterator[LeftResource]]]] = []
     for document in documents:
         kind, name = str(document.get("kind")), str(document.get("metadata", "name"))
-        space = str(document.get("metadata", "namespace", default=default))
+        space = namespace_of(document, default)
         if kind in _KINDS:
-            questions.append((f"{kind} {name}", partial(_all, _object, kubectl, kind, name, space)))
+            questions.append((f"{kind} {name}", partial(_object, kubectl, kind, name, space)))
         if kind in ("RayCluster", "RayJob", "RayService"):
-            questions.append((f"pods of {name}", partial(_all, _came, kubectl, kind, name, space)))
+            questions.append((f"pods of {name}", partial(_came, kubectl, kind, name, space)))
     claims = {
-        (str(d.get("metadata", "namespace", default=default)), str(d.get("metadata", "name")))
+        (namespace_of(d, default), str(d.get("metadata", "name")))
         for d in documents
         if d.get("kind") == "PersistentVolumeClaim"
     }
     if claims:
-        questions.append(("volumes", partial(_all, _volumes, kubectl, claims)))
+        questions.append(("volumes", partial(_volumes, kubectl, claims)))
     return gather(left, questions)
 
 
-def _all(ask: Callable[..., Iterator[LeftResource]], *given: Any) -> list[LeftResource]:
-    return list(ask(*given))
-
-
 def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
-    base, plural, costs = _KINDS[kind]
-    try:
-        kubectl.get(f"{base}/namespaces/{segment(space)}/{plural}/{segment(name)}")
-    except KubeError as problem:
-        if problem.reason == "NotFound":
-            return
-        raise
-    remove = f"kubectl delete {plural} {name} --namespace {space}"
-    yield LeftResource(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
+    api, costs = _KINDS[kind]
+    if kubectl.has(kind, name, space, api):
+        remove = f"kubectl delete {plural(kind)} {name} --namespace {space}"
+        yield LeftResource(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
 
 
 def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftResource]:
@@ -124,10 +114,10 @@ def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftRe
 
 
 def _list(kubectl: Kubectl, base: str, space: str, plural: str, label: str) -> list[dict]:
-    found = kubectl.get(
+    answer = kubectl.get(
         f"{base}/namespaces/{segment(space)}/{plural}?labelSelector={urllib.parse.quote(label, safe='')}"
     )
-    return list(found.get("items") or ())
+    return list(answer.get("items") or ())
 
 
 def _pod(pod: dict, space: str) -> LeftResource:

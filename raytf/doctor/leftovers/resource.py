@@ -61,19 +61,19 @@ class Leftovers:
     """What was seen.
 
     Attributes:
-        things: all that is there.
+        resources: all that is there.
         unseen: what could not be looked at, and why: nothing is proven then.
         place: where was looked, for people.
     """
 
-    things: list[LeftResource] = field(default_factory=list)
+    resources: list[LeftResource] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     place: str = ""
 
     @property
     def costly(self) -> list[LeftResource]:
         """What costs money, or may."""
-        return [thing for thing in self.things if not thing.is_free]
+        return [resource for resource in self.resources if not resource.is_free]
 
 
 def gather(
@@ -84,7 +84,7 @@ def gather(
     """Ask one after the other; one that cannot be asked keeps none of the others from it."""
     for what, ask in questions:
         try:
-            left.things += ask()
+            left.resources += ask()
         except Exception as problem:
             left.unseen.append(f"{what}: {explain(problem)}")
     return left

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, listed, warning
 from raytf.doctor.node_types import NodeType
-from raytf.doctor.probe.aws_capacity import zones
 
 #: What Ray listens on, and what whoever reaches it may do.
 _RAYS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
@@ -24,7 +24,7 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
     vpc = next((g["VpcId"] for g in groups.values()), None)
     vpcs: set[str] = set()
     routes = list(_pages(aws, "describe_route_tables", "RouteTables"))
-    said: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for t in types:
         if "LaunchTemplate" in t.config and subnet_ids(t) is None:
             continue  # it may name a network, which Ray then takes
@@ -32,8 +32,8 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
         vpcs |= {s["VpcId"] for s in usable}
         for subnet in usable:
             finding = _route(t, subnet, routes, inside)
-            if finding and (finding.code, subnet["SubnetId"]) not in said:
-                said.add((finding.code, subnet["SubnetId"]))
+            if finding and (finding.code, subnet["SubnetId"]) not in reported:
+                reported.add((finding.code, subnet["SubnetId"]))
                 yield finding
     for t in types:
         ids = group_ids(t)
@@ -124,7 +124,7 @@ def _subnets(
     pool = [there[s] for s in wanted if s in there] if wanted is not None else list(subnets)
     if wanted is not None and not pool:
         return []
-    places = zones(document)
+    places = fallback.zones_of(document.mapping("provider"))
     usable = []
     for s in pool:
         why = None
@@ -282,9 +282,9 @@ def _named_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterato
     """A group of the name that Ray looks for may be there already; Ray adds rules only where it has none."""
     name = document.get("provider", "security_group", "GroupName", default=None)
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"
-    found = list(
+    groups = list(
         _pages(aws, "describe_security_groups", "SecurityGroups", Filters=[{"Name": "group-name", "Values": [name]}])
     )
-    mine = [g for g in found if g.get("VpcId") in vpcs and g.get("IpPermissions")]
+    mine = [g for g in groups if g.get("VpcId") in vpcs and g.get("IpPermissions")]
     has_key = "security_group" in document.mapping("provider")
     yield from _group_rules(mine, ("provider", "security_group") if has_key else ("provider",))

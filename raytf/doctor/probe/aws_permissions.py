@@ -48,10 +48,10 @@ def check(
         name, path = _profile(t), (*t.path, "node_config", "IamInstanceProfile")
         if name is None or name in roles:
             continue
-        found = yield from _role(aws, name, path)
-        if found is not None:
-            roles[name] = found
-            notes.append(f"role {found['RoleName']}: {_policies(aws, found['RoleName'])}")
+        role = yield from _role(aws, name, path)
+        if role is not None:
+            roles[name] = role
+            notes.append(f"role {role['RoleName']}: {_policies(aws, role['RoleName'])}")
     partition, account = who["Arn"].split(":")[1], who["Account"]
     passed = [role["Arn"] for role in roles.values()]
     caller = _caller(aws, who["Arn"])
@@ -180,7 +180,7 @@ def _starts(
     tag = {"aws:RequestTag/ray-cluster-name": cluster}
     own = {"aws:ResourceTag/ray-cluster-name": cluster}
     while_starting = {"ec2:CreateAction": "RunInstances"}
-    found = [
+    denied = [
         *_lacks(aws, who, ["ec2:RunInstances"], [instance], tag),
         *_lacks(aws, who, ["ec2:RunInstances"], beside),
         *_lacks(aws, who, ["ec2:CreateTags"], [instance], {**while_starting, **own, **tag}),
@@ -190,7 +190,7 @@ def _starts(
     names = {name.removeprefix("resolve:ssm:") for name in images if name.startswith("resolve:ssm:")}
     owner = {name: "" if name.startswith("/aws/") else account for name in names}
     where = [f"arn:{partition}:ssm:{aws.region}:{owner[n]}:parameter/{n.lstrip('/')}" for n in sorted(names)]
-    return found + (_lacks(aws, who, ["ssm:GetParameters"], where) if where else [])
+    return denied + (_lacks(aws, who, ["ssm:GetParameters"], where) if where else [])
 
 
 def _beside(base: str, types: Sequence[NodeType]) -> list[str]:

@@ -44,9 +44,9 @@ def check(storage: str, aws: AwsAccount | None = None) -> Iterator[ConfigFinding
         storage: the URI of --storage.
         aws: where the cluster is, to compare the region; None elsewhere.
     """
-    found = parts(storage)
-    assert found is not None
-    scheme, bucket, _ = found
+    location = parts(storage)
+    assert location is not None
+    scheme, bucket, _ = location
     own_endpoint = "endpoint_override" in urllib.parse.parse_qs(storage.partition("?")[2])
     yield from _probe(storage, f"{scheme}://{bucket}")
     if aws is not None and scheme == "s3" and not own_endpoint:

@@ -58,8 +58,8 @@ def service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Iterat
     """Find accounts of nodes that are not there."""
     for email, t in _emails(types).items():
         try:
-            found = google.api("iam").get(f"/projects/-/serviceAccounts/{email}")
-            why = "is disabled" if found.get("disabled") else None
+            account = google.api("iam").get(f"/projects/-/serviceAccounts/{email}")
+            why = "is disabled" if account.get("disabled") else None
         except RestError as problem:
             if not problem.is_missing:
                 raise
@@ -186,12 +186,12 @@ def _opens(rule: dict[str, Any], port: int) -> bool:
 
 def _emails(types: Sequence[NodeType]) -> dict[str, NodeType]:
     """Service account -> the first node type that has it."""
-    found: dict[str, NodeType] = {}
+    emails: dict[str, NodeType] = {}
     for t in types:
-        given = t.config.get("serviceAccounts")
-        entries = given if isinstance(given, list) else [t.config.get("serviceAccount")]
+        accounts = t.config.get("serviceAccounts")
+        entries = accounts if isinstance(accounts, list) else [t.config.get("serviceAccount")]
         for entry in entries:
             email = entry.get("email") if isinstance(entry, dict) else None
             if isinstance(email, str) and "@" in email:
-                found.setdefault(email, t)
-    return found
+                emails.setdefault(email, t)
+    return emails

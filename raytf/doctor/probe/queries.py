@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Severity, error, warning
+from raytf.doctor.finding import ConfigFinding, error, warning
 from raytf.doctor.node_types import NodeType, node_types
 from raytf.errors import one_line
 
@@ -45,26 +45,26 @@ class Query:
 
 
 def run(
-    looks: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
+    queries: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
 ) -> list[ConfigFinding]:
     """Ask all at once and wait for the answers; what has none by then is said to have none.
 
     Args:
-        looks: what to ask.
+        queries: what to ask.
         explain: what an exception of one of them means.
         seconds: how long to wait for all of them.
     """
-    found: dict[int, list[ConfigFinding]] = {}
+    answers: dict[int, list[ConfigFinding]] = {}
 
-    def ask(i: int, look: Query) -> None:
+    def ask(i: int, query: Query) -> None:
         answer: list[ConfigFinding] = []
         try:
-            answer.extend(look.ask())  # what was found before an exception is kept
+            answer.extend(query.ask())  # what was found before an exception is kept
         except Exception as problem:
-            answer.append(explain(look, problem))
-        found[i] = answer
+            answer.append(explain(query, problem))
+        answers[i] = answer
 
-    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(looks)]
+    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(queries)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + seconds
@@ -72,30 +72,30 @@ def run(
         thread.join(max(0.0, end - time.monotonic()))
     return [
         finding
-        for i, look in enumerate(looks)
-        for finding in (found[i] if i in found else [no_answer(look.what, f"nothing came within {seconds:g} s")])
+        for i, query in enumerate(queries)
+        for finding in (answers[i] if i in answers else [no_answer(query.what, f"nothing came within {seconds:g} s")])
     ]
 
 
 def all_nodes(document: Document) -> list[NodeType]:
     """All that nodes of a cluster may be: the first choice of each type; its fallbacks as types of the same name."""
-    found: list[NodeType] = []
+    nodes: list[NodeType] = []
     for t in node_types(document):
         if not t.is_head and t.most <= 0:
             continue
-        found.append(t)
+        nodes.append(t)
         for other in t.others:
             most = t.most if other.at_most is None else min(t.most, other.at_most)
-            found.append(replace(t, config=other.config, machine=other.machine, market=other.market, most=most))
-    return found
+            nodes.append(replace(t, config=other.config, machine=other.machine, market=other.market, most=most))
+    return nodes
 
 
-def no_answer(what: str, said: object) -> ConfigFinding:
+def no_answer(what: str, problem: object) -> ConfigFinding:
     """Nobody there, or not in time."""
     return warning(
         "no-answer",
         (),
-        f"{what}: not looked at, {one_line(said, 200)}",
+        f"{what}: not looked at, {one_line(problem, 200)}",
         "What is wrong there shows when money is spent already.",
         "Look at the network and the endpoint and try again, or give --offline.",
     )
@@ -123,17 +123,12 @@ def no_credentials(place: str, unseen: str, fix: str) -> ConfigFinding:
     )
 
 
-def refused(place: str, said: object, fix: str) -> ConfigFinding:
+def refused(place: str, problem: object, fix: str) -> ConfigFinding:
     """The credentials are there, and are no good."""
     return error(
         "credentials-refused",
         (),
-        f"{place} refuses these credentials: {one_line(said, 200)}",
+        f"{place} refuses these credentials: {one_line(problem, 200)}",
         "`ray up` asks with the same ones and ends.",
         fix,
     )
-
-
-def is_filled_in(findings: Iterable[ConfigFinding]) -> bool:
-    """Whether a file holds no placeholder that a cloud would be asked about."""
-    return not any(f.severity is Severity.FILL_IN and f.code == "placeholder" for f in findings)

@@ -33,7 +33,7 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
+def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
     """Ask each host; see the AWS one.
 
     Args:
@@ -42,14 +42,14 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None, trust: b
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part has said so, or a coordinator knows them
-    looks = []
+    queries = []
     if ssh_hosts.proxy_of(document) and not trust:
         seen.findings.append(not_trusted(document))
     else:
-        looks.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
+        queries.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
     if need is not None and bucket.is_bucket(need.storage):
-        looks.append(Query("bucket", lambda: bucket.check(need.storage)))
-    seen.findings += run(looks, lambda what, problem: no_answer(what.what, problem), seconds=30.0)
+        queries.append(Query("bucket", lambda: bucket.check(need.storage)))
+    seen.findings += run(queries, lambda query, problem: no_answer(query.what, problem), seconds=30.0)
     return seen
 
 

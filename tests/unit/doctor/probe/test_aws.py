@@ -107,7 +107,7 @@ def here(tmp_path):
 def ask(text, here, front=None, storage=False):
     need = job_fit.parse(JOB.format("{}:{}".format(*front.behind))) if storage and front else None
     report = offline.check(text, here, need)
-    return online.look(text, here, need, report)
+    return online.inspect(text, here, need, report)
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +391,7 @@ def test_no_spot_role(front, here):
 def test_a_bucket_that_is_not_there(front, here):
     need = job_fit.parse(JOB.format("{}:{}".format(*front.behind)).replace("raytf-check", "raytf-nowhere"))
     report = offline.check(CONFIG, here, need)
-    seen = online.look(CONFIG, here, need, report)
+    seen = online.inspect(CONFIG, here, need, report)
     assert "bucket-missing" in codes(seen)
 
 
@@ -406,7 +406,7 @@ def test_a_bucket_that_is_far_away(front, here, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
     need = job_fit.parse("python j.py --storage s3://raytf-far/runs")
-    seen = online.look(CONFIG, here, need, offline.check(CONFIG, here, need))
+    seen = online.inspect(CONFIG, here, need, offline.check(CONFIG, here, need))
     assert codes(seen) == {"bucket-region"}
     assert "raytf-far is in eu-central-1, the cluster in us-west-2" in the_first(seen).what
 
