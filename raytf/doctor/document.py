@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -28,14 +28,14 @@ class Document:
     odd_keys: tuple[Path, ...] = ()
 
     def line(self, path: Path) -> int | None:
-        """The line of a path, or of the nearest part of it that exists."""
+        """Return the line of a path, or of the nearest part of it that exists."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
         return None
 
     def get(self, *path: str | int, default: Any = None) -> Any:
-        """The value at a path; the default where something on the way is missing or of another type."""
+        """Return the value at a path, or the default if something on the way is missing or of another type."""
         value = self.value
         for part in path:
             in_mapping = isinstance(value, dict) and part in value
@@ -46,14 +46,18 @@ class Document:
         return value
 
     def mapping(self, *path: str | int) -> dict[str, Any]:
-        """The mapping at a path; an empty one where there is none."""
+        """Return the mapping at a path, or an empty one if there is none."""
         value = self.get(*path)
         return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
 
     def sequence(self, *path: str | int) -> list[Any]:
-        """The list at a path; an empty one where there is none."""
+        """Return the list at a path, or an empty one if there is none."""
         value = self.get(*path)
         return value if isinstance(value, list) else []
+
+    def with_lines(self, findings: Iterable[ConfigFinding]) -> list[ConfigFinding]:
+        """Return findings with the lines of their paths, if they have none yet."""
+        return [f if f.line is not None else replace(f, line=self.line(f.path)) for f in findings]
 
     def commands(self, *keys: str) -> Iterator[tuple[Path, str]]:
         """Yield the shell commands below top-level keys, each with its path."""
@@ -64,7 +68,7 @@ class Document:
 
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
-    """All documents of a file that are not empty, and what is wrong with its YAML."""
+    """Return all documents of a file that are not empty, and what is wrong with its YAML."""
     documents: list[Document] = []
     findings: list[ConfigFinding] = []
     try:
@@ -138,8 +142,11 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int]) -> None:
             _walk(item, (*path, i), lines)
 
 
+CLOUDS = ("aws", "gcp", "azure")
+
+
 class Platform(StrEnum):
-    """Where nodes come from."""
+    """The place that nodes come from."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -158,9 +165,9 @@ _SIGNS = {
 
 
 def place_of(document: Document) -> Platform:
-    """The place of a cluster YAML."""
+    """Return the place of a cluster YAML."""
     kind = document.get("provider", "type")
-    if isinstance(kind, str) and kind in ("aws", "gcp", "azure", "local"):
+    if isinstance(kind, str) and kind in (*CLOUDS, "local"):
         return Platform(kind)
     if kind == "external":
         for name in document.mapping("available_node_types"):

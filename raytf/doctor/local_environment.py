@@ -1,4 +1,4 @@
-"""What a check may know of this machine, passed in; and which names ssh may be given."""
+"""The facts about this machine that checks use, and the names that ssh may be given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: What ssh takes for an option, or a shell of the user's own configuration (%h) for more than a name, is not a host.
+#: A host is no text that ssh takes for an option, or a shell of the user's configuration (%h) for more than a name.
 _HOST = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*")
 _TOOL_SECONDS = 15
@@ -39,13 +39,13 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def local(self, path: str) -> Path:
-        """A path of the YAML as a file of this machine."""
+        """Return a path of the YAML as a file of this machine."""
         home = self.environ.get("HOME", "~")
         return self.folder / (path.replace("~", home, 1) if path.startswith("~") else path)
 
 
 def here() -> Surroundings:
-    """Those of this process."""
+    """Return the surroundings of this process."""
     return Surroundings(platform.python_version(), importlib.metadata.version("ray"), Path.cwd(), os.environ)
 
 
@@ -84,10 +84,10 @@ def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
 
 
 def is_host(name: object) -> bool:
-    """Whether it may be an address or a host's name, and nothing else to ssh or a shell."""
+    """Return whether it may be an address or a host's name, and nothing else to ssh or a shell."""
     return _HOST.fullmatch(str(name)) is not None
 
 
 def is_user(name: object) -> bool:
-    """Whether it may be the name of a user, and nothing else to ssh or a shell."""
+    """Return whether it may be the name of a user, and nothing else to ssh or a shell."""
     return _USER.fullmatch(str(name)) is not None

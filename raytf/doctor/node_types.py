@@ -19,7 +19,7 @@ DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": 
 
 @dataclass(frozen=True)
 class FallbackType:
-    """What a node may be instead of the first choice of its type: an entry of `fallback`, merged."""
+    """Another machine for the nodes of a type: an entry of `fallback`, merged with the node_config."""
 
     config: dict[str, Any]
     machine: Machine | None
@@ -59,7 +59,7 @@ class NodeType:
         return ("available_node_types", self.name)
 
     def has(self, resource: str) -> float:
-        """How much of a resource Ray schedules on a node of this type."""
+        """Return how much of a resource Ray schedules on a node of this type."""
         if resource in self.resources:
             return self.resources[resource]
         if self.machine is None:
@@ -68,7 +68,7 @@ class NodeType:
 
 
 def node_types(document: Document) -> list[NodeType]:
-    """All node types that are mappings; types that are not, the schema reports."""
+    """Return all node types that are mappings; the schema reports the others."""
     provider = str(document.get("provider", "type"))
     head = document.get("head_node_type", default=DEFAULT_HEADS.get(provider))
     names = document.mapping("available_node_types")
@@ -116,7 +116,7 @@ def _whole(value: Any, default: int) -> int:
 
 
 def market(provider: str, config: dict[str, Any]) -> str:
-    """spot or on-demand, as the provider's node_config says."""
+    """Return spot or on-demand, as the provider's node_config says."""
     if provider in ("aws", "external"):
         options = config.get("InstanceMarketOptions")
         return "spot" if isinstance(options, dict) and options.get("MarketType") == "spot" else "on-demand"
@@ -129,7 +129,7 @@ def market(provider: str, config: dict[str, Any]) -> str:
 
 
 def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
-    """The most that a cluster may use of something that nodes have: its head, and the workers that have most of it.
+    """Return the most that a cluster may use of something: its head's, and that of the workers which have most.
 
     Args:
         members: node types, each with how much one node has.
@@ -169,6 +169,23 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             continue
         if t.machine is not None:
             yield from _resources(t, t.machine, provider)
+
+
+def stopped_nodes(why: str) -> ConfigFinding:
+    """Return the finding that the provider keeps stopped nodes because the config does not say."""
+    what = "cache_stopped_nodes is not given: Ray takes true"
+    return warning("cache-stopped-nodes", ("provider",), what, why, "Add `cache_stopped_nodes: false`.")
+
+
+def spot_head(path: Path, cloud: str, key: str) -> ConfigFinding:
+    """Return the finding that the head is a spot machine."""
+    return warning(
+        "spot-head",
+        path,
+        "the head is a spot machine",
+        f"When {cloud} takes it, the whole cluster is gone, and workers run on that nobody stops.",
+        f"Leave {key} out of the head's type.",
+    )
 
 
 def too_many_gpus(t: NodeType, machine: str, gpus: float, fix: str) -> ConfigFinding:

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning, zone_not_in_region
 from raytf.doctor.local_environment import package_file
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.node_types import NodeType, node_types, spot_head, stopped_nodes
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
@@ -80,13 +80,9 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
         return
     for zone in str(zones).split(",") if isinstance(zones, str) and isinstance(region, str) else ():
         if zone.strip() and not re.fullmatch(re.escape(region) + r"([a-z]|-.+)", zone.strip()):
-            yield error(
-                "zone-not-in-region",
-                ("provider", "availability_zone"),
-                f"zone {zone.strip()!r} is not in region {region!r}",
-                "Ray finds no subnet for it and ends; with other zones beside it, it goes on without this one.",
-                f"Write zones such as {region}a,{region}b, or another region.",
-            )
+            why = "Ray finds no subnet for it and ends; with other zones beside it, it goes on without this one."
+            fix = f"Write zones such as {region}a,{region}b, or another region."
+            yield zone_not_in_region(zone.strip(), region, why, fix)
 
 
 def _ports(document: Document) -> Iterator[ConfigFinding]:
@@ -117,7 +113,7 @@ def _ports(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _open_to(rule: dict[str, Any]) -> list[str]:
-    """The ranges of a rule that are everybody."""
+    """Return the ranges of a rule that are everybody."""
     open_ranges = []
     for key, inner in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
         ranges = rule.get(key)
@@ -204,13 +200,7 @@ def _market(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "Add `MarketType: spot`.",
         )
     if t.is_head:
-        yield warning(
-            "spot-head",
-            (*path, "InstanceMarketOptions"),
-            "the head is a spot instance",
-            "When AWS takes it, the whole cluster is gone, and workers run on that nobody stops.",
-            "Leave InstanceMarketOptions out of the head's type.",
-        )
+        yield spot_head((*path, "InstanceMarketOptions"), "AWS", "InstanceMarketOptions")
     price = spot.get("MaxPrice") if isinstance(spot, dict) else None
     if isinstance(price, str) and not re.fullmatch(r"\d+(\.\d+)?", price):
         yield error(
@@ -259,7 +249,7 @@ def _workers_profile(types: list[NodeType]) -> Iterator[ConfigFinding]:
 
 
 def _has(t: NodeType, key: str) -> bool:
-    """Whether a key is there in any spelling: a typo is reported as such, not as a key that is missing."""
+    """Return whether a key is there in any spelling: a typo is reported as such, not as a missing key."""
     return any(str(name).casefold() == key.casefold() for name in t.config)
 
 
@@ -306,13 +296,8 @@ def _keys(document: Document, types: list[NodeType]) -> Iterator[ConfigFinding]:
 def _reuse(document: Document) -> Iterator[ConfigFinding]:
     provider: dict[str, Any] = document.mapping("provider")
     if provider.get("type") == "aws" and "cache_stopped_nodes" not in provider:
-        yield warning(
-            "cache-stopped-nodes",
-            ("provider",),
-            "cache_stopped_nodes is not given: Ray takes true",
-            "Nodes are stopped, not terminated: their disks are paid for after `ray down`, and old set-ups come back.",
-            "Add `cache_stopped_nodes: false`.",
-        )
+        why = "Nodes are stopped, not terminated: their disks are paid for after `ray down`, and old set-ups come back."
+        yield stopped_nodes(why)
 
 
 @cache

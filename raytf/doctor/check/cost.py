@@ -1,4 +1,4 @@
-"""What a cluster costs by the hour, from the dated table of catalog.py."""
+"""The cost of a cluster by the hour, from the dated table of machines.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cost:
 
 
 def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
-    """The cost of a cluster on a cloud.
+    """Estimate the cost of a cluster on a cloud.
 
     Returns:
         None where no node has a known machine.
@@ -86,7 +86,7 @@ def _usd(t: NodeType) -> float:
 
 
 def _dearest(workers: Sequence[NodeType], limit: int) -> float:
-    """The price of the dearest nodes that there may be at the same time."""
+    """Return the price of the dearest nodes that there may be at the same time."""
     left, total = limit, 0.0
     of_type = {t.name: t.most for t in workers}
     choices = [(_usd(t), t, t.most) for t in workers]

@@ -28,12 +28,12 @@ def _known() -> dict[str, Any]:
 
 
 def knows(version: Any, kind: str) -> bool:
-    """Whether objects of a kind can be checked."""
+    """Return whether objects of a kind can be checked."""
     return isinstance(version, str) and kind in _known()["kinds"].get(version, ())
 
 
 def is_quantity(value: Any) -> bool:
-    """Whether a value is a quantity of Kubernetes, such as 500m or 4Gi."""
+    """Return whether a value is a quantity of Kubernetes, such as 500m or 4Gi."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int | float) or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)

@@ -1,4 +1,4 @@
-"""Mistakes of KubeRay manifests: the fields, the rules that the operator checks itself, and what it never says."""
+"""Mistakes of KubeRay manifests: in fields, in rules that the operator checks, and those that it never reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.errors import one_line
 from raytf.storage import untrusted_yaml
 
 KINDS = ("RayCluster", "RayJob", "RayService")
-#: Where a kind has its cluster.
+#: Path at which a kind has its cluster.
 _CLUSTER: dict[str, Path] = {
     "RayCluster": ("spec",),
     "RayJob": ("spec", "rayClusterSpec"),
@@ -28,7 +28,7 @@ _CLUSTER: dict[str, Path] = {
 _NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
-#: What KubeRay 1.7 lets nobody use unless its operator is told to.
+#: Features that KubeRay 1.7 allows only if its operator has a feature gate.
 _GATES = {
     "historyServerOptions": "RayClusterHistoryServer",
     "networkPolicy": "RayClusterNetworkPolicy",
@@ -39,7 +39,7 @@ _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
 def is_manifest(document: Document) -> bool:
-    """Whether a document is an object of Kubernetes."""
+    """Return whether a document is an object of Kubernetes."""
     return "apiVersion" in document.mapping() and "kind" in document.mapping()
 
 
@@ -64,7 +64,7 @@ def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         yield from check_job(document)
     base = _CLUSTER[kind]
     if document.get(*base):
-        yield from _cluster(document, base, kind, here)
+        yield from _cluster(document, base, here)
 
 
 def _other(document: Document, kind: str) -> Iterator[ConfigFinding]:
@@ -100,7 +100,7 @@ def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
 
 
 def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
-    """(path, group, whether it is the head's) for each group of pods."""
+    """Return (path, group, whether it is the head's) for each group of pods."""
     base = _CLUSTER.get(str(document.get("kind")), ())
     pods: list[tuple[Path, dict[str, Any], bool]] = []
     head = document.get(*base, "headGroupSpec")
@@ -112,7 +112,7 @@ def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
     return pods
 
 
-def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> Iterator[ConfigFinding]:
+def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
     names: list[Any] = []
     for path, group, is_head in groups(document):
@@ -254,7 +254,7 @@ def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
 
 
 def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
-    """What has the cluster of a RayJob: itself, or the RayCluster of the same input that its clusterSelector names."""
+    """Return what has the cluster of a RayJob: itself, or the RayCluster of this input that clusterSelector names."""
     name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
     space = document.get("metadata", "namespace")
     for other in manifests:
@@ -266,7 +266,7 @@ def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
 
 
 def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[ConfigFinding]:
-    """A job that leaves open whether it trains on GPUs, where none is up when it starts."""
+    """Find a job that leaves open whether it trains on GPUs, where none is up when it starts."""
     gpus = [
         group.get("minReplicas") or 0
         for path, group, _ in groups(document)
@@ -284,7 +284,7 @@ def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[
 
 
 def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
-    """The nodes that a cluster may become, and where it says so."""
+    """Return the nodes that a cluster may become, and the path that says so."""
     base = _CLUSTER[str(document.get("kind"))]
     nodes = []
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
@@ -354,7 +354,7 @@ def check_job(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
-    """The rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
+    """Check the rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
     strategy = spec.get("deletionStrategy")
     if not isinstance(strategy, dict):
         return

@@ -1,10 +1,11 @@
-"""Flags of `ray start` and `raytf node` that there are not: the command ends at once, on each node again and again."""
+"""Unknown flags of `ray start` and `raytf node`: the command fails at once, on each node again and again."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from raytf.doctor.document import CLOUDS
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 
 #: Flags of Ray 2.60's `ray start` without their dashes.
@@ -26,10 +27,8 @@ OPTIONS = frozenset(
 NODE = re.compile(r"\braytf (?:node|watch)\b")
 #: Its flags.
 NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
-_SWITCHES = ("follow-warnings",)
-_CLOUDS = ("aws", "gcp", "azure")
-_NOTICES = ("auto", "off", *_CLOUDS)
-#: What ends a command for the shell; what follows belongs to another one.
+_NOTICES = ("auto", "off", *CLOUDS)
+#: Characters at which a shell's command ends; the rest belongs to another one.
 _END = re.compile(r"[;&|<>)]")
 
 
@@ -56,7 +55,7 @@ def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
                 "`raytf node` refuses it, and Ray is not started: workers come up, and never join.",
                 f"Write one of {', '.join(_NOTICES)}.",
             )
-        elif notices and notices[1] in _CLOUDS and provider in (*_CLOUDS, "local") and notices[1] != provider:
+        elif notices and notices[1] in CLOUDS and provider in (*CLOUDS, "local") and notices[1] != provider:
             yield warning(
                 "start-flag",
                 path,
@@ -67,7 +66,7 @@ def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
 
 
 def _words(text: str) -> list[str]:
-    """Those of one command; quoted ones, which may hold anything, are left out."""
+    """Return the words of one command without those in quotes, which may hold anything."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     end = _END.search(bare)
     return (bare[: end.start()] if end else bare).split()
@@ -76,7 +75,7 @@ def _words(text: str) -> list[str]:
 def _flags(path: Path, command: str, words: list[str], known: frozenset[str]) -> Iterator[ConfigFinding]:
     for word in words:
         name = word.removeprefix("--").partition("=")[0]
-        if word.startswith("--") and name and name not in {*known, "help", *(f"no-{flag}" for flag in _SWITCHES)}:
+        if word.startswith("--") and name and name not in {*known, "help", "no-follow-warnings"}:
             yield error(
                 "start-flag",
                 path,

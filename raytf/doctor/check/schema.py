@@ -93,8 +93,8 @@ def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFindi
                 yield from _unknown((*path, str(key)), str(key), known, kind)
     elif rule == "required":
         for key in problem.validator_value:
-            if key not in value and not _ray_fills(path, key, kind):
-                yield _missing((*path, key), key, kind)
+            if key not in value and not _ray_fills(key, kind):
+                yield _missing((*path, key), key)
     elif rule == "type":
         wanted = problem.validator_value
         names = [_TYPES.get(w, w) for w in ([wanted] if isinstance(wanted, str) else wanted)]
@@ -103,7 +103,7 @@ def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFindi
             path,
             f"{_where(path)} is {_kind(value)}, expected {' or '.join(names)}",
             "Ray refuses the file when it validates it.",
-            _retype(path, value, wanted),
+            _retype(value, wanted),
         )
     elif rule in ("minimum", "enum", "const"):
         yield error(
@@ -131,7 +131,7 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Conf
     yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", fix)
 
 
-def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
+def _missing(path: Path, key: str) -> ConfigFinding:
     if key == "resources":
         fix = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
     elif key == "node_config":
@@ -145,12 +145,12 @@ def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
     return error("missing-key", path, f"{key!r} is missing", "Ray refuses the file when it validates it.", fix)
 
 
-def _ray_fills(path: Path, key: str, kind: str) -> bool:
-    """Whether Ray fills the key in before it validates."""
+def _ray_fills(key: str, kind: str) -> bool:
+    """Return whether Ray fills the key in before it validates."""
     return key == "cluster_name" or (key == "resources" and kind in ("aws", "kuberay"))
 
 
-def _retype(path: Path, value: Any, wanted: Any) -> str:
+def _retype(value: Any, wanted: Any) -> str:
     if value is None:
         return "Give a value, or leave the key out; a key without a value is null in YAML."
     if wanted == "array":

@@ -104,20 +104,14 @@ def _head(document: Document) -> Iterator[ConfigFinding]:
             "It looks for another head and fails.",
             "Add --head.",
         )
-    if "--autoscaling-config" not in start and document.get("provider", "type") != "local":
+    if "--autoscaling-config" not in start:
         yield error(
             "no-autoscaler",
             (_HEAD, i),
             "`ray start --head` lacks --autoscaling-config",
-            "The head comes up, and no worker is ever started.",
-            "Add --autoscaling-config=~/ray_bootstrap_config.yaml.",
-        )
-    elif "--autoscaling-config" not in start:
-        yield error(
-            "no-autoscaler",
-            (_HEAD, i),
-            "`ray start --head` lacks --autoscaling-config",
-            "The workers' hosts are never set up: it is the head that does that.",
+            "The workers' hosts are never set up: it is the head that does that."
+            if document.get("provider", "type") == "local"
+            else "The head comes up, and no worker is ever started.",
             "Add --autoscaling-config=~/ray_bootstrap_config.yaml.",
         )
     if not any(re.search(r"\bray stop\b", c) for c in commands):

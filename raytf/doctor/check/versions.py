@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from raytf.doctor import machines
-from raytf.doctor.document import Document
+from raytf.doctor.document import CLOUDS, Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
@@ -33,7 +33,6 @@ _CUDA = re.compile(
 _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
 #: The registry's `raytf`, which is another package.
 _FOREIGN = re.compile(r"\bpip3?\s+install\s(?:[^;&|]*\s)?[\"']?raytf(?=[\"'\s;&|=<>~!\[]|$)")
-_CLOUDS = ("aws", "gcp", "azure")
 
 
 def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
@@ -75,7 +74,7 @@ def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding
                 f'Write pip install "ray[default,train]=={here.ray}".',
             )
     docker = any(document.get("docker", key) for key in _DOCKER_IMAGES)
-    if kind in _CLOUDS and "setup_commands" not in document.mapping() and not docker:
+    if kind in CLOUDS and "setup_commands" not in document.mapping() and not docker:
         yield warning(
             "default-setup",
             (),
@@ -97,7 +96,7 @@ def _floating_cuda(command: str, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """A Python that an installer picks the patch level of; that of an image's tag is as it was built."""
+    """Find a Python whose patch level an installer picks; that of an image's tag is fixed."""
     match = _PYTHON.search(command)
     if match and here.python.startswith(f"{match[1]}."):
         yield warning(

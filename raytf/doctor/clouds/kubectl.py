@@ -17,7 +17,7 @@ _SECONDS = 8
 
 
 class KubeError(Exception):
-    """What kubectl said instead of what was wanted.
+    """An error that kubectl reported.
 
     Attributes:
         reason: the server's word, such as NotFound or Forbidden; empty where no server answered.
@@ -29,7 +29,7 @@ class KubeError(Exception):
 
 
 def segment(name: object) -> str:
-    """A name of a manifest as one part of a path of the API, whatever is in it."""
+    """Return a name of a manifest as one part of a path of the API, whatever is in it."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
 
 
@@ -58,19 +58,19 @@ class Kubectl:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> Kubectl | None:
-        """kubectl, where it is installed."""
+        """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
 
     def context(self) -> str:
-        """The name of the context that it would take; empty where there is none."""
+        """Return the name of the context that kubectl would use; empty if there is none."""
         try:
             return self._run(["config", "current-context"]).strip()
         except KubeError:
             return ""
 
     def namespace(self) -> str:
-        """The namespace of that context."""
+        """Return the namespace of that context."""
         try:
             namespace = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubeError:
@@ -78,7 +78,7 @@ class Kubectl:
         return namespace.strip() or "default"
 
     def get(self, path: str) -> Any:
-        """The JSON at a path of the API, such as /api/v1/nodes.
+        """Return the JSON at a path of the API, such as /api/v1/nodes.
 
         Raises:
             KubeError: the server refuses, or there is none.
@@ -103,20 +103,19 @@ class Kubectl:
         return True
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
-        """Whether these credentials may do something."""
-        try:
-            answer = self._run(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
-        except KubeError as problem:
-            if problem.reason == "no":
-                return False
-            raise
-        return answer.strip().startswith("yes")
+        """Return whether these credentials may do something."""
+        done = self._call(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
+        # A `no` comes with an exit code of 1.
+        return done.stdout.strip() != "no" and _output(done).strip().startswith("yes")
 
     def _run(self, arguments: list[str]) -> str:
+        return _output(self._call(arguments))
+
+    def _call(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         limit = [] if arguments[0] == "config" else [f"--request-timeout={_SECONDS}s"]
         command = [self.tool, *limit, *arguments]
         try:
-            done = subprocess.run(
+            return subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -127,12 +126,13 @@ class Kubectl:
             )
         except (OSError, subprocess.TimeoutExpired):
             raise KubeError(f"kubectl {arguments[0]} gave no answer within {2 * _SECONDS} s") from None
-        if done.returncode == 0:
-            return done.stdout
-        if done.stdout.strip() == "no":
-            raise KubeError("no", "no")
-        text = done.stderr.strip()
-        if "You must be logged in to the server" in text:
-            raise KubeError(one_line(text, 240), "Unauthorized")
-        _, mark, rest = text.partition("Error from server (")
-        raise KubeError(one_line(text, 240), rest.partition(")")[0] if mark else "")
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode == 0:
+        return done.stdout
+    text = done.stderr.strip()
+    if "You must be logged in to the server" in text:
+        raise KubeError(one_line(text, 240), "Unauthorized")
+    _, mark, rest = text.partition("Error from server (")
+    raise KubeError(one_line(text, 240), rest.partition(")")[0] if mark else "")

@@ -35,7 +35,7 @@ _GOOGLE = {
 
 
 class RestError(Exception):
-    """What an API answered instead of what was wanted.
+    """An error that an API answered.
 
     Attributes:
         status: of HTTP; 0 where nobody answered.
@@ -81,7 +81,7 @@ class RestClient:
     headers: tuple[tuple[str, str], ...] = ()
 
     def get(self, path: str, **query: str) -> Any:
-        """The JSON at a path.
+        """Return the JSON at a path.
 
         Raises:
             RestError: anything but a 200.
@@ -89,11 +89,11 @@ class RestClient:
         return self._ask(path, query, None)
 
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
-        """The JSON that an API answers to a question that is too long for an address; never used to change anything."""
+        """Return the answer to a question that is too long for an address. Never used to change anything."""
         return self._ask(path, query, body)
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
-        """All entries of a list that comes in pages, as Google's and Azure's do.
+        """Return all entries of a list that comes in pages, as Google's and Azure's do.
 
         Raises:
             RestError: anything but a 200, or more pages than anybody waits for.
@@ -135,13 +135,14 @@ class RestClient:
 
 
 def _cause(problem: Exception) -> object:
-    """What has happened, without the layers of libraries around it."""
+    """Return what has happened, without the layers of libraries around it."""
     inner = problem.args[0] if problem.args else problem
     return getattr(inner, "reason", inner)
 
 
 def _refusal(answer: requests.Response) -> RestError:
-    """Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error": {"code", "message"}}."""
+    """Return the error of an answer. Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error":
+    {"code", "message"}}."""
     try:
         body = answer.json().get("error", {})
         body = body if isinstance(body, dict) else {"message": str(body)}
@@ -154,7 +155,7 @@ def _refusal(answer: requests.Response) -> RestError:
 
 
 class NoCredentials(Exception):
-    """There is nothing to ask with; the text says how to fix it."""
+    """There are no credentials; the text says how to get some."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class GoogleAccount:
     payer: str = ""
 
     def api(self, name: str) -> RestClient:
-        """One of its APIs."""
+        """Return a client of one of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
         # A person's application credentials name the project whose quota of calls they use up.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
@@ -196,12 +197,12 @@ class AzureAccount:
     arm: RestClient
 
     def path(self, rest: str = "") -> str:
-        """A path below the subscription."""
+        """Return a path below the subscription."""
         return f"/subscriptions/{self.subscription}{rest}"
 
 
 def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAccount:
-    """The project of a cluster, with a token.
+    """Return the project of a cluster, with a token.
 
     Raises:
         NoCredentials: there is none.
@@ -231,7 +232,7 @@ def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAcco
 
 
 def _application_token(file: Path) -> tuple[str, str] | None:
-    """A token, and the project that pays for calls with it."""
+    """Return a token, and the project that pays for calls with it."""
     try:
         import google.auth
         import google.auth.transport.requests as transport
@@ -251,7 +252,7 @@ def _application_token(file: Path) -> tuple[str, str] | None:
 
 
 def azure_account(document: Document, environ: Mapping[str, str]) -> AzureAccount:
-    """The subscription of a cluster, with the token of `az`: Ray takes no other.
+    """Return the subscription of a cluster, with the token of `az`: Ray takes no other.
 
     Raises:
         NoCredentials: there is none.

@@ -9,20 +9,19 @@ from typing import Any
 from raytf.doctor import machines
 from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, account_of, right, trouble
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import ADDRESS_USD, Leftovers, LeftResource, disk_usd, gather
+from raytf.doctor.leftovers.resource import ADDRESS_USD, CLUSTER_TAG, Leftovers, LeftResource, disk_usd, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import ConfigError, one_line
 
-_TAG = "ray-cluster-name"
 _ALIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
 
 
 def find(document: Document, here: Surroundings) -> Leftovers:
-    """Look for all that `ray up` of this file has made.
+    """Find everything that `ray up` of this file has made.
 
     Raises:
-        ConfigError: there is nothing to look with.
+        ConfigError: there are no credentials.
     """
     region, name = document.get("provider", "region"), document.get("cluster_name", default="default")
     if not isinstance(region, str):
@@ -53,11 +52,11 @@ def _explain(problem: Exception) -> str:
 
 
 class _Search:
-    """Later questions build on what earlier ones have found."""
+    """A search whose later questions build on the answers to earlier ones."""
 
     def __init__(self, aws: AwsAccount, name: str, document: Document):
         self._aws, self._name, self._document = aws, name, document
-        self._by_tag = [{"Name": f"tag:{_TAG}", "Values": [name]}]
+        self._by_tag = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [name]}]
         self._instances: list[dict[str, Any]] = []
         self._group_ids: set[str] = set()
 
@@ -70,7 +69,7 @@ class _Search:
         return f"aws ec2 {words} --region {self._aws.region}"
 
     def instances(self) -> Iterator[LeftResource]:
-        """Those of the cluster, in any state but terminated."""
+        """Find instances of the cluster in any state but terminated."""
         states = [{"Name": "instance-state-name", "Values": _ALIVE}]
         for reservation in self._all("describe_instances", "Reservations", self._by_tag + states):
             self._instances += reservation["Instances"]
@@ -89,7 +88,7 @@ class _Search:
             yield LeftResource("instance", i["InstanceId"], state, usd, remove, about)
 
     def volumes(self) -> Iterator[LeftResource]:
-        """Those of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
+        """Find volumes of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
         stopped = {
             d["Ebs"]["VolumeId"]
             for i in self._instances
@@ -117,7 +116,7 @@ class _Search:
             )
 
     def _own_tags(self) -> set[tuple[str, str]]:
-        """Tags that the config gives to volumes."""
+        """Return the tags that the config gives to volumes."""
         return {
             (str(tag["Key"]), str(tag["Value"]))
             for t in node_types(self._document)
@@ -128,17 +127,17 @@ class _Search:
         }
 
     def addresses(self) -> Iterator[LeftResource]:
-        """Elastic IPs of the cluster's instances, or with Ray's tag."""
+        """Find Elastic IPs of the cluster's instances, or with Ray's tag."""
         mine = {i["InstanceId"] for i in self._instances}
         for a in self._aws.client("ec2").describe_addresses()["Addresses"]:
             tags = {t["Key"]: t["Value"] for t in a.get("Tags", ())}
-            if tags.get(_TAG) == self._name or a.get("InstanceId") in mine:
+            if tags.get(CLUSTER_TAG) == self._name or a.get("InstanceId") in mine:
                 name = a.get("AllocationId", a["PublicIp"])
                 remove = self._command(f"release-address --allocation-id {name}")
                 yield LeftResource("address", name, "allocated", ADDRESS_USD, remove, a["PublicIp"])
 
     def groups(self) -> Iterator[LeftResource]:
-        """Security groups that Ray made: they cost nothing and serve the next `ray up`."""
+        """Find security groups that Ray made: they cost nothing and serve the next `ray up`."""
         named = self._document.get("provider", "security_group", "GroupName")
         names = [f"ray-autoscaler-{self._name}", *([named] if isinstance(named, str) else [])]
         groups = {g["GroupId"]: g for g in self._all("describe_security_groups", "SecurityGroups", self._by_tag)}
@@ -150,13 +149,13 @@ class _Search:
             yield LeftResource("security group", name, "there", 0.0, remove, g["GroupName"])
 
     def spot_requests(self) -> Iterator[LeftResource]:
-        """Requests that are still open start an instance when there is capacity again."""
+        """Find spot requests; an open one starts an instance when there is capacity again."""
         mine = {i["InstanceId"] for i in self._instances}
         filters = [{"Name": "state", "Values": ["open", "active"]}]
         for r in self._all("describe_spot_instance_requests", "SpotInstanceRequests", filters):
             groups = {g.get("GroupId") for g in r.get("LaunchSpecification", {}).get("SecurityGroups", ())}
             tags = {t["Key"]: t["Value"] for t in r.get("Tags", ())}
-            if r.get("InstanceId") in mine or groups & self._group_ids or tags.get(_TAG) == self._name:
+            if r.get("InstanceId") in mine or groups & self._group_ids or tags.get(CLUSTER_TAG) == self._name:
                 name, kind = r["SpotInstanceRequestId"], r.get("LaunchSpecification", {}).get("InstanceType")
                 machine = machines.machine("aws", {"InstanceType": kind})
                 usd = machine.usd if machine else None
@@ -170,7 +169,7 @@ class _Search:
                 yield LeftResource("spot request", name, r["State"], usd, remove, note)
 
     def key_pairs(self) -> Iterator[LeftResource]:
-        """Key pairs that Ray made in this region; all its clusters share them."""
+        """Find key pairs that Ray made in this region; all its clusters share them."""
         if self._document.get("auth", "ssh_private_key"):
             return
         for pair in self._aws.client("ec2").describe_key_pairs()["KeyPairs"]:

@@ -1,4 +1,4 @@
-"""Where to look for what is left of a cluster, by its file; and what is left on hosts of one's own, over SSH."""
+"""Finds what is left of the cluster of a file: dispatches to the clouds, and asks existing hosts over SSH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, RaytfError, one_line
 
 _FINDERS = {Platform.AWS: aws.find, Platform.GCP: gcp.find, Platform.AZURE: azure.find}
-# Of names, not of command lines: an editor with raylet.log open is no raylet. The brackets keep the script from itself.
+# Matches names, not command lines: an editor with raylet.log open is no raylet.
 _SCRIPT = r"""
 ps -eo pid=,user=,comm=,args= | while read -r pid user name args; do
   case "$name" in
@@ -36,7 +36,7 @@ echo end=here
 
 
 def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Leftovers:
-    """What is left of the cluster of a file.
+    """Find what is left of the cluster of a file.
 
     Args:
         name: of the file, for messages.
@@ -45,7 +45,7 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
         trust: run what the file wants to be run on this machine.
 
     Raises:
-        ConfigError: the file says of no cluster, or there is nothing to look with.
+        ConfigError: the file names no cluster, or there are no credentials or tools to search with.
     """
     documents, findings = parse(text)
     if not documents or any(f.code == "yaml-syntax" for f in findings):
@@ -76,7 +76,7 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
 
 
 def find_on_hosts(document: Document, here: Surroundings, trust: bool = False) -> Leftovers:
-    """Look at each host for processes of Ray, of whatever cluster they are.
+    """Find processes of Ray on each host, of whatever cluster they are.
 
     Raises:
         ConfigError: the file names no host, or a command that is not trusted, or there is no ssh.

@@ -1,4 +1,4 @@
-"""What AWS says about a cluster: whose credentials, and all questions of the other modules at once."""
+"""Checks a cluster against AWS: the credentials, and all questions of the other modules at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SERVICES = {"quotas": "servicequotas", "rights": "iam", "profiles": "iam", "ima
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask AWS all that concerns a cluster.
+    """Ask AWS everything that concerns a cluster.
 
     Args:
         document: the cluster YAML.

@@ -1,4 +1,4 @@
-"""What AWS offers in the region and zones of a cluster: instance types, spot, and the account's quotas."""
+"""Checks what AWS offers in the region and zones of a cluster: instance types, spot, quotas and images."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def spot(
     """Find spot types that nobody sells, and the price now of those that are sold.
 
     Args:
-        aws, document, types: see the module.
+        aws, document, types: the account, the cluster YAML and its node types.
         prices: filled in: node type -> US dollars an hour, in the cheapest of its zones.
     """
     wanted = fallback.zones_of(document.mapping("provider"))
@@ -155,7 +155,7 @@ def quotas(
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
-    """Code and name of the quota that a node counts on.
+    """Return the code and name of the quota that a node counts on.
 
     Returns:
         None where it is not known here.
@@ -187,7 +187,7 @@ def _quota(aws: AwsAccount, code: str) -> float:
 
 
 class Machines:
-    """What EC2 says of the instance types of a cluster, asked once by whoever needs it first."""
+    """EC2's descriptions of the instance types of a cluster, which are read once, when first needed."""
 
     def __init__(self, aws: AwsAccount, types: Sequence[NodeType]):
         self._aws = aws
@@ -196,7 +196,7 @@ class Machines:
         self._lock = threading.Lock()
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Instance type -> description; those that the region does not have are left out."""
+        """Return the description of each instance type that the region has."""
         with self._lock:
             if self._known is None:
                 pages = self._aws.client("ec2").get_paginator("describe_instance_types")
@@ -206,7 +206,7 @@ class Machines:
             return self._known
 
     def cpus(self, t: NodeType) -> int | None:
-        """vCPUs of a node type, which quotas count."""
+        """Return the vCPUs of a node type, which quotas count."""
         if t.machine is not None:
             return t.machine.cpus
         kind = self.all().get(str(t.config.get("InstanceType")))
@@ -238,9 +238,7 @@ def _image(aws: AwsAccount, name: str) -> dict[str, Any] | None:
             name = aws.client("ssm").get_parameter(Name=name.removeprefix(_PARAMETER))["Parameter"]["Value"]
         matches = aws.client("ec2").describe_images(ImageIds=[name])["Images"]
     except Exception as problem:
-        if trouble(problem) is AwsTrouble.MISSING or "ParameterNotFound" in type(problem).__name__:
-            return None
-        if "InvalidAMIID" in str(problem):
+        if trouble(problem) is AwsTrouble.MISSING:
             return None
         raise
     return matches[0] if matches and matches[0].get("State", "available") == "available" else None

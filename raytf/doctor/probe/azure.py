@@ -1,4 +1,4 @@
-"""What Azure says about a cluster: subscription, providers, location, sizes, quotas, images, rights and the share."""
+"""Checks a cluster against Azure: subscription, providers, location, sizes, quotas, images, rights and the share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ _RIGHTS = {
     "resource group": "Microsoft.Resources/subscriptions/resourceGroups/read",
     "share": "Microsoft.Storage/checknameavailability/read",
 }
-_API = "2024-07-01"
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Azure all that concerns a cluster; see the AWS one. Storage is a share there, looked at by its name."""
+    """Ask Azure everything that concerns a cluster. Storage is a share there, which is checked by its name."""
     seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
@@ -251,7 +250,7 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
 
 
 def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
-    """The storage account of an NFS share that the set-up mounts: a name that is still free is not an account."""
+    """Check the storage account of an NFS share that the set-up mounts: a name that is still free is no account."""
     query = azure.path("/providers/Microsoft.Storage/checkNameAvailability")
     for path, command in document.commands("setup_commands", "worker_setup_commands", "initialization_commands"):
         for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", command)):
@@ -267,12 +266,12 @@ def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
 
 
 def size(t: NodeType) -> str:
-    """The vmSize of a node type; empty where it has none."""
+    """Return the vmSize of a node type; empty if it has none."""
     return machines.instance_type("azure", t.config) or ""
 
 
 def family(name: str) -> str:
-    """The family of a size, such that it can be compared with that of a usage: letters and digits, sorted.
+    """Return the family of a size as sorted letters and digits, to compare it with that of a usage.
 
     Azure has no rule for it but the list of sizes: Standard_NC4as_T4_v3 counts on `Standard NCASv3_T4 Family`.
     The number of vCPUs is left out, and the parts of the name may change places.
@@ -281,7 +280,7 @@ def family(name: str) -> str:
 
 
 def usage_family(name: str) -> str:
-    """The same of what a usage is called."""
+    """Return the same for the name of a usage."""
     return _folded(re.sub(r"^standard|family$", "", name, flags=re.IGNORECASE))
 
 
@@ -293,7 +292,7 @@ def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
     """Find quotas that have no room for a node, or not for all of them."""
     location = document.get("provider", "location")
     path = azure.path(f"/providers/Microsoft.Compute/locations/{location}/usages")
-    usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _API})}
+    usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _COMPUTE})}
     by_family = {usage_family(name): name for name in usages if name.endswith("Family")}
     wanted: dict[str, list[NodeType]] = defaultdict(list)
     for t in types:

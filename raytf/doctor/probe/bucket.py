@@ -20,7 +20,7 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:
-    """Scheme, bucket and prefix of a URI.
+    """Return the scheme, bucket and prefix of a URI.
 
     Returns:
         None for a folder.
@@ -33,7 +33,7 @@ def parts(storage: str) -> tuple[str, str, str] | None:
 
 
 def is_bucket(storage: str) -> bool:
-    """Whether a job keeps its runs in an object store, which can be looked at from here."""
+    """Return whether a job keeps its runs in an object store, which can be checked from here."""
     return parts(storage) is not None
 
 

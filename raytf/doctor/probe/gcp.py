@@ -1,4 +1,4 @@
-"""What Google Cloud says about a cluster: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
+"""Checks a cluster against Google Cloud: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RIGHTS = {
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Google Cloud all that concerns a cluster; see the AWS one."""
+    """Ask Google Cloud everything that concerns a cluster."""
     seen = ProbeResults()
     if not isinstance(document.get("provider", "project_id"), str):
         return seen  # the offline part has said so
@@ -123,7 +123,7 @@ def _apis(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFi
 
 
 def is_tpu(t: NodeType) -> bool:
-    """Whether a node type is a TPU, which another API starts."""
+    """Return whether a node type is a TPU, which another API starts."""
     return "machineType" not in t.config and ("acceleratorType" in t.config or "acceleratorConfig" in t.config)
 
 
@@ -243,7 +243,7 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
 
 
 def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
-    """Quotas that a node counts on, and by how much."""
+    """Yield the quotas that a node counts on, and by how much."""
     if t.machine is None or t.machine.tpus:
         return
     spot = "PREEMPTIBLE_" if t.market == "spot" else ""

@@ -1,4 +1,4 @@
-"""What is checked of an image in every cloud: whether it fits the disk and the machine, and brings NVIDIA's driver."""
+"""Findings about an image in any cloud: whether it fits the disk and the machine, and brings NVIDIA's driver."""
 
 from __future__ import annotations
 

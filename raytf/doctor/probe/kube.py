@@ -1,4 +1,4 @@
-"""What an API server says about manifests of KubeRay: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
+"""Checks manifests of KubeRay against an API server: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from raytf.doctor.check import kuberay
-from raytf.doctor.check.kube_pods import number
+from raytf.doctor.check.kube_pods import ACCELERATORS, number
 from raytf.doctor.clouds.kubectl import Kubectl, KubeError, namespace_of, plural, segment
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
@@ -24,11 +24,10 @@ _RIGHTS = {
     "quotas": "list on resourcequotas",
     "objects": "get on secrets, configmaps, serviceaccounts and persistentvolumeclaims",
 }
-_ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 
 
 def inspect(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
-    """Ask the API server of kubectl's context all that concerns some manifests."""
+    """Ask the API server of kubectl's context everything that concerns some manifests."""
     seen = ProbeResults()
     rays = [d for d in documents if d.get("kind") in kuberay.KINDS]
     if not rays:
@@ -140,7 +139,7 @@ def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterato
 def _objects(
     kubectl: Kubectl, documents: Sequence[Document], rays: Sequence[Document], default: str
 ) -> Iterator[ConfigFinding]:
-    """What pods refer to, which must be in the manifests or on the server."""
+    """Check that what pods refer to is in the manifests or on the server."""
     known = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
     for document in rays:
         namespace = namespace_of(document, default)
@@ -203,7 +202,7 @@ class PodGroup:
 
 
 def groups(document: Document) -> list[PodGroup]:
-    """Head and worker groups of a RayCluster, or of the one in a RayJob."""
+    """Return the head and worker groups of a RayCluster, or of the one in a RayJob."""
     pods = []
     for path, spec, is_head in kuberay.groups(document):
         most = 1 if is_head else spec.get("maxReplicas", spec.get("replicas", 1))
@@ -231,7 +230,7 @@ def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]
         for group in groups(document):
             if any(_fits(group, node) for node in there):
                 continue
-            accelerators = [a for a in _ACCELERATORS if group.wants.get(a)]
+            accelerators = [a for a in ACCELERATORS if group.wants.get(a)]
             most: dict[str, float] = {
                 key: max((number(n.get("status", {}).get("allocatable", {}).get(key, 0)) for n in there), default=0)
                 for key in (*accelerators, "cpu", "memory")

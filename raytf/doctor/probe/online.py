@@ -1,4 +1,4 @@
-"""The online part of the preflight: which place a file is about, and what is seen there."""
+"""The online part of the preflight: asks the place that a file is about."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _inspect(text: str, here: Surroundings, need: JobNeeds | None, offline: Chec
 
 
 def _with_all_zones(cloud: Document, original: Document) -> Document:
-    """Of several zones the first is what Ray's own check takes; here each is asked about."""
+    """Put all zones back, so that each is asked about: `as_cloud` keeps the first, as Ray's own check does."""
     zones = original.get("provider", "availability_zone")
     if cloud is original or zones is None:
         return cloud
@@ -65,7 +65,7 @@ def _with_all_zones(cloud: Document, original: Document) -> Document:
 
 
 def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:
-    seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
+    seen.findings = document.with_lines(seen.findings)
     return seen
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from moto.backends import get_backend
 
 from raytf.doctor.check import fallbacks, job_fit, offline
-from raytf.doctor.clouds.aws import AwsAccount
+from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.doctor.document import parse
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
@@ -121,6 +122,10 @@ def part(check, aws, text, *more):
     types = all_nodes(fallbacks.as_cloud(document))
     machines = [aws_capacity.Machines(aws, types)] if check in (aws_capacity.quotas, aws_capacity.check_images) else []
     return ProbeResults(list(check(aws, document, types, *machines, *more)))
+
+
+def test_a_timeout_is_no_answer():
+    assert trouble(ReadTimeoutError(endpoint_url="https://ec2")) is AwsTrouble.SILENT
 
 
 def codes(seen):
