@@ -113,7 +113,7 @@ class Arbitration:
         """Return the commands that are due because time has passed: hang up on workers that are silent, or that do not
         leave their generation."""
         commands: Commands = []
-        self._membership.look()
+        self._membership.count_look()
         for name in self._silence.poll(self._membership.living):
             commands += self._let_go(name)
         missing, generation = self._membership.missing(), self._membership.generation

@@ -136,7 +136,7 @@ class ServerStep:
 
     def reduction_state(self) -> dict[str, keras.Variable]:
         """Nothing is kept from step to step."""
-        return self.reduction.state()
+        return self.reduction.state(0)
 
     def trace(self, is_late: bool = False) -> None:
         """Does nothing: each kind of call is traced when it is first made."""
