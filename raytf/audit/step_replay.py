@@ -255,9 +255,6 @@ def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
     return config.replace(storage=plan.folder, run=RUN, **changed)
 
 
-# -- step comparison ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NotedSteps:
     """What a run has noted of its steps.

@@ -20,11 +20,12 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import Group, SingleWorkerGroup
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
 from raytf.parameter_server import state
 from raytf.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
-from raytf.training.executor import MeetsOnce
 from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate
@@ -40,13 +41,16 @@ _POLL_SECONDS = 0.1
 _COMPILE_FACTOR = 20.0
 
 
-class ParameterServerExecutor(MeetsOnce):
+class ParameterServerExecutor:
     """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
 
     Args:
         config: the run's configuration.
         cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
     """
+
+    #: Its ranks do not meet again.
+    meets_again = is_late = speaks_alone = False
 
     #: Set by `join`: TensorFlow's strategy, and its coordinator, which schedules calls on workers.
     _strategy: Any
@@ -166,6 +170,19 @@ class ParameterServerExecutor(MeetsOnce):
     def settle(self) -> None:
         self._take()
 
+    @property
+    def seat(self) -> RankInfo:
+        raise NotImplementedError
+
+    def meet(self, step: int) -> Generation:
+        raise NotImplementedError
+
+    def take_shards(self, pipeline: Pipeline) -> None:
+        raise NotImplementedError
+
+    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
+        return result
+
     def result(self) -> dict[str, Any]:
         updates, steps = self._context.state.step + self._extra, self._context.state.step
         return {
@@ -198,7 +215,7 @@ class ParameterServerExecutor(MeetsOnce):
 
     def _next_quiet(self, step: int, stop: int) -> int:
         """The step up to which calls are handed out: the next one at which a save or histograms are due, or `stop`."""
-        due = (self._context.saving.cadence.every_steps, self._config.run.histograms_every)
+        due = (self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
     def _count_time(self, began: float) -> None:

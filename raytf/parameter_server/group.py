@@ -198,9 +198,6 @@ def _error_of(reference: Any) -> Exception | None:
     return None
 
 
-# -- placement ---------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
     """A placement group for as many workers as there is room for, and their number, during the `with` statement."""

@@ -9,10 +9,9 @@ from typing import Any
 import ray
 
 from raytf._ray import train
-from raytf.cluster import scratch
 from raytf.distributed import worker_table
 from raytf.distributed.membership import rendezvous
-from raytf.errors import GpuError, JobError, WorkerLostError
+from raytf.errors import GpuError, WorkerLostError
 from raytf.runs.restart_phases import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
@@ -91,18 +90,10 @@ class GroupProcess:
         import tensorflow as tf
 
         from raytf.parameter_server.coordinator import ParameterServerExecutor
-        from raytf.training.process.heartbeat import Heartbeat
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
-        pulse = Heartbeat(job.monitor, 0, 1)
-        try:
+        with worker.beating(job, 0, 1) as pulse:
             return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
-        except JobError as error:
-            error.step = pulse.step
-            raise
-        finally:
-            pulse.stop()
-            scratch.end()
 
 
 # Three names, which `ps` and Ray's dashboard show.

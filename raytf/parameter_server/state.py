@@ -14,7 +14,7 @@ to, and its arithmetic is done there; only weights are sent to the workers, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -94,7 +94,7 @@ class ServerState:
         self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
         self._sent_rate: float | None = None
         self._pairs = self._pair(weights)
-        self._read = tf.function(lambda: [p.value.read_value() for p in self._flat()], autograph=False)
+        self._read = tf.function(self._read_parts, autograph=False)
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
@@ -158,6 +158,9 @@ class ServerState:
         self._model.optimizer.iterations.assign(applied)
         return applied
 
+    def _read_parts(self) -> list[tf.Tensor]:
+        return [part.value.read_value() for _, parts in self._pairs for part in parts]
+
     def push(self) -> None:
         """Copy the mirror's values to the servers."""
         for mirror, parts in self._pairs:
@@ -196,9 +199,6 @@ class ServerState:
             made = keras.Variable(value, dtype=like.dtype, trainable=like.trainable, name=name)
         made.constraint = constraint
         return made
-
-    def _flat(self) -> Iterable[keras.Variable]:
-        return (part for _, parts in self._pairs for part in parts)
 
     def _pair(self, weights: list[keras.Variable]) -> list[tuple[keras.Variable, list[keras.Variable]]]:
         """(variable of the mirror, its parts on the servers) for each variable that the servers hold."""

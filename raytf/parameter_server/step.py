@@ -264,7 +264,6 @@ class SyncStep(ServerStep):
 
     Attributes:
         window: number of calls that may be under way at once: one.
-        backups: number of gradients that did not count, since their part was computed by another worker first.
     """
 
     window = 1
@@ -282,7 +281,6 @@ class SyncStep(ServerStep):
         some = [*self._signature(self._plan.shards), tf.TensorSpec([self._plan.shards], tf.int32)]
         self._divisors = tf.function(self._totals, input_signature=some, autograph=False)
         self._lock = threading.Lock()
-        self.backups = 0
 
     def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
         """Compute a call of one step and apply its update, in another thread."""
@@ -316,8 +314,6 @@ class SyncStep(ServerStep):
                     continue
                 if aggregation.arrive(step, part) is Arrival.TAKEN:
                     taken[part] = gradients
-                else:
-                    self.backups += 1
         # In the order of the parts, not of arrival, so that the sum is always the same.
         summed = [np.sum([taken[p][0][i] for p in sorted(taken)], 0) for i in range(len(taken[0][0]))]
         rows = [taken[p][1] for p in sorted(taken)]

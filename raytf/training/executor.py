@@ -153,22 +153,3 @@ class Executor(Protocol):
     def result(self) -> dict[str, Any]:
         """What this executor adds to the run's result."""
         ...
-
-
-class MeetsOnce:
-    """What an executor has whose ranks do not meet again."""
-
-    meets_again = is_late = speaks_alone = False
-
-    @property
-    def seat(self) -> RankInfo:
-        raise NotImplementedError
-
-    def meet(self, step: int) -> Generation:
-        raise NotImplementedError
-
-    def take_shards(self, pipeline: Pipeline) -> None:
-        raise NotImplementedError
-
-    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
-        return result

@@ -98,9 +98,6 @@ class TrainLoop:
         return state.step >= self._context.job.end_step or state.stopped_early
 
 
-# -- the end of a run --------------------------------------------------------------------------------------------------
-
-
 def finish(context: Context) -> dict[str, Any] | None:
     """Test and export the model of a run that has trained.
 

@@ -171,7 +171,7 @@ def _alone(
     if not job.config.strategy.has_servers:  # the coordinator has no GPU
         gpu_probe.check()
     storage = Storage(job.run_uri)
-    reporter = Reporter(job, storage, rank, executor.workers, "")
+    reporter = Reporter(job, storage, rank, executor.workers)
     return Attempt(job, pulse, phases, group, "", (), None, False, (0, 1), executor.workers, storage, reporter)
 
 
@@ -191,9 +191,6 @@ def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, lis
     # Ray's own broadcast would wait for an actor that starts with the group.
     name, earlier, known_step, is_saving, void, standings = json.loads(group.share(begun))
     return name, earlier, known_step, is_saving, void, standings
-
-
-# -- what a rank trains ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -374,9 +371,6 @@ def _belongs_on_device(leaf: np.ndarray) -> bool:
     return leaf.dtype.kind in "biuf" and leaf.dtype != np.int32
 
 
-# -- what a rank needs while it trains ---------------------------------------------------------------------------------
-
-
 class BatchEnd(NamedTuple):
     """The end of a call's last batch.
 
@@ -490,9 +484,6 @@ class Context:
         self.reporter.show(phase, self.state.step, saves, metrics, self.state.history, traced)
 
 
-# -- the end of an epoch -----------------------------------------------------------------------------------------------
-
-
 class EpochEnd:
     """The end of one epoch. If a worker is lost in it, it is run again, and what is done of it is not done twice.
 
@@ -521,7 +512,7 @@ class EpochEnd:
             self._note(context, logs)
         is_best = False
         if context.is_at_epoch_end:
-            context.saving.check_goal(logs)
+            context.saving.policy.check_goal(logs)
             is_best = context.saving.is_best()
         # Only rank 0 knows the answers; the sum gives them to every rank.
         is_report_due, is_best_somewhere = context.sum([float(reporter.is_report_due()), float(is_best)])

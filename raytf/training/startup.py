@@ -18,7 +18,6 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
-from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
 from raytf.distributed.membership.generations import Generation
@@ -344,6 +343,8 @@ def _live_state(
     most = memory_needs.held(
         variables.size_of(program.named), attempt.group.world_size, attempt.config.checkpoints.keep_best is not None
     )
+    # A source of batches that are made while the run trains need not keep those before a checkpoint.
+    saved = getattr(getattr(program.sources.train, "fetch", None), "saved", lambda step: None)
     room = DeviceRoom(most, free_bytes, (lambda line: None) if tier == HELD else attempt.reporter.say)
     return LiveState(
         attempt.group.rank,
@@ -356,13 +357,8 @@ def _live_state(
         log,
         attempt.reporter,
         note,
-        _told(program.sources.train),
+        saved,
     )
-
-
-def _told(source: Source) -> Callable[[int], None]:
-    """What a source of batches that are made while the run trains must know of saves: which it need not keep."""
-    return getattr(getattr(source, "fetch", None), "saved", lambda step: None)
 
 
 def _call_ignoring_storage(call: Callable[[], None]) -> None:
@@ -371,30 +367,20 @@ def _call_ignoring_storage(call: Callable[[], None]) -> None:
 
 
 def _checkpointer(attempt: Attempt, program: Program, tiers: Tiers, live: LiveState) -> Checkpointer:
-    listener = Listener(attempt.reporter, attempt.pulse, lambda: models.numbers(program.model))
-    replicas = _replicas(attempt, program)
+    is_exact, reporter, replicas = attempt.config.compute.exact, attempt.reporter, None
+    if not attempt.config.strategy.has_servers:
+        replicas = Replicas(
+            attempt.group,
+            program.named,
+            # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
+            program.digest(with_optimizer=is_exact).value,
+            is_exact,
+            reporter.say,
+            reporter.event,
+            worker_table.whereabouts,
+        )
+    listener = Listener(reporter, attempt.pulse, lambda: models.numbers(program.model))
     return Checkpointer(live, tiers.memory, tiers.durable, attempt.group, tiers.policy, listener, replicas)
-
-
-def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
-    """Create what compares the ranks' weights.
-
-    Returns:
-        None if the weights are on parameter servers.
-    """
-    is_exact, reporter = attempt.config.compute.exact, attempt.reporter
-    if attempt.config.strategy.has_servers:
-        return None
-    return Replicas(
-        attempt.group,
-        program.named,
-        # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
-        program.digest(with_optimizer=is_exact).value,
-        is_exact,
-        reporter.say,
-        reporter.event,
-        worker_table.whereabouts,
-    )
 
 
 class AttemptNote:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import keras
@@ -41,9 +42,8 @@ from raytf.training.process import process, warm_pool
 from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
 from raytf.training.session import Attempt, BatchEnd, Context
-from raytf.training.step import learning_rate
+from raytf.training.step import device_placement, learning_rate
 from raytf.training.step.compression import SpikeWatch
-from raytf.training.step.device_placement import Placement
 from raytf.training.step.step import StepOptions, TrainStep
 from raytf.training.step.step_journal import StepOutcome
 from raytf.training.step_dump import StepDump
@@ -72,11 +72,10 @@ class SynchronousExecutor:
 
     #: Set by `make_step`.
     _step: TrainStep
-    #: Set by `begin`: this rank, its prefetched calls, which of them are audited, and the placement of its operations.
+    #: Set by `begin`: this rank, its prefetched calls, and which of them are audited.
     _context: Context
     _calls: Prefetch
     _audits: Audits
-    _placement: Placement
 
     def __init__(
         self, config: TrainConfig, arbiter: ArbiterAddress | None = None, waits: Callable[[], None] = lambda: None
@@ -220,7 +219,7 @@ class SynchronousExecutor:
         return uneven * float(group.sum(np.asarray([self._shard_seconds], np.float32))[0]) / group.world_size
 
     def begin(self, context: Context) -> None:
-        self._context, attempt = context, context.attempt
+        self._context = context
         # As those who have come do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
@@ -228,7 +227,6 @@ class SynchronousExecutor:
         self._audits.compare_machines()
         self._audits.begin()
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
-        self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -324,8 +322,7 @@ class SynchronousExecutor:
         if not call.full:
             self._end_rehearsal()
         activity = Activity.STEP if call.full in self._traced else Activity.TRACE
-        is_placement_wanted = self._config.strategy.log_device_placement and not context.has_trained
-        with context.pulse.doing(activity), self._placement.read(is_placement_wanted):
+        with context.pulse.doing(activity), self._placement_report():
             dump = StepDump(context.job.dump) if context.job.dump and call.stop == context.job.end_step else None
             if dump is not None:
                 dump.before(context, call)
@@ -337,12 +334,19 @@ class SynchronousExecutor:
         self._traced.add(call.full)
         return outcome
 
+    def _placement_report(self) -> AbstractContextManager[None]:
+        """Return what reports the placement of operations, where it is wanted of the next call."""
+        context, attempt = self._context, self._context.attempt
+        if not self._config.strategy.log_device_placement or context.has_trained:
+            return nullcontext()
+        return device_placement.reported(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
+
     def _call_end(self, step: int, stop: int) -> int:
         """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
             stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
         stop = self._audits.call_end(step, stop)
-        due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
+        due = self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every
         steps = self._call_steps
         if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
             steps = self._context.program.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
@@ -366,9 +370,6 @@ class SynchronousExecutor:
 def call_steps(seconds: float, seconds_per_step: float) -> int:
     """The number of steps per call for calls of about `seconds`: a power of two, so that few sizes of calls occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
-
-
-# -- what follows each call --------------------------------------------------------------------------------------------
 
 
 def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:

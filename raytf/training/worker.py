@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,26 +94,28 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
         WorkerLostError: another rank is gone; Ray Train starts a new group.
         RaytfError: any other error is one that would happen again in another attempt.
     """
-    global _pulse
+    global _pulse, _want
     context = ray.train.get_context()
-    pulse = _pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
+    with beating(job, context.get_world_rank(), context.get_world_size()) as _pulse:
+        from raytf.training.synchronous import SynchronousExecutor
+
+        executor = SynchronousExecutor(job.config, job.arbiter, _pulse.progress)
+        _want = executor.want
+        return train(job, _pulse, _phases, executor)
+
+
+@contextlib.contextmanager
+def beating(job: TrainingJob, rank: int, world_size: int) -> Iterator[Heartbeat]:
+    """Yield a rank's heartbeat, which stops with the `with` statement; a JobError gets the step that it has reached."""
+    pulse = Heartbeat(job.monitor, rank, world_size)
     try:
-        return _run(job, pulse)
+        yield pulse
     except JobError as error:
         error.step = pulse.step
         raise
     finally:
         pulse.stop()
         scratch.end()
-
-
-def _run(job: TrainingJob, pulse: Heartbeat) -> dict[str, Any] | None:
-    from raytf.training.synchronous import SynchronousExecutor
-
-    global _want
-    executor = SynchronousExecutor(job.config, job.arbiter, pulse.progress)
-    _want = executor.want
-    return train(job, pulse, _phases, executor)
 
 
 def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:

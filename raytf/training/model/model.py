@@ -219,7 +219,7 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
 
 def overrides_loss(model: keras.Model) -> bool:
     """Whether the model has a `compute_loss` of its own."""
-    return _overrides(model, "compute_loss")
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def _has_own_loss(model: keras.Model) -> bool:
@@ -233,26 +233,16 @@ def _adds_loss(model: keras.Model, x: Any) -> bool:
         return bool(model.losses)
 
 
-def loss_metric(model: keras.Model) -> keras.metrics.Metric:
-    """The metric that tracks the loss, even if the model's `metrics` do not contain it."""
-    return _keras.loss_tracker(model)
-
-
 def check_labels(model: keras.Model, source: Source) -> None:
     """Refuse labels that a sparse categorical loss has no class for."""
     classes, span = sparse_classes(model), source.label_range()
     if classes is None or span is None:
         return
     if span[0] < 0 or span[1] >= classes:
-        raise DataError(label_message(source.name, span, classes))
-
-
-def label_message(name: str, span: tuple[float, float], classes: int) -> str:
-    """Message for labels outside of the classes of a model, with advice."""
-    return (
-        f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
-        f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
-    )
+        raise DataError(
+            f"{source.name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for "
+            f"classes 0 to {classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+        )
 
 
 def sparse_classes(model: keras.Model) -> int | None:
@@ -313,11 +303,6 @@ def results(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics with which Keras tracks the losses of the outputs, if there are several."""
-    return list(getattr(_keras.compiled_loss(model), "metrics", []))
-
-
 def describe(model: keras.Model) -> dict[str, str]:
     """The properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
@@ -352,10 +337,6 @@ def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
     functions = [getattr(layer, "function", None) for layer in layers]
     found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
     return canonical_text.code_of(thing for thing in found if thing is not None)
-
-
-def _overrides(model: keras.Model, method: str) -> bool:
-    return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
 def _config_of(model: keras.Model) -> Any:
@@ -398,9 +379,6 @@ def _inputs(model: keras.Model) -> str:
 
 def _shapes(part: Any) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
-
-
-# -- models with a train_step of their own -----------------------------------------------------------------------------
 
 
 def build_with_custom_step(

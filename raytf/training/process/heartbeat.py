@@ -21,21 +21,13 @@ from raytf.training.process.heartbeat_types import USUAL, Activity, HeartbeatSta
 from raytf.training.process.monitor_client import MonitorClient
 
 BEAT_SECONDS = 1.0
-
-
 #: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
 #: signal, which nothing else uses.
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-
-
 #: Number of latest calls whose median gives the usual duration of a step.
 _CALLS = 21
-
-
 #: Bytes above which a sum over the ranks counts as a transfer, whose duration depends on its size.
 _LARGE = 1 << 20
-
-
 #: Least seconds between two measurements of a single shard.
 _PROBE_SECONDS = 30.0
 #: The time between two measurements is also at least this many times the duration of one, so that they cost little.

@@ -69,15 +69,14 @@ class Reporter:
         job: the run, whose monitor gets the reports.
         storage: the run's folder.
         rank, world_size: of this worker.
-        attempt: name of the attempt.
     """
 
-    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
+    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int):
         self._job, self._storage = job, storage
         self._files: MirroredFolder | None = None
         self._tensorboard: MirroredFolder | None = None
         self._writer: Any = None
-        self.take_place(rank, world_size, attempt)
+        self.take_place(rank, world_size, "")
         self._reported_at = self._status_at = time.monotonic()
         self._pace = Pace()
         self._samples_per_step = job.plan.samples(job.plan.steps_per_epoch) / job.plan.steps_per_epoch

@@ -70,7 +70,7 @@ class Checkpointer:
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        cadence, replicas: how often to save; as given.
+        policy, replicas: as passed.
         stall_seconds: total time for which training stood still to save or copy the state.
     """
 
@@ -88,7 +88,7 @@ class Checkpointer:
         self._source, self._state = source, source.progress
         self._memory, self._durable = memory, durable
         self._group, self.replicas, self._clock = group, replicas, clock
-        self._policy, self.cadence = policy, policy.cadence
+        self.policy = policy
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
         self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
@@ -96,7 +96,7 @@ class Checkpointer:
         self._copies = Copies(source.variables(split[group.rank]))
         self._finite = source.must_be_finite()
         self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
-        self._outage = Outage(random.random, self.cadence.most_pause)
+        self._outage = Outage(random.random, policy.cadence.most_pause)
         #: Step of the newest state that is on storage or being saved; None for none.
         self._saved_step = self._state.durable_step
         #: When the run was in that state, by the clock; not before this attempt began.
@@ -177,7 +177,7 @@ class Checkpointer:
     def _is_due(self, stop: int, now: float) -> bool:
         saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
         good_seconds = self._durable.good_seconds
-        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
+        return self.policy.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
 
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags summed over all ranks."""
@@ -223,14 +223,6 @@ class Checkpointer:
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
-    def check_goal(self, logs: dict[str, float]) -> None:
-        """Check that the metric of `--keep-best` is among the metrics of an epoch.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        self._policy.check_goal(logs)
-
     def is_best(self) -> bool:
         """Whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
         return self._group.rank == 0 and self._better() is not None
@@ -240,7 +232,7 @@ class Checkpointer:
         self._waiting = self._prepare()
 
     def _better(self) -> Scored:
-        return self._policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
+        return self.policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
 
     def _pending(self) -> list[PreparedSave]:
         return [save for save in (self._saves.under_way, self._waiting) if save is not None]

@@ -341,9 +341,6 @@ class OwnStep:
         return tf.TensorSpec([len(self.seeds), 2], tf.int32)
 
 
-# -- phases ------------------------------------------------------------------------------------------------------------
-
-
 class OwnValues(NamedTuple):
     """What variables hold in a phase.
 

@@ -37,39 +37,26 @@ class PlacedOp(NamedTuple):
     name: str
 
 
-class Placement:
-    """Reads the placement of one call, prints a summary and stores the full list in the run's folder.
+@contextlib.contextmanager
+def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], None]) -> Iterator[None]:
+    """Report the placement of the graphs that run for the first time inside the `with` statement.
 
     Args:
-        storage: the run's folder.
+        storage: the run's folder, which gets the full list.
         attempt: name of the attempt.
         rank: of this worker.
-        say: prints a line for the user.
+        say: prints a line of the summary for the user.
     """
-
-    def __init__(self, storage: Storage, attempt: str, rank: int, say: Callable[[str], None]):
-        self._storage, self._attempt, self._rank, self._say = storage, attempt, rank, say
-
-    @contextlib.contextmanager
-    def read(self, wanted: bool) -> Iterator[None]:
-        """Report the placement of the graphs that run for the first time inside the `with` statement.
-
-        Args:
-            wanted: if False, do nothing.
-        """
-        if not wanted:
-            yield
-            return
-        with collected() as ops:
-            yield
-        path = f"{FOLDER}/{self._attempt}-rank-{self._rank}.txt"
-        for line in summary(self._rank, ops):
-            self._say(line)
-        try:
-            self._storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
-            self._say(f"all of them: {self._storage.locate(path)}")
-        except StorageError as error:
-            self._say(f"the list of operations could not be stored: {error}")
+    with collected() as ops:
+        yield
+    path = f"{FOLDER}/{attempt}-rank-{rank}.txt"
+    for line in summary(rank, ops):
+        say(line)
+    try:
+        storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
+        say(f"all of them: {storage.locate(path)}")
+    except StorageError as error:
+        say(f"the list of operations could not be stored: {error}")
 
 
 @contextlib.contextmanager

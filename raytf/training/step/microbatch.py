@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from raytf import _keras
 from raytf._keras import own_steps
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
@@ -63,9 +64,11 @@ class MicroBatch(ShardWork):
         self._kwargs = {"training": training} if user_model.takes_training(model) else {}
         self._sums = models.sums_over_batch(model)
         self.metrics = list(model.metrics_variables)
-        self._loss_metric = models.loss_metric(model)
+        self._loss_metric = _keras.loss_tracker(model)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
-        self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
+        # With several outputs, Keras tracks the loss of each.
+        trackers = getattr(_keras.compiled_loss(model), "metrics", [])
+        self._output_losses = {id(v) for tracker in trackers for v in tracker.variables}
         self._gathered = batch_metrics.Gathered(model)
         self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.

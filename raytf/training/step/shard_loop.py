@@ -247,9 +247,6 @@ def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
     return copies
 
 
-# -- sums over all workers ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ShardSums:
     """Computes and sums shards; to be traced.
@@ -331,9 +328,6 @@ def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Te
     """
     every = [*reduced.tensors, reduced.row, reduced.flags, *gradients, *reduced.outputs]
     return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]
-
-
-# -- how long a shard takes --------------------------------------------------------------------------------------------
 
 
 class ShardTimer:

@@ -48,7 +48,7 @@ class KeptObjects:
         #: Objects whose contents this class looks after, and those and the parts of the model, by label.
         self._objects = object_graph.labelled(list(callbacks))
         self._known = self._objects | parts
-        self._labels = object_graph.named(self._known)
+        self._labels = {id(value): label for label, value in self._known.items()}
         mine = {id(part) for part in parts.values()}
         self._objects = {label: value for label, value in self._objects.items() if id(value) not in mine}
         large = {label: value for label, value in self._objects.items() if object_graph.is_large(value)}

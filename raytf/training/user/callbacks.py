@@ -316,9 +316,6 @@ def _is_before(text: str, epoch: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
 
 
-# -- logs --------------------------------------------------------------------------------------------------------------
-
-
 class LogsReader(keras.callbacks.Callback):
     """The last callback: it sees the logs of an epoch with what the others have added to them.
 

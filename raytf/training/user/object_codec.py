@@ -408,57 +408,36 @@ class Reader:
     def _value(self, written: Any) -> Any:
         if not isinstance(written, list):
             return written
-        kind, *rest = written
-        return getattr(self, f"_read_{_KINDS[kind]}")(*rest)
-
-    def _read_known(self, label: str) -> Any:
-        return self._labels[label]
-
-    def _read_new(self, number: int) -> Any:
-        return self._made[number]
-
-    def _read_tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(self._value(each) for each in items)
-
-    def _read_frozenset(self, items: list[Any]) -> frozenset[Any]:
-        return frozenset(self._value(each) for each in items)
-
-    def _read_bytes(self, text: str) -> bytes:
-        return text.encode("latin1")
-
-    def _read_number(self, dtype: str, text: str) -> Any:
-        return np.frombuffer(text.encode("latin1"), dtype_of(dtype))[0]
-
-    def _read_dtype(self, name: str) -> np.dtype[Any]:
-        return dtype_of(name)
-
-    def _read_value(self, name: str, arguments: list[Any]) -> Any:
-        return VALUES[name][0](*arguments)
-
-    def _read_time(self, name: str, text: str) -> Any:
-        return TIMES[name].fromisoformat(text)
-
-    def _read_enum(self, kind: Any, name: str) -> Any:
-        return self._value(kind)[name]
-
-    def _read_named(self, kind: Any, items: list[Any]) -> Any:
-        return tuple.__new__(self._value(kind), self._read_tuple(items))
-
-    def _read_method(self, owner: Any, name: str) -> Any:
-        return getattr(self._value(owner), name)
-
-    def _read_tensor(self, array: Any) -> Any:
-        return tf.constant(self._value(array))
-
-    def _read_library(self, name: str) -> Any:
-        return library(name)
-
-
-#: The first items of written values -> the methods of `Reader` that read them, but for `_read_`.
-_KINDS = {
-    **{"=": "known", "#": "new", "tuple": "tuple", "frozenset": "frozenset", "named": "named"},
-    **{kind: kind for kind in ("bytes", "number", "dtype", "value", "time", "enum", "method", "tensor", "library")},
-}
+        match written:
+            case ["=", label]:
+                return self._labels[label]
+            case ["#", number]:
+                return self._made[number]
+            case ["tuple", items]:
+                return tuple(self._value(each) for each in items)
+            case ["frozenset", items]:
+                return frozenset(self._value(each) for each in items)
+            case ["bytes", text]:
+                return text.encode("latin1")
+            case ["number", dtype, text]:
+                return np.frombuffer(text.encode("latin1"), dtype_of(dtype))[0]
+            case ["dtype", name]:
+                return dtype_of(name)
+            case ["value", name, arguments]:
+                return VALUES[name][0](*arguments)
+            case ["time", name, text]:
+                return TIMES[name].fromisoformat(text)
+            case ["enum", kind, name]:
+                return self._value(kind)[name]
+            case ["named", kind, items]:
+                return tuple.__new__(self._value(kind), (self._value(each) for each in items))
+            case ["method", owner, name]:
+                return getattr(self._value(owner), name)
+            case ["tensor", array]:
+                return tf.constant(self._value(array))
+            case ["library", name]:
+                return library(name)
+        raise ValueError(f"{written[:1]} is no kind of value")
 
 
 def _set_attribute(value: Any, name: str, each: Any) -> None:

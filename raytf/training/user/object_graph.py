@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict, UserDict, UserList, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -244,8 +244,3 @@ def same_kind(known: Any) -> type | None:
     """Return the container class that an object is or derives from; None for others."""
     kinds = (list, OrderedDict, dict, set, deque, bytearray, np.ndarray)
     return next((kind for kind in kinds if isinstance(known, kind)), None)
-
-
-def named(labels: Mapping[str, Any]) -> dict[int, str]:
-    """Return the label of each object by its id."""
-    return {id(value): label for label, value in labels.items()}

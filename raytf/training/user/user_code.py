@@ -176,7 +176,7 @@ class StandardStream:
         return iter(getattr(sys, self._name))
 
     def __reduce__(self) -> Any:
-        return _stream, (self._name,)
+        return StandardStream, (self._name,)
 
 
 class StandIn:
@@ -207,10 +207,6 @@ class StandIn:
         return _stand_in, (self._key, self._kind)
 
 
-def _stream(name: str) -> Any:
-    return StandardStream(name)
-
-
 def _stand_in(key: str, kind: str) -> Any:
     own = _sent.get(key)
     return StandIn(key, kind) if own is None else own
@@ -235,7 +231,7 @@ def _anything(thing: Any) -> Any:
     """A program may have replaced its streams by objects of any class."""
     for name in _STREAMS:
         if thing is getattr(sys, name) or thing is getattr(sys, f"__{name}__"):
-            return _stream, (name,)
+            return StandardStream, (name,)
     return NotImplemented
 
 
