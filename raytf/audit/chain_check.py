@@ -69,11 +69,11 @@ def check(run: Storage) -> Records:
     """
     problems: list[str] = []
     notes: list[str] = []
-    found = verify.verify(run)
-    for finding in found:
+    findings = verify.verify(run)
+    for finding in findings:
         if finding.state in (Worth.DAMAGED, Worth.NEWER):
             problems.append(f"checkpoint {finding.name}: {'; '.join(finding.problems)}")
-    whole = sorted((f.name for f in found if f.state is Worth.WHOLE), key=naming.split_name)
+    whole = sorted((f.name for f in findings if f.state is Worth.WHOLE), key=naming.split_name)
     try:
         chains = _chains(run, problems, notes)
     except DamagedFileError as error:
@@ -150,7 +150,7 @@ def _problems_of(
     run: Storage, name: str, chains: dict[int, bytes], kept: dict[str, str], notes: list[str]
 ) -> list[str]:
     """What of a checkpoint does not fit to the log and to the checkpoint before it."""
-    found, step = [], naming.split_name(name)[0]
+    problems, step = [], naming.split_name(name)[0]
     try:
         body = manifest.read(run, name)
     except (CheckpointError, RunMismatchError) as error:
@@ -159,12 +159,12 @@ def _problems_of(
     if not chain:
         notes.append("checkpoints of an older raytf have no chain")
     elif step in chains and chains[step].hex() != chain:
-        found.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
+        problems.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
     elif step not in chains and chains:
-        found.append(f"checkpoint {name}: the log of steps ends before step {step}")
+        problems.append(f"checkpoint {name}: the log of steps ends before step {step}")
     before = body.get("before")
     if before is not None:
         known = kept.get(before["name"])
         if known is not None and known != before["sha256"]:
-            found.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
-    return found
+            problems.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
+    return problems

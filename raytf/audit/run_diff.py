@@ -116,34 +116,34 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     return Parting(count, None, None, settings)
 
 
-def why(found: Parting) -> list[str]:
+def why(parting: Parting) -> list[str]:
     """What made the runs part, for people, the likeliest first."""
-    lines = [f"{key}: {a} and {b}" for key, a, b in found.settings]
-    if found.rates is not None and not any("learning_rate" in line for line in lines):
-        step, a, b = found.rates
+    lines = [f"{key}: {a} and {b}" for key, a, b in parting.settings]
+    if parting.rates is not None and not any("learning_rate" in line for line in lines):
+        step, a, b = parting.rates
         lines.append(f"learning rate of step {step}: {a:g} and {b:g}")
-    if found.step is None:
+    if parting.step is None:
         return lines
-    if found.difference is None:
-        lines.append(f"loss of step {found.step}: the digests of these runs cannot be compared")
-    elif found.has_other_weights:
-        if found.step == 1:
+    if parting.difference is None:
+        lines.append(f"loss of step {parting.step}: the digests of these runs cannot be compared")
+    elif parting.has_other_weights:
+        if parting.step == 1:
             lines.append("all shards differ: the first weights do, or what is computed from them")
         else:
-            before = f"the weights after step {found.step - 1}"
+            before = f"the weights after step {parting.step - 1}"
             lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
     else:
-        where = f"{_shards(found.difference)} in {_tensors(found.difference)}"
+        where = f"{_shards(parting.difference)} in {_tensors(parting.difference)}"
         lines.append(f"{where}; the weights before the step are the same")
-        lines += _records(found)
-        if not found.settings:
+        lines += _records(parting)
+        if not parting.settings:
             lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
     return lines
 
 
-def _records(found: Parting) -> list[str]:
+def _records(parting: Parting) -> list[str]:
     """The records of the shards that differ."""
-    ours, theirs = found.records
+    ours, theirs = parting.records
     if not ours or not theirs:
         return []
     if ours == theirs:
@@ -261,10 +261,10 @@ def _architecture(run: Storage) -> Any:
     if data is None:
         return None
     try:
-        found = decode(data)
+        document = decode(data)
     except (ValueError, DamagedFileError):
         return None
-    return found.get("config") if isinstance(found, dict) else None
+    return document.get("config") if isinstance(document, dict) else None
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:

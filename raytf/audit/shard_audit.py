@@ -103,11 +103,11 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
     return AuditChoice(shard, owner, (owner + 1 + drawn // shards % (len(spans) - 1)) % len(spans))
 
 
-def of_weights(found: ReplicaVerdict) -> AuditVerdict:
+def of_weights(verdict: ReplicaVerdict) -> AuditVerdict:
     """Whose weights are wrong, where they are not all equal."""
-    if found.donor is None:
+    if verdict.donor is None:
         return AuditVerdict((), "their weights differ", True)
-    return AuditVerdict(found.apart, "are not those of the other workers", True)
+    return AuditVerdict(verdict.apart, "are not those of the other workers", True)
 
 
 def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
@@ -133,7 +133,7 @@ def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequenc
 
 def judge(
     choice: AuditChoice,
-    told: tuple[bytes, bytes],
+    reported: tuple[bytes, bytes],
     again: Sequence[Sequence[bytes]],
     nodes: Sequence[str] | None = None,
 ) -> AuditVerdict:
@@ -143,7 +143,7 @@ def judge(
 
     Args:
         choice: of the audit.
-        told: digests of the owner and of the auditor, which differ.
+        reported: digests of the owner and of the auditor, which differ.
         again: by rank, the digests of each time; from the same weights and records.
         nodes: of each rank; by default each has its own.
     """
@@ -161,7 +161,9 @@ def judge(
         apart = tuple(rank for rank, digests in enumerate(again) if digests[0] != truth)
         why = f"computes other bits than the other {len(again) - len(apart)} ranks"
         return AuditVerdict(apart, why, is_proven=True)
-    wrong = tuple(rank for rank, digest in zip((choice.owner, choice.auditor), told, strict=True) if digest != truth)
+    wrong = tuple(
+        rank for rank, digest in zip((choice.owner, choice.auditor), reported, strict=True) if digest != truth
+    )
     if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
         return AuditVerdict((), "no rank told what all ranks compute when they do it again")
     return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again", is_proven=True)

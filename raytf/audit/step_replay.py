@@ -121,7 +121,7 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
     # On this machine, where the folders are: not on a cluster that this shell has chosen.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     try:
-        done = subprocess.run(words, env={**environment, **plan.told()}, check=False)
+        done = subprocess.run(words, env={**environment, **plan.environment()}, check=False)
     except OSError as error:
         raise ConfigError(f"{visible(words[0])} cannot be run: {error.strerror or error}.") from None
     again = Storage(plan.folder).child(RUN)
@@ -192,7 +192,7 @@ class ReplayPlan:
     folder: str
     dump: str = ""
 
-    def told(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """The environment of the program."""
         return {VARIABLE: json.dumps(asdict(self))}
 

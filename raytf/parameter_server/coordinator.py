@@ -72,7 +72,7 @@ class ParameterServerExecutor:
         #: Outcomes that arrived before those of earlier steps, by the first step of the call.
         self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
         #: When a call last ended, or was handed out while none was under way; a hang is measured from here.
-        self._told_at = 0.0
+        self._progress_at = 0.0
         #: When a call was last recorded, for the duration of the next.
         self._accounted_at = 0.0
         #: Approximate seconds that a worker takes for a step; 0 as long as that is not known.
@@ -124,7 +124,7 @@ class ParameterServerExecutor:
 
     def begin(self, context: Context) -> None:
         self._context = context
-        self._told_at = self._accounted_at = time.monotonic()
+        self._progress_at = self._accounted_at = time.monotonic()
         self._send()
         self._extra = int(context.program.model.optimizer.iterations) - context.state.step
 
@@ -202,10 +202,10 @@ class ParameterServerExecutor:
 
     def _votes(self) -> np.ndarray:
         context = self._context
-        given = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
-        given[StepFlag.COPY] = 0.0
-        given[StepFlag.PARK] = context.reporter.is_parking_wanted()
-        return vector(given)
+        votes = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
+        votes[StepFlag.COPY] = 0.0
+        votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
+        return vector(votes)
 
     def _call_end(self, step: int, stop: int) -> int:
         steps = self._call_steps
@@ -238,7 +238,7 @@ class ParameterServerExecutor:
         context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
         self._send_rate()
         if not self._under_way:
-            self._told_at = time.monotonic()
+            self._progress_at = time.monotonic()
         self._under_way[self._step.submit(call)] = call
         self._is_stale = True
 
@@ -249,14 +249,14 @@ class ParameterServerExecutor:
         done, _ = wait(self._under_way, _POLL_SECONDS, FIRST_COMPLETED)
         for future in done:
             call = self._under_way.pop(future)
-            told = self._result_of(future)
-            if told is None:
+            result = self._result_of(future)
+            if result is None:
                 self._under_way[self._step.submit(call)] = call
             else:
-                self._early[call.start] = (call, told)
+                self._early[call.start] = (call, result)
         if done:
-            self._told_at = time.monotonic()
-        elif time.monotonic() - self._told_at > self._patience():
+            self._progress_at = time.monotonic()
+        elif time.monotonic() - self._progress_at > self._patience():
             raise HangError(
                 f"no worker has finished a call for {self._patience():.0f} s at step {self._context.state.step}. "
                 "Raise --hang-seconds to allow more time."
@@ -286,13 +286,13 @@ class ParameterServerExecutor:
         usual = 20 * context.seconds_per_step * self._call_steps
         return max(seconds * (1.0 if context.has_trained else _COMPILE_FACTOR), usual)
 
-    def _account(self, call: CallBatch, told: ServerStepOutcome) -> None:
+    def _account(self, call: CallBatch, result: ServerStepOutcome) -> None:
         context, now, steps = self._context, time.monotonic(), call.stop - call.start
-        self._step.micro.add_metrics(told.rows[:, 1:].sum(0))
-        nothing = np.empty((len(told.rows), 0), np.uint8)
-        rates, gradients = self._rates(call), list(told.gradients)
-        norms = np.full(len(told.rows), np.nan)  # each worker's gradient is applied by itself
-        outcome = StepOutcome(told.rows[:, 0], rates, told.finite, vector({}), gradients, nothing, norms)
+        self._step.micro.add_metrics(result.rows[:, 1:].sum(0))
+        nothing = np.empty((len(result.rows), 0), np.uint8)
+        rates, gradients = self._rates(call), list(result.gradients)
+        norms = np.full(len(result.rows), np.nan)  # each worker's gradient is applied by itself
+        outcome = StepOutcome(result.rows[:, 0], rates, result.finite, vector({}), gradients, nothing, norms)
         check_finite(context, call, outcome)
         seconds = (now - self._accounted_at) if context.has_trained else 0.0
         self._accounted_at = now

@@ -201,7 +201,7 @@ def _error_of(reference: Any) -> Exception | None:
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
     """A placement group for as many workers as there is room for, and their number, during the `with` statement."""
-    told_at, began = float("-inf"), time.monotonic()
+    shown_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range
     each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
     helpers = job.config.strategy.helpers
@@ -213,8 +213,8 @@ def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Itera
         if time.monotonic() - began < _FREE_SECONDS:  # the last group's resources are free in a moment
             time.sleep(_WAIT_SECONDS)
             continue
-        if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
-            told_at = time.monotonic()
+        if time.monotonic() - shown_at >= _WAIT_MESSAGE_SECONDS:
+            shown_at = time.monotonic()
             job.monitor.book(Waiting(max(0, workers), least))
             say(
                 f"waiting: the cluster has room for {max(0, workers)} workers beside {helpers} processes for "

@@ -123,11 +123,11 @@ class ServerState:
         # Keras increments its counter by reading, adding and writing, which would lose concurrent updates.
         self.optimizer.iterations.value.assign(tf.cast(self.applied.read_value(), self.optimizer.iterations.dtype))
 
-        def apply(given: list[tf.Tensor]) -> None:
+        def apply(split_gradients: list[tf.Tensor]) -> None:
             # The strategy asks for a tensor's device, which a traced tensor does not have; a copy made here is on the
             # device of the replica.
             with self._rate.applied(self._rate.value()):
-                self.optimizer.apply([tf.identity(g) for g in given], parts)
+                self.optimizer.apply([tf.identity(g) for g in split_gradients], parts)
 
         self._strategy.run(apply, args=(pieces,))
         self.applied.assign_add(1)
@@ -209,7 +209,7 @@ class ServerState:
         # variables in the same order.
         roles = _roles(copy, weights, numbers)
         with self._strategy.scope():
-            found = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
+            server_roles = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
         excluded = {
             _keras.variable_key(self.optimizer, p)
             for v, parts in zip(weights, self._parts, strict=True)
@@ -218,7 +218,7 @@ class ServerState:
         }
         _keras.exclude_from_decay(self.optimizer, excluded)
         grouped: dict[Any, list[keras.Variable]] = {}
-        for variable, role in zip(self.optimizer.variables, found, strict=True):
+        for variable, role in zip(self.optimizer.variables, server_roles, strict=True):
             grouped.setdefault(role, []).append(variable)
         if len(roles) != len(own.variables) or set(roles) != set(grouped):
             raise ModelError(

@@ -133,13 +133,13 @@ class Audits:
     def _tell(self) -> None:
         self._context.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
-    def settle(self, call: CallBatch, told: tuple[bytes, bytes]) -> NoReturn:
+    def settle(self, call: CallBatch, digests: tuple[bytes, bytes]) -> NoReturn:
         """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
         must call it. The model is as before the step.
 
         Args:
             call: of the step.
-            told: digests of the shard's owner and of its auditor.
+            digests: digests of the shard's owner and of its auditor.
 
         Raises:
             ReplicaError: always, but for a rank that is lost before the verdict.
@@ -148,7 +148,7 @@ class Audits:
         assert choice is not None
         own = self._witness(choice, call)
         witnesses: list[_Witness] = [pickle.loads(each) for each in worker_table.gather(group, pickle.dumps(own))]
-        verdict = _verdict(choice, (_hash(told[0]), _hash(told[1])), witnesses)
+        verdict = _verdict(choice, (_hash(digests[0]), _hash(digests[1])), witnesses)
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
@@ -209,7 +209,7 @@ class Audits:
         )
 
 
-def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
+def _verdict(choice: AuditChoice, digests: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
     weights = step_agreement.judge([witness.weights for witness in witnesses])
     if weights is not None:
         return shard_audit.of_weights(weights)
@@ -218,7 +218,7 @@ def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence
     if records is not None:
         return records
     nodes = [witness.node for witness in witnesses]
-    return shard_audit.judge(choice, told, [witness.again for witness in witnesses], nodes)
+    return shard_audit.judge(choice, digests, [witness.again for witness in witnesses], nodes)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:

@@ -93,13 +93,13 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             f"--exact: worker {group.rank} ({machine()}) computed different bits when it computed a micro-batch again. "
             "Train without --exact, or find the layer whose result varies."
         )
-    found = hashlib.sha256(first).hexdigest()[:16]
-    compare(group, found)
+    digest = hashlib.sha256(first).hexdigest()[:16]
+    compare(group, digest)
     # The identity has no name of a machine: any machine that computes the same bits may resume the run.
     if not step.is_on_gpu:
-        return {run_identity.FIRST_GRADIENTS: found}
+        return {run_identity.FIRST_GRADIENTS: digest}
     settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
-    return {run_identity.FIRST_STEP: found, **settings}
+    return {run_identity.FIRST_STEP: digest, **settings}
 
 
 def compare(group: Ranks, bits: str) -> None:

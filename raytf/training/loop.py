@@ -117,8 +117,8 @@ def finish(context: Context) -> dict[str, Any] | None:
     source = context.program.sources.test if is_all else None
     if source is not None:
         context.show("testing")
-        found = context.evaluators.evaluate("test", source, context.pulse.progress)
-        metrics |= {f"test_{name}": value for name, value in flat(found).items()}
+        results = context.evaluators.evaluate("test", source, context.pulse.progress)
+        metrics |= {f"test_{name}": value for name, value in flat(results).items()}
     if not context.is_first_rank:
         return None
     result = _result(context, metrics)

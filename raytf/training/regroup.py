@@ -82,17 +82,17 @@ def hand_over(
         The state, and whether this rank had to take it.
     """
     giver, givers, takers = transfer(steps)
-    told: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
+    shared: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
     if not takers:
-        return told, False
+        return shared, False
     if group.rank in givers:
         group.hand([_values(variable) for variable in named.values()], givers, takers)
-        return told, False
+        return shared, False
     room = room or {}
     mine = [room[name] if name in room else np.empty(*_kind(variable)) for name, variable in named.items()]
     for (name, variable), value in zip(named.items(), group.hand(mine, givers, takers), strict=True):
         variable.assign(_as_tensor(value) if value is room.get(name) else value)
-    return told, True
+    return shared, True
 
 
 #: The least size of what gets room; pages are of 4096 bytes, TensorFlow wants this alignment.

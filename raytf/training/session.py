@@ -297,11 +297,11 @@ def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
 
 
 def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> keras.Model:
-    job, given = attempt.job, (sources.train, sources.validation, sources.test)
+    job, all_sources = attempt.job, (sources.train, sources.validation, sources.test)
     return models.build(
         job.model,
         pipeline.sample(models.SAMPLE),
-        [source for source in given if source is not None],
+        [source for source in all_sources if source is not None],
         job.config.compute,
         job.config.batch.seed,
         attempt.reporter.say,
@@ -325,7 +325,7 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
     own = {name: variables.size_of({name: v}) for name, v in named.items()}
     total, largest = sum(own.values()), max(own.values(), default=0)
     weights = sum(size for name, size in own.items() if name.startswith("model/"))
-    found = memory_needs.MemoryNeeds(
+    needs = memory_needs.MemoryNeeds(
         weights,
         total - weights,
         max(largest, -(-total // attempt.group.world_size)),
@@ -336,12 +336,12 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
         checkpoints.keep_best is not None,
     )
     node_bytes = raylets.all_bytes()
-    refused = memory_needs.refusal(found, node_bytes, bool(checkpoints.snapshot_every_steps))
+    refused = memory_needs.refusal(needs, node_bytes, bool(checkpoints.snapshot_every_steps))
     if refused is not None:
         raise ConfigError(refused)
-    is_large = found.total >= _LARGE_SHARE * node_bytes
+    is_large = needs.total >= _LARGE_SHARE * node_bytes
     if not attempt.earlier and (is_large or attempt.config.run.verbose):
-        attempt.reporter.say(found.text())
+        attempt.reporter.say(needs.text())
 
 
 class Upload:
@@ -530,8 +530,8 @@ class EpochEnd:
         if context.is_first_rank:
             numbers = flat(logs)
             context.reporter.scalars({f"epoch_{name}": value for name, value in numbers.items()}, self.step)
-            said = ", ".join(f"{name} {number_text(value)}" for name, value in numbers.items())
-            context.reporter.note(f"epoch {self._epoch + 1}: {said}")
+            text = ", ".join(f"{name} {number_text(value)}" for name, value in numbers.items())
+            context.reporter.note(f"epoch {self._epoch + 1}: {text}")
 
 
 def _validate(context: Context, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
@@ -541,6 +541,6 @@ def _validate(context: Context, epoch: int, logs: dict[str, Any]) -> dict[str, A
         return {}
     context.show("validating")
     with context.pulse.doing(Activity.VALIDATION):
-        found = context.evaluators.evaluate("validation", source, context.pulse.progress)
+        results = context.evaluators.evaluate("validation", source, context.pulse.progress)
     context.show("training", flat(logs))  # from here on, the time is that of steps again
-    return {f"val_{name}": value for name, value in found.items()}
+    return {f"val_{name}": value for name, value in results.items()}

@@ -119,16 +119,16 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
     """[n] float64 loss of each record by itself, as validation computes it; NaN where the model cannot tell."""
     count = len(tree.flatten(batch)[0][1])
-    found = np.full(count, np.nan)
+    losses = np.full(count, np.nan)
     for i in range(count):
         one = slice(i, i + 1)
         x, y, weight = tree.map_leaves(lambda leaf, one=one: tf.convert_to_tensor(leaf[one]), batch)  # type: ignore[misc]
         try:
             predicted = model(x, training=False)
-            found[i] = float(model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False))
+            losses[i] = float(model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False))
         except _NO_LOSS:
             break
-    return found
+    return losses
 
 
 def _visible(picture: np.ndarray) -> np.ndarray:

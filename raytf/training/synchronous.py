@@ -122,15 +122,15 @@ class SynchronousExecutor:
         return RankInfo(*ranks, context.get_local_rank(), context.get_local_world_size())
 
     def join(self) -> Group:
-        given = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+        gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
         if self._arbiter is None:
-            self._group = group.make(self._config.strategy, given)
+            self._group = group.make(self._config.strategy, gpus)
         else:
             name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
             self._link = ArbiterLink.connect(self._arbiter, name, self._waits, process.end_unheard)
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
-            self._group = group.make_again(self._config.strategy, given)
+            self._group = group.make_again(self._config.strategy, gpus)
         return self._group
 
     def meet(self, step: int) -> Generation:
@@ -166,10 +166,10 @@ class SynchronousExecutor:
     def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
         if self._link is None:
             return result
-        told: dict[str, Any] = json.loads(self._group.share(json.dumps(result).encode()))
-        self._link.tell_over(told)
+        shared: dict[str, Any] = json.loads(self._group.share(json.dumps(result).encode()))
+        self._link.tell_over(shared)
         self._link.close()
-        return told
+        return shared
 
     # -- before training -----------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class SynchronousExecutor:
         context = self._context
         context.state.train_seconds += seconds
         check_finite(context, call, outcome)
-        for line in self._spikes.look(call.start + 1, outcome.norms) if self._spikes is not None else []:
+        for line in self._spikes.inspect(call.start + 1, outcome.norms) if self._spikes is not None else []:
             context.reporter.say(line)
         after_call(context, call, outcome, seconds)
         write_histograms(context, outcome)
@@ -356,15 +356,15 @@ class SynchronousExecutor:
         """This rank's flags for the call that ends at step `stop`."""
         context = self._context
         ends_epoch = context.plan.is_epoch_end(stop)
-        given: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
+        votes: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
         if context.is_first_rank:
-            given[StepFlag.PARK] = context.reporter.is_parking_wanted()
-            given[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
+            votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
+            votes[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
             is_awaited = self._link is not None and self._link.is_pause_wanted
-            given[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
+            votes[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
             if not self._config.compute.steps_per_call and context.has_trained:
-                given[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
-        return vector(given, context.saving.tell())
+                votes[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
+        return vector(votes, context.saving.tell())
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
@@ -403,8 +403,8 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     epoch = context.job.epoch_of(call.start)
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
-    told = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
-    context.live.log.add(call.start + 1, epoch, *told)
+    columns = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
+    context.live.log.add(call.start + 1, epoch, *columns)
     digests = [each.tobytes() for each in outcome.digests]
     values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
     if state.chain:  # a run that began with a raytf that had none has none
@@ -424,12 +424,12 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
 
 def end_batch(context: Context) -> None:
     """Run the callbacks' `on_train_batch_end`, if they have not been told of it; every rank must call it."""
-    callbacks, told = context.callbacks, context.batch_end
-    if told is None:
+    callbacks, batch_end = context.callbacks, context.batch_end
+    if batch_end is None:
         return
-    callbacks.begin("call", told.start)
+    callbacks.begin("call", batch_end.start)
     # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
-    callbacks.run_batch("on_train_batch_end", told.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
+    callbacks.run_batch("on_train_batch_end", batch_end.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
     context.batch_end = None
 
 

@@ -211,5 +211,5 @@ def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
 def _as_job_error(error: Exception) -> JobError:
     from raytf.inference.user_model import own_traceback
 
-    said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-    return user_errors.carrying(JobError(said, own_traceback(error), error), error)
+    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+    return user_errors.carrying(JobError(message, own_traceback(error), error), error)

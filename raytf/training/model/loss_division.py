@@ -28,14 +28,14 @@ def measured(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
     Returns:
         A list that is filled with them; None for a loss whose divisor does not come from the data.
     """
-    found: list[tf.Tensor | None] = []
+    divisors: list[tf.Tensor | None] = []
 
     def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-        found.append(_divisor(loss, y_true, y_pred, sample_weight))
+        divisors.append(_divisor(loss, y_true, y_pred, sample_weight))
         return loss(y_true, y_pred, sample_weight)
 
     with _replaced(model, [call] * count(model)):
-        yield found
+        yield divisors
 
 
 @contextlib.contextmanager
@@ -76,10 +76,10 @@ def places(model: keras.Model) -> tuple[int, ...]:
     return vars(model).get("_raytf_divided", ())
 
 
-def note(model: keras.Model, found: list[tf.Tensor | None]) -> None:
+def note(model: keras.Model, divisors: list[tf.Tensor | None]) -> None:
     """Store in the model which losses `measured` found to be divided by data, for the steps that are made later."""
-    divided = tuple(i for i, divisor in enumerate(found) if divisor is not None)
-    vars(model)["_raytf_divided"] = divided if len(found) == count(model) else ()
+    divided = tuple(i for i, divisor in enumerate(divisors) if divisor is not None)
+    vars(model)["_raytf_divided"] = divided if len(divisors) == count(model) else ()
 
 
 def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -160,12 +160,12 @@ def _note_metrics(
     count = len(tree.flatten(x)[0][1])
     has_lengths = all(spec.has_lengths for source in sources for _, spec in tree.flatten(source.spec))
     values = [(variable, variable.value) for variable in model.variables]
-    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as found:
+    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as collected:
         if batch_metrics.needs_call(model):
             predicted = model(x, training=False) if takes_training(model) else model(x)
             compute_loss(model, x, y, predicted, weight, training=True)
         model.compute_metrics(x, y, predicted, weight)
-    batch_metrics.note(model, found, count, size, has_lengths)
+    batch_metrics.note(model, collected, count, size, has_lengths)
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
@@ -335,8 +335,8 @@ def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
     rate = _keras.given_rate(model.optimizer)
     activations = [getattr(layer, "activation", None) for layer in layers]
     functions = [getattr(layer, "function", None) for layer in layers]
-    found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
-    return canonical_text.code_of(thing for thing in found if thing is not None)
+    parts = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    return canonical_text.code_of(part for part in parts if part is not None)
 
 
 def _config_of(model: keras.Model) -> Any:
@@ -354,14 +354,14 @@ def _loss_name(loss: Any) -> str:
 
 def _compiled(compiled: Any, key: str) -> list[str]:
     """Names of the metrics that were passed to `compile`."""
-    given = getattr(compiled, "config", {}).get(key)
-    found = []
-    for _, metric in tree.flatten(given):
+    metrics = getattr(compiled, "config", {}).get(key)
+    names = []
+    for _, metric in tree.flatten(metrics):
         try:
-            found.append(_loss_name(metric))
+            names.append(_loss_name(metric))
         except Exception:  # a metric's own get_config may raise whatever it likes
-            found.append(type(metric).__name__)
-    return found
+            names.append(type(metric).__name__)
+    return names
 
 
 def _json(value: Any) -> str:

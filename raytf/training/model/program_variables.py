@@ -61,10 +61,10 @@ def find(traced: Any, known: Iterable[keras.Variable]) -> list[ProgramVariable]:
     others = {id(variable.value) for variable in known}
     by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
     captured = [by_handle[id(handle)] for handle in traced.captured_inputs if id(handle) in by_handle]
-    found = [ProgramVariable(variable) for variable in captured if id(variable) not in others]
-    if found and any(WRITES.match(op.kind) for op in ops_of(traced)):
-        raise ModelError(_WRITTEN.format(f"a tf.Variable ({', '.join(each.name for each in found)})"))
-    return found
+    own = [ProgramVariable(variable) for variable in captured if id(variable) not in others]
+    if own and any(WRITES.match(op.kind) for op in ops_of(traced)):
+        raise ModelError(_WRITTEN.format(f"a tf.Variable ({', '.join(each.name for each in own)})"))
+    return own
 
 
 def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Variable]) -> None:
@@ -116,14 +116,14 @@ def give_back(run: Storage, code: Parcel[Any]) -> None:
 
 def _program_s(code: Parcel[Any]) -> dict[str, Any]:
     """Return the variables that the program holds, by keys that are the same in each process of a run."""
-    found = {str(place): variable for place, variable in enumerate(code.variables())}
+    by_key = {str(place): variable for place, variable in enumerate(code.variables())}
     for name, module in list(sys.modules.items()):
         if name == "__main__" or not hasattr(module, "__file__") or name.partition(".")[0] in _LIBRARIES:
             continue
         for attribute, value in list(vars(module).items()):
             if isinstance(value, (keras.Variable, tf.Variable)):
-                found.setdefault(f"{name}:{attribute}", value)
-    return found
+                by_key.setdefault(f"{name}:{attribute}", value)
+    return by_key
 
 
 #: Packages whose variables are their own.

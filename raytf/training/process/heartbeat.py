@@ -90,9 +90,9 @@ class Heartbeat:
         """Number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
 
-    def also(self, look: Callable[[], None]) -> None:
+    def also(self, function: Callable[[], None]) -> None:
         """Call a function with each heartbeat, and none that was given before; it must not wait."""
-        self._also = [look]
+        self._also = [function]
 
     @contextlib.contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -209,7 +209,7 @@ def keep_calling(
         tell: told the first error.
         seconds: between two rounds.
     """
-    has_told = False
+    has_reported = False
     while not stop.is_set():
         for function in functions():
             try:
@@ -217,10 +217,10 @@ def keep_calling(
             except Exception as error:
                 if is_over():
                     return
-                if not has_told:
+                if not has_reported:
                     with contextlib.suppress(Exception):
                         tell(error)
-                has_told = True
+                has_reported = True
         stop.wait(seconds)
 
 

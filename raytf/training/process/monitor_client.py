@@ -82,15 +82,15 @@ class MonitorClient:
         return Question(self.handle.measured.remote())
 
     def ask_news(
-        self, told: int, noted: int
+        self, seen: int, noted: int
     ) -> Question[tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]]:
         """Ask for the latest status, or what goes on while there is none, and for new messages and events.
 
         Args:
-            told: number of messages that the driver already has.
+            seen: number of messages that the driver already has.
             noted: number of events that the driver already has.
         """
-        return Question(self.handle.read.remote(told, noted))
+        return Question(self.handle.read.remote(seen, noted))
 
     # -- progress ------------------------------------------------------------------------------------------------------
 

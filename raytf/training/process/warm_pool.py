@@ -136,17 +136,17 @@ class WarmProcesses:
 
     def count(self) -> int:
         """Number of processes that wait, are importing, or were requested. Removes those that died or never started."""
-        found = 0
+        number = 0
         for path in self._folder.glob("*"):
             try:
                 is_request = path.name.startswith("asked-")
                 if self._clock() - path.stat().st_mtime < _START_SECONDS if is_request else _lives(path):
-                    found += 1
+                    number += 1
                 else:
                     path.unlink()
             except FileNotFoundError:
                 continue
-        return found
+        return number
 
 
 def _lives(path: Path) -> bool:

@@ -77,8 +77,8 @@ class OwnTest(ShardWork):
             row: summed over all shards and steps.
             steps: how many there were.
         """
-        told = row[len(row) - len(self.names) :]
-        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, told, strict=True)))
+        numbers = row[len(row) - len(self.names) :]
+        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, numbers, strict=True)))
 
     def _compute(self, leaves: Any, seeds: Any, weight: Any = 1.0) -> tuple[Any, Any, Any, Any]:
         scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))
@@ -91,5 +91,5 @@ class OwnTest(ShardWork):
         return own_run.loss_of(logs), deltas, list(logs.values()), self._gathered.pack(calls)
 
 
-def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], given: Sequence[Any]) -> None:
+def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
     raise ModelError("test_step calls an optimizer. An evaluation must not change the weights: do it in train_step.")

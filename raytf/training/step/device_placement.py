@@ -72,12 +72,12 @@ def collected() -> Iterator[list[PlacedOp]]:
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
     """One line for each device."""
-    found: dict[str, Counter[str]] = {}
+    kinds_by_device: dict[str, Counter[str]] = {}
     for op in ops:
-        found.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])
+        kinds_by_device.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])
     lines = []
-    for device in sorted(found):
-        kinds = found[device]
+    for device in sorted(kinds_by_device):
+        kinds = kinds_by_device[device]
         most = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(_SHOWN))
         lines.append(
             f"worker {rank}, {device}: {kinds.total()} operations of the step" + (f" ({most})" if most else "")

@@ -139,8 +139,8 @@ class EvalStep:
         def one(k: tf.Tensor) -> tf.Tensor:
             return shard_divisors(micro, [leaf[k] for leaf in leaves], seeds[k], counts, micro.values())
 
-        told = tf.TensorSpec([seeds.shape[1], count], tf.float32)
-        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+        spec = tf.TensorSpec([seeds.shape[1], count], tf.float32)
+        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=spec, parallel_iterations=1)
 
     def _divisors(self, leaves, seeds, counts):
         assert isinstance(self.micro, MicroBatch)

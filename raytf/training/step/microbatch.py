@@ -89,11 +89,11 @@ class MicroBatch(ShardWork):
         """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
-        with scope, loss_division.measured(self.model) as found:
+        with scope, loss_division.measured(self.model) as divisors:
             predicted = self.model(x, **self._kwargs)
             models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
         records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
-        known = [found[place] for place in self.divided]
+        known = [divisors[place] for place in self.divided]
         return tf.stack([records if divisor is None else divisor for divisor in known])
 
     def _mapping(self, weights, states, seeds) -> list[tuple[keras.Variable, tf.Tensor]]:

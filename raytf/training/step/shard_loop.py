@@ -104,8 +104,8 @@ def loop_shards(
         made = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
         tensors, row, slices, outputs = made
         encoded, extra = how.encode(tensors, weight)
-        told = [] if how.digest is None else [how.digest(encoded, slices, row)]
-        row = tf.concat([row, *told, extra], 0)
+        digests = [] if how.digest is None else [how.digest(encoded, slices, row)]
+        row = tf.concat([row, *digests, extra], 0)
         return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), [*slices, *outputs])
 
     def nothing() -> ShardResult:
@@ -126,13 +126,13 @@ def loop_shards(
         place = k if how.beside is None else (k - beside) % rounds
         i = tf.maximum(k - idle, 0) if early else place
         conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
-        more, row, found, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        more, row, parts, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
         summed = tf.cond(k <= beside, lambda: more, lambda: _added(summed, more))
         if how.beside is not None:
-            found = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in found]
+            parts = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in parts]
         if early is not None:
             summed = early(tf.equal(k, rounds - 1), summed)
-        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, found, strict=True)]
+        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, parts, strict=True)]
 
     rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
     arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
@@ -173,10 +173,10 @@ def spread_shards(
     parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
     for device, (part, known) in enumerate(zip(parts, fixed, strict=False)):
         with devices.on(device):
-            tensors, row, found = loop_shards(micro, how, part, micro.values(known))
+            tensors, row, more = loop_shards(micro, how, part, micro.values(known))
             summed.append(tensors)
             rows.append(row)
-            slices.append(found)
+            slices.append(more)
     with devices.at_home():
         return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
 
@@ -220,8 +220,8 @@ def shard_divisors(
         batch = [leaf[i][: counts[i]] for leaf in leaves]
         return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
 
-    told = tf.TensorSpec([count], tf.float32)
-    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+    spec = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
@@ -302,13 +302,13 @@ class ShardSums:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
             how = ShardSum(encode, like, of, not is_float, early, reduction.digest, beside)
-            summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
-            return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
+            summed, rows, slices = spread_shards(self.devices, work, how, batch, fixed)
+            return [s / of for s in summed] if is_even and of > 1 else summed, rows, slices
 
         all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
         specs = [layout.spec for layout in layouts]
-        told = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
-        reduced = reduction.reduce(all_reduce, compute, flags, *told)
+        arguments = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
+        reduced = reduction.reduce(all_reduce, compute, flags, *arguments)
         known = [layout.count if batch.counts is None else None for layout in layouts]
         own = reduced.slices
         if all_reduce is not None and own:

@@ -139,10 +139,10 @@ class ShardWork:
 
     def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
         """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
-        found: list[Any] = tensors[: len(self.with_gradient)]
+        reduced: list[Any] = tensors[: len(self.with_gradient)]
         for (place, layout), words in zip(self.slices.items(), slices, strict=True):
-            found[place] = layout.unpack(words)
-        return found
+            reduced[place] = layout.unpack(words)
+        return reduced
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
@@ -175,13 +175,13 @@ class ShardWork:
         self.outputs = self.outputs or [OutputLayout(int(rows.shape[1]), rows.shape[0]) for rows in outputs]
         return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices, outputs)
 
-    def _kept(self, found: Sequence[Any]) -> list[Any]:
+    def _kept(self, computed: Sequence[Any]) -> list[Any]:
         """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
         if self._keeps_slices and not self.slices:
-            for place, gradient in enumerate(found):
+            for place, gradient in enumerate(computed):
                 if isinstance(gradient, tf.IndexedSlices):
                     self.slices[place] = SliceLayout.of(self.trainable[self.with_gradient[place]], gradient)
-        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(found)]
+        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(computed)]
 
     def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
         """What is sent of the states that have changed, whose indices are then in `updated`.

@@ -205,10 +205,10 @@ class TrainStep:
         return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
 
     def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
-        given = call.leaves, call.seeds, flags, np.int32(self._shards.start)
+        arguments = call.leaves, call.seeds, flags, np.int32(self._shards.start)
         if call.full:
-            return self._full(*given, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
-        return self._partial(*given, call.counts, np.int32(call.records))
+            return self._full(*arguments, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
+        return self._partial(*arguments, call.counts, np.int32(call.records))
 
     def take(self, shards: range) -> None:
         """Compute other shards, at least one, from the next call on."""
@@ -239,8 +239,8 @@ class TrainStep:
             leaves: leaves of the batch, each [b, ...].
             seeds: [S, 2] int32.
         """
-        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        return b"".join(t.numpy().tobytes() for t in [*found.tensors, found.row, *found.slices])
+        parts = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
         """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
@@ -249,11 +249,11 @@ class TrainStep:
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
         with self._unchanged() as changed:
-            told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            made = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
             # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
             # the host.
             values = [v.read_value() for v in changed if v.dtype.is_floating]
-            return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
+            return b"".join(t.numpy().tobytes() for t in [*made, device_sum(values)])
 
     def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
         """Put back at the end all that a step may change; until then the device holds it twice."""
@@ -284,9 +284,9 @@ class TrainStep:
         phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
 
         def probe(leaves: list[tf.Tensor], seeds: tf.Tensor) -> ShardResult:
-            found = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
-            row = found[0].row if len(found) == 1 else tf.concat([each.row for each in found], 0)
-            return ShardResult([t for f in found for t in f.tensors], row, [s for f in found for s in f.slices])
+            parts = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
+            row = parts[0].row if len(parts) == 1 else tf.concat([each.row for each in parts], 0)
+            return ShardResult([t for f in parts for t in f.tensors], row, [s for f in parts for s in f.slices])
 
         function = tf.function(probe, autograph=False)
         return user_model.run_user_code("the model", lambda: function.get_concrete_function(self._shard_specs(), seeds))
@@ -361,9 +361,9 @@ class TrainStep:
             for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
                 is_last = phase is self.micro.phases[-1]
                 # The flags travel with the last phase, whose sums come last.
-                told = flags if is_last else tf.zeros_like(flags)
+                votes = flags if is_last else tf.zeros_like(flags)
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
-                    reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                    reduced, gradients = sums(phase, reduction, batch, votes, fixed)
                 done = [] if all_reduce is None else results(reduced, gradients)
                 if self.audit is not None and reduced.audit is not None:
                     with tf.control_dependencies(done):
@@ -384,8 +384,8 @@ class TrainStep:
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
-            told = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
-        return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
+            folded = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
+        return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.

@@ -170,11 +170,11 @@ def load_old(
 def _changed(before: Content, now: Content) -> Content:
     """Return the parts of a content that differ from another one, of attributes each by itself."""
     apart = ("attributes", "names")
-    found = {key: value for key, value in now.items() if key not in apart and _differs(before, key, value)}
+    parts = {key: value for key, value in now.items() if key not in apart and _differs(before, key, value)}
     attributes = before.get("attributes", {})
     own = {name: v for name, v in now.get("attributes", {}).items() if _differs(attributes, name, v)}
     gone = sorted(set(before.get("names", ())) - set(now.get("names", ())))
-    return found | ({"attributes": own} if own else {}) | ({"gone": gone} if gone else {})
+    return parts | ({"attributes": own} if own else {}) | ({"gone": gone} if gone else {})
 
 
 def _differs(before: Mapping[str, Any], name: str, now: Any) -> bool:

@@ -170,20 +170,20 @@ class MovingCallbacks(Callbacks):
     def _agree_on_effects(self, changed: Sequence[int]) -> None:
         # In one message: a rank knows either all of it or nothing.
         self._untold.update(changed)
-        own, mark = self._told(self._untold) if self._group.rank == 0 else (None, None)
-        told: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
+        own, mark = self._packed_state(self._untold) if self._group.rank == 0 else (None, None)
+        shared: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
         self._mark = mark
         self._untold.clear()
-        self._take_effects(told.stop, told.rate)
-        self.known = told if told.extras is not None else replace(told, extras=self.known.extras)
+        self._take_effects(shared.stop, shared.rate)
+        self.known = shared if shared.extras is not None else replace(shared, extras=self.known.extras)
         if self._group.rank != 0:
-            self._assign(told.values)
+            self._assign(shared.values)
 
     def _assign(self, values: Mapping[int, np.ndarray]) -> None:
         for place, value in values.items():
             self._variables[place].assign(value)
 
-    def _told(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
+    def _packed_state(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
         """What rank 0 tells, and what marks the state that it told."""
         values, arrays = self.state()
         files = self._pack()

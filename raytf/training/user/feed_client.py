@@ -45,9 +45,9 @@ class FeedClient:
         """Leaves of some shards' records, for each batch of the offer."""
         rows, parts = self._offer.rows, self._offer.parts
         if len(parts) > 1:
-            found = ray.get(parts[shards.start : shards.stop])
+            batches = ray.get(parts[shards.start : shards.stop])
             return [
-                [np.concatenate(leaves) for leaves in zip(*batch, strict=True)] for batch in zip(*found, strict=True)
+                [np.concatenate(leaves) for leaves in zip(*batch, strict=True)] for batch in zip(*batches, strict=True)
             ]
         cut: list[list[np.ndarray]] = []
         for count, leaves in zip(rows, ray.get(parts[0]) if parts else [], strict=True):

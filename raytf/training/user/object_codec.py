@@ -68,8 +68,8 @@ def library(name: str) -> Any:
     if name in CLASSES:
         return CLASSES[name]
     if module == "numpy":
-        found = getattr(np, own, None)
-        return found if isinstance(found, np.ufunc) else None
+        function = getattr(np, own, None)
+        return function if isinstance(function, np.ufunc) else None
     if module.startswith("keras.src.ops."):
         return getattr(keras.ops, own, None)
     spaces: dict[str, Any] = {"_operator": operator, "math": math}
@@ -122,28 +122,28 @@ class Writer:
 
     def content(self, label: str, value: Any) -> Content:
         """Return the content of an object; arrays by checksums only, see `take_arrays`."""
-        found: Content = {}
+        content: Content = {}
         if isinstance(value, keras.callbacks.Callback) and hasattr(value, "get_state"):
             with self._noting(label, value):
-                found["state"] = self.value(value.get_state())
-            return found
+                content["state"] = self.value(value.get_state())
+            return content
         kind = object_graph.same_kind(value)
         if kind is not None:
             with self._noting(label, value):
-                found.update(self._items(kind, value))
+                content.update(self._items(kind, value))
         elif object_graph.is_keras(value) or object_graph.is_variable(value):
-            found["variables"] = [_mark(_of_variable(each)) for each in variables_of(value, self._others)]
+            content["variables"] = [_mark(_of_variable(each)) for each in variables_of(value, self._others)]
         elif isinstance(value, _GENERATORS):
-            found["generator"] = self.value(_frozen(_generator_state(value)))
+            content["generator"] = self.value(_frozen(_generator_state(value)))
         elif isinstance(value, LaterFile):
-            found["position"] = value.position()
+            content["position"] = value.position()
         attributes = _attributes(value)
         if attributes is not None:
-            found["attributes"], found["names"] = {}, sorted(attributes)
+            content["attributes"], content["names"] = {}, sorted(attributes)
             for name, each in attributes.items():
                 with self._noting(f"{label}.{name}", each):
-                    found["attributes"][name] = self.value(each)
-        return found
+                    content["attributes"][name] = self.value(each)
+        return content
 
     def take_arrays(self, content: Content, value: Any) -> None:
         """Add the arrays of an object to `arrays`, and their names to its content."""
@@ -258,8 +258,8 @@ class Writer:
             content["maxlen"] = value.maxlen
         if isinstance(value, collections.defaultdict):
             content["factory"] = self.value(value.default_factory)
-        found = object_graph.same_kind(value)
-        content.update({} if found is None else self._items(found, value))
+        base = object_graph.same_kind(value)
+        content.update({} if base is None else self._items(base, value))
         if object_graph.is_record(value):
             attributes = object_graph.attributes(value)
             content["attributes"] = {name: self.value(each) for name, each in attributes.items()}

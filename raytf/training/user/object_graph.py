@@ -42,7 +42,7 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
     Args:
         callbacks: as they are before training; labels of the same callbacks after training can differ.
     """
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = deque((f"callbacks[{i}] {type(each).__name__}", each) for i, each in enumerate(callbacks))
     while waiting:
@@ -50,13 +50,13 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
         if type(value) in _IMMUTABLE or id(value) in seen:
             continue
         own = _own_label(value)
-        label = label if own is None or own in found else own
-        if label in found:  # a second object of the same name, which cannot be told from the first one
+        label = label if own is None or own in objects else own
+        if label in objects:  # a second object of the same name, which cannot be told from the first one
             continue
         seen.add(id(value))
-        found[label] = value
+        objects[label] = value
         waiting.extend(_inner(label, value))
-    return found
+    return objects
 
 
 def leaves(callbacks: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -106,15 +106,15 @@ def _is_own(name: str) -> bool:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a record, also of one with slots, without those that Keras sets in every callback."""
-    found = dict(vars(value)) if hasattr(value, "__dict__") else {}
+    values = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
+                values[name] = getattr(value, name)
     if isinstance(value, keras.callbacks.Callback):
-        return {name: each for name, each in found.items() if name not in OF_KERAS}
-    return found
+        return {name: each for name, each in values.items() if name not in OF_KERAS}
+    return values
 
 
 def data_of(space: type | types.ModuleType) -> dict[str, Any]:

@@ -219,18 +219,18 @@ def _new_lock(key: str, is_reentrant: bool) -> Any:
     return own
 
 
-def _key_of(thing: Any) -> str:
-    key = next((key for key, sent in _sent.items() if sent is thing), None)
+def _key_of(value: Any) -> str:
+    key = next((key for key, sent in _sent.items() if sent is value), None)
     if key is None:
         key = uuid.uuid4().hex
-        _sent[key] = thing
+        _sent[key] = value
     return key
 
 
-def _anything(thing: Any) -> Any:
+def _anything(value: Any) -> Any:
     """A program may have replaced its streams by objects of any class."""
     for name in _STREAMS:
-        if thing is getattr(sys, name) or thing is getattr(sys, f"__{name}__"):
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
             return StandardStream, (name,)
     return NotImplemented
 
@@ -246,10 +246,10 @@ def noted() -> Iterator[list[str]]:
         _noted = None
 
 
-def _left(thing: Any, kind: str) -> Any:
+def _left(value: Any, kind: str) -> Any:
     if _noted is not None and kind not in _noted:
         _noted.append(kind)
-    return _stand_in, (_key_of(thing), kind)
+    return _stand_in, (_key_of(value), kind)
 
 
 def _text_stream(stream: Any) -> Any:
