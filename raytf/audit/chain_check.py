@@ -56,7 +56,7 @@ class Interval:
 
     @property
     def steps(self) -> range:
-        """Those that are computed, counted from 1."""
+        """Return the steps to compute, counted from 1."""
         first = 0 if self.begin is None else naming.split_name(self.begin)[0]
         return range(first + 1, naming.split_name(self.end)[0] + 1)
 
@@ -93,7 +93,8 @@ def check(run: Storage) -> Records:
 
 
 def intervals(checkpoints: Sequence[str]) -> list[Interval]:
-    """What can be computed again: from the run's beginning to the first checkpoint, and from each to the next."""
+    """Return what can be computed again: from the run's beginning to the first checkpoint, and from each to the
+    next."""
     by_step: dict[int, str] = {}
     for name in checkpoints:
         by_step[naming.split_name(name)[0]] = name
@@ -103,7 +104,7 @@ def intervals(checkpoints: Sequence[str]) -> list[Interval]:
 
 
 def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[Interval]:
-    """Some of the intervals at random, until they have a share of all their steps; at least one.
+    """Return some of the intervals at random, until they have a share of all steps; at least one.
 
     Args:
         share: between 0 and 1.
@@ -118,8 +119,8 @@ def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[
 
 
 def chance(computed: int, of: int, forged: int = 1) -> float:
-    """The probability that at least one of some forged steps, anywhere in a run, is among those that were computed
-    again: draws without replacement."""
+    """Return the probability that at least one of some forged steps, anywhere in a run, is among those that were
+    computed again: draws without replacement."""
     missed = 1.0
     for i in range(min(forged, of)):
         missed *= max(0, of - computed - i) / (of - i)
@@ -127,7 +128,7 @@ def chance(computed: int, of: int, forged: int = 1) -> float:
 
 
 def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, bytes]:
-    """The chain after each step of the log, which must have every step from the first."""
+    """Return the chain after each step of the log, which must have every step from the first."""
     table, digests = run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS)
     steps = table["step"]
     gaps = np.flatnonzero(np.diff(steps, prepend=0) != 1)
@@ -149,7 +150,7 @@ def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, by
 def _problems_of(
     run: Storage, name: str, chains: dict[int, bytes], kept: dict[str, str], notes: list[str]
 ) -> list[str]:
-    """What of a checkpoint does not fit to the log and to the checkpoint before it."""
+    """Return how a checkpoint contradicts the log of steps and the checkpoint before it."""
     problems, step = [], naming.split_name(name)[0]
     try:
         body = manifest.read(run, name)

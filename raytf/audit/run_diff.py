@@ -76,7 +76,7 @@ class Parting:
 
     @property
     def has_other_weights(self) -> bool:
-        """Whether it is the weights before the step that differ: then all shards do, and so do their losses."""
+        """Return whether the weights before the step differ: then all shards do, and so do their losses."""
         differs = self.difference
         is_forward_equal = differs is not None and self.is_loss_equal and LOSS not in differs.tensors
         return differs is not None and differs.is_everywhere and not is_forward_equal
@@ -117,7 +117,7 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
 
 
 def why(parting: Parting) -> list[str]:
-    """What made the runs part, for people, the likeliest first."""
+    """Return the reasons why the runs differ, for people, the likeliest first."""
     lines = [f"{key}: {a} and {b}" for key, a, b in parting.settings]
     if parting.rates is not None and not any("learning_rate" in line for line in lines):
         step, a, b = parting.rates
@@ -142,7 +142,7 @@ def why(parting: Parting) -> list[str]:
 
 
 def _records(parting: Parting) -> list[str]:
-    """The records of the shards that differ."""
+    """Return the records of the shards that differ."""
     ours, theirs = parting.records
     if not ours or not theirs:
         return []
@@ -156,7 +156,7 @@ def _listed(records: Sequence[int], most: int = 64) -> str:
 
 
 def _tensors(differs: Difference, most: int = 8) -> str:
-    """The tensors that differ, with the forward pass first."""
+    """Return the tensors that differ, with the forward pass first."""
     names = sorted(differs.tensors, key=lambda name: name != LOSS)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "tensors that are not known"
@@ -172,7 +172,7 @@ def _shards(differs: Difference) -> str:
 
 
 def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
-    """How the digests of a step differ; None where they are equal, or cannot be compared."""
+    """Return how the digests of a step differ; None where they are equal, or cannot be compared."""
     a, b = one.digests.of(step), other.digests.of(step)
     if a is None or b is None or (a[0].shards, a[0].kind) != (b[0].shards, b[0].kind) or a[1] == b[1]:
         return None
@@ -195,7 +195,7 @@ def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] |
 
 
 def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
-    """What differs in settings, data and model, in as few words as say it."""
+    """Yield the differences in settings, data and model, in as few words as possible."""
     a, b = one.identity, other.identity
     if not a or not b:
         return
@@ -218,7 +218,7 @@ def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
-    """What differs within texts that end with an object of JSON, such as an optimizer's settings."""
+    """Yield the differences within texts that end with a JSON object, such as an optimizer's settings."""
     try:
         a, b = (json.loads(text[text.index("{") :]) for text in (before, after))
     except ValueError:
@@ -228,7 +228,7 @@ def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """The innermost places at which two JSON values differ."""
+    """Yield the innermost places at which two JSON values differ."""
     if a is None and b is None:
         return
     if isinstance(a, dict) and isinstance(b, dict):
@@ -245,7 +245,7 @@ def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _layer(value: Any) -> str | None:
-    """The name of a layer out of its configuration."""
+    """Return the name of a layer from its configuration."""
     config = value.get("config") if isinstance(value, dict) else None
     return config.get("name") if isinstance(config, dict) else None
 
@@ -256,7 +256,7 @@ def _short(value: Any, most: int = 60) -> str:
 
 
 def _architecture(run: Storage) -> Any:
-    """The model's configuration; None where it cannot be read."""
+    """Return the model's configuration; None where it cannot be read."""
     data = run.get_or_none(_ARCHITECTURE, LARGE)
     if data is None:
         return None
@@ -268,7 +268,7 @@ def _architecture(run: Storage) -> Any:
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Numbers of records, as the data count them from 0.
+    """Return numbers of records, as the data count them from 0.
 
     Args:
         identity: of the run.

@@ -58,7 +58,7 @@ class Standing:
     vouched: int = 0
 
     def joins(self, step: int, known: Sequence[int] | None = None) -> bool:
-        """It begins to train with other ranks; returns whether it has not trained before.
+        """Note that this process begins to train with other ranks; return whether it has not trained before.
 
         Args:
             known: what is known of its node from earlier processes: as `joined` and `vouched`.
@@ -71,12 +71,12 @@ class Standing:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether a step, counted from 1, is audited."""
+    """Return whether a step, counted from 1, is audited."""
     return every > 0 and step % every == 0
 
 
 def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
-    """Why a run that is not exact can have no audits, for people; empty if it can.
+    """Return why a run that is not exact cannot be audited, for people; empty if it can.
 
     Args:
         machines: what the bits depend on that a rank computes, by rank.
@@ -89,7 +89,7 @@ def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
 
 
 def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
-    """A shard at random, and one of the other ranks.
+    """Choose a shard at random, and one of the other ranks to compute it again.
 
     Args:
         seed: of the run.
@@ -104,14 +104,14 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
 
 
 def of_weights(verdict: ReplicaVerdict) -> AuditVerdict:
-    """Whose weights are wrong, where they are not all equal."""
+    """Return whose weights are wrong, where they are not all equal."""
     if verdict.donor is None:
         return AuditVerdict((), "their weights differ", True)
     return AuditVerdict(verdict.apart, "are not those of the other workers", True)
 
 
 def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
-    """Whose records of the shard were wrong, where the two had other ones.
+    """Return whose records of the shard were wrong, where the two ranks had different ones.
 
     Args:
         choice: of the audit.
@@ -137,7 +137,7 @@ def judge(
     again: Sequence[Sequence[bytes]],
     nodes: Sequence[str] | None = None,
 ) -> AuditVerdict:
-    """Who computed a shard wrongly, after all ranks have computed it again, several times each.
+    """Decide which ranks computed a shard wrongly, after all ranks have computed it again, several times each.
 
     Ranks vote, and where there are several nodes, nodes do: ranks of one may be wrong alike.
 
@@ -176,7 +176,7 @@ def back_to(
     copied: Sequence[int | None],
     is_exact: bool,
 ) -> int:
-    """The latest step whose state counts.
+    """Return the latest step whose state can be trusted.
 
     Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit; exact
     mode takes nothing from it that was not audited. Where nobody can say who is right, both were in their latest one.
@@ -195,7 +195,7 @@ def back_to(
 
 
 def reachable(step: int, kept: Sequence[int], is_exact: bool) -> int:
-    """The step to which a run goes back that should go back to one or before it.
+    """Return the step to roll back to, given the latest step that can be trusted.
 
     Args:
         kept: steps of the states that there are. An exact run begins again where all of them are later; another one

@@ -134,7 +134,7 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
 
 
 def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
-    """What a checkpoint has that is not what the steps before it have computed.
+    """Return how a checkpoint differs from what the steps before it compute.
 
     Args:
         run, again: folders of the run, and of the one that has computed up to a step again.
@@ -193,12 +193,12 @@ class ReplayPlan:
     dump: str = ""
 
     def environment(self) -> dict[str, str]:
-        """The environment of the program."""
+        """Return the environment variables that pass this plan to the program."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def requested(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
-    """What this process is to compute again of the run that a configuration names; None where that is to be trained."""
+    """Return what this process is to compute again of the configured run; None where the run is to be trained."""
     plan = _plan(environment)
     if plan is None:
         return None
@@ -212,7 +212,7 @@ def is_requested(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
-    """The settings by which a program starts a Ray for all its runs: it must have room for who computes steps again."""
+    """Return the settings with which a program starts Ray for all its runs, with room for the workers of a replay."""
     plan = _plan(environment)
     if plan is None or config.strategy.strategy != "multi-worker-mirrored":
         return config
@@ -239,7 +239,7 @@ def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -
 
 
 def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
-    """The settings with which steps are computed again: what is learned is the same.
+    """Return the settings with which steps are computed again: the same arithmetic, in another folder.
 
     Raises:
         ConfigError: nobody can compute them again.
@@ -292,12 +292,12 @@ class StepComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether something was compared, and nothing differs."""
+        """Return whether something was compared, and nothing differs."""
         return self.differs is None and self.farthest is None and bool(self.same or self.losses)
 
 
 def read_noted(run: Storage) -> NotedSteps:
-    """What a run has noted.
+    """Read the digests and losses that a run has recorded.
 
     Raises:
         DamagedFileError: a segment of its log is none that raytf has written.
@@ -341,7 +341,7 @@ def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepCom
 
 
 def _apart(pair: tuple[int, float, float]) -> float:
-    """How far two losses of a step are apart, relative to the larger one."""
+    """Return how far two losses of a step are apart, relative to the larger one."""
     _, one, other = pair
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
@@ -351,7 +351,7 @@ def _apart(pair: tuple[int, float, float]) -> float:
 
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
-    """Why digests of two layouts cannot be compared."""
+    """Return why digests of two layouts cannot be compared."""
     if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
         return "an older raytf made the digests of one of the two in another way"
     if noted.kind != again.kind:

@@ -44,7 +44,7 @@ class Aggregation:
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
-        """The part that the next idle worker computes.
+        """Choose the part that the next idle worker computes.
 
         Parts that no worker has begun come first. Then come those that were begun least often, as long as there are
         backup workers.
@@ -83,7 +83,7 @@ class Aggregation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the gradients of all parts have been taken."""
+        """Return whether the gradients of all parts have been taken."""
         return len(self._done) == self._parts
 
 

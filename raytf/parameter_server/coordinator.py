@@ -115,11 +115,11 @@ class ParameterServerExecutor:
         return self._step
 
     def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """Nothing to check: parameter servers have no exact mode."""
+        """Check nothing: parameter servers have no exact mode."""
         return {}
 
     def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """Always 0: workers take the next batch and do not wait for each other."""
+        """Return 0: workers take the next batch and do not wait for each other."""
         return 0.0
 
     def begin(self, context: Context) -> None:
@@ -136,7 +136,7 @@ class ParameterServerExecutor:
         self._send_what_callbacks_changed()
 
     def train_until(self, stop: int) -> None:
-        """As for any executor; no call is under way afterwards."""
+        """Train to a step, as any executor does; no call is under way afterwards."""
         context, progress = self._context, self._context.state
         ahead = Prefetch(context.program.pipeline, progress.step, self._call_end)
         began = time.monotonic()
@@ -214,7 +214,7 @@ class ParameterServerExecutor:
         return self._context.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
-        """The step up to which calls are handed out: the next one at which a save or histograms are due, or `stop`."""
+        """Return the step up to which calls are handed out: the next save or histograms, or `stop`."""
         due = (self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
@@ -265,7 +265,7 @@ class ParameterServerExecutor:
             self._account(*self._early.pop(self._context.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """The outcome of a call.
+        """Return the outcome of a call.
 
         Returns:
             None if it was lost with its worker.
@@ -305,7 +305,8 @@ class ParameterServerExecutor:
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
-        """The learning rate of each step of a call, taken from its last step; the others differ only a little."""
+        """Return the learning rate of each step of a call, taken from its last step; the others differ only a
+        little."""
         iterations = self._context.program.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())

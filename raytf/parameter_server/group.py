@@ -152,7 +152,7 @@ class ParameterServerGroup:
                     raise self._explained(error)
 
     def _explained(self, error: Exception) -> Exception:
-        """Why the coordinator failed: if a server died at the same time, its death is the reason."""
+        """Return why the coordinator failed: the death of a server at the same time explains it."""
         if isinstance(error, ray.exceptions.RayActorError):
             return ProcessDiedError("the coordinator died")
         if isinstance(error, WorkerLostError) and self._watched:
@@ -200,7 +200,7 @@ def _error_of(reference: Any) -> Exception | None:
 
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
-    """A placement group for as many workers as there is room for, and their number, during the `with` statement."""
+    """Yield a placement group for as many workers as there is room for, and their number."""
     shown_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range
     each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
@@ -261,7 +261,7 @@ def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
 
 
 def _free() -> list[dict[str, float]]:
-    """Each node's free CPUs and GPUs."""
+    """Return each node's free CPUs and GPUs."""
     nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
 

@@ -41,7 +41,7 @@ class GroupProcess:
         self._server: Any = None
 
     def address(self) -> str:
-        """HOST:PORT for its TensorFlow server.
+        """Return HOST:PORT for this process's TensorFlow server.
 
         Raises:
             GpuError: this process does not have the GPU that it was given.
@@ -81,7 +81,7 @@ class GroupProcess:
         return self.join(cluster, job, index)
 
     def live(self) -> None:
-        """Never return: the call ends with the process."""
+        """Wait forever: the call ends with the process."""
         while True:
             time.sleep(3600)
 

@@ -98,11 +98,11 @@ class ServerState:
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
-        """The current weights on the servers; to be traced."""
+        """Return the current weights on the servers; to be traced."""
         return [_whole([part.value.read_value() for part in parts]) for parts in self._parts]
 
     def states(self) -> list[tf.Tensor]:
-        """The current layers' states on the servers; to be traced."""
+        """Return the current layers' states on the servers; to be traced."""
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
@@ -184,7 +184,7 @@ class ServerState:
         return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
-        """(path of the weight, device, bytes) of each part."""
+        """Return (path of the weight, device, bytes) of each part."""
         paths = [v.path for v in self._model.trainable_variables]
         return [(path, p.value.device, _bytes(p)) for path, ps in zip(paths, self._parts, strict=True) for p in ps]
 
@@ -201,7 +201,7 @@ class ServerState:
         return made
 
     def _pair(self, weights: list[keras.Variable]) -> list[tuple[keras.Variable, list[keras.Variable]]]:
-        """(variable of the mirror, its parts on the servers) for each variable that the servers hold."""
+        """Return (variable of the mirror, its parts on the servers) for each variable that the servers hold."""
         own, copy = self._model.optimizer, _like(self._model.optimizer)
         numbers = {id(v): i for i, v in enumerate(weights)}
         there = {id(p): i for i, parts in enumerate(self._parts) for p in parts}
@@ -233,7 +233,7 @@ class ServerState:
 
 
 def _like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Another optimizer with the same settings, except clipping."""
+    """Return another optimizer with the same settings, except clipping."""
     config = optimizer.get_config() | {"clipnorm": None, "global_clipnorm": None, "clipvalue": None}
     rate = _keras.given_rate(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -135,19 +135,19 @@ class ServerStep:
         self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """Nothing is kept from step to step."""
+        """Return the state of the reduction, which is empty: nothing is kept from step to step."""
         return self.reduction.state()
 
     def trace(self, is_late: bool = False) -> None:
-        """Does nothing: each kind of call is traced when it is first made."""
+        """Do nothing: each kind of call is traced when it is first made."""
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, Any]:
-        """The gradients that a call returned, by the path of their weight; empty if it returned none."""
+        """Return the gradients that a call returned, by the path of their weight; empty if it returned none."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
 
     def _signature(self, shards: int) -> list[Any]:
-        """Specs of leaves and seeds, for K steps of some shards."""
+        """Return specs of leaves and seeds, for K steps of some shards."""
         head = [None, shards, self._plan.micro_batch_size]
         return [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in self._specs],
@@ -291,7 +291,7 @@ class SyncStep(ServerStep):
             return self._aggregate(call)
 
     def _totals(self, leaves, seeds, counts):
-        """[n] the divisors of the losses that are divided by data, summed over all shards of a step."""
+        """Return [n] the divisors of the losses that are divided by data, summed over all shards of a step."""
         values = self.micro.values()
         return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
 
@@ -331,7 +331,7 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """The function that computes the gradients of this many shards."""
+        """Return the function that computes the gradients of this many shards."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

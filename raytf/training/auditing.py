@@ -31,7 +31,7 @@ EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:
-    """Steps between two audits; 0 for none.
+    """Return steps between two audits; 0 for none.
 
     Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
     """
@@ -99,32 +99,33 @@ class Audits:
         self._every = 0 if why else self._every
 
     def call_end(self, start: int, stop: int) -> int:
-        """Where a call ends that would end at `stop`, so that an audited step has a call of its own."""
+        """Return where a call ends that would end at `stop`, so that an audited step has a call of its own."""
         if not self._every:
             return stop
         due = (start // self._every + 1) * self._every
         return min(stop, due if start == due - 1 else due - 1)
 
     def choice(self, start: int) -> AuditChoice | None:
-        """What is audited in a call that begins at a step; None for nothing."""
+        """Return what is audited in a call that begins at a step; None for nothing."""
         plan = self._context.plan
         if not shard_audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
             return None
         return shard_audit.choose(self._context.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
-        """The shard of another rank that this one computes, too, in a call that begins at a step; None for none."""
+        """Return the shard of another rank that this rank also computes in a call that begins at a step; None for
+        none."""
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
 
     def begin(self) -> None:
-        """This process trains with these ranks from now on."""
+        """Note that this process trains with these ranks from now on."""
         known = self._context.attempt.standings.get(self._node)
         if self._standing.joins(self._context.state.step, known) and self._every:
             self._tell()
 
     def agreed(self, call: CallBatch) -> None:
-        """A call is made, and if it had an audit, that agreed."""
+        """Note that a call is complete and that its audit, if it had one, agreed."""
         choice = self.choice(call.start)
         if choice is not None and self._context.attempt.group.rank in (choice.owner, choice.auditor):
             self._standing.vouched = call.stop
@@ -222,7 +223,7 @@ def _verdict(choice: AuditChoice, digests: tuple[bytes, bytes], witnesses: Seque
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:
-    """What a verdict says, for people.
+    """Describe a verdict for people.
 
     Args:
         about: host and device of each rank.

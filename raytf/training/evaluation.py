@@ -54,7 +54,7 @@ class Evaluators:
         self._made: dict[str, Evaluator] = {}
 
     def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, Any]:
-        """Loss and metrics over a source.
+        """Compute loss and metrics over a source.
 
         Args:
             name: identifies the evaluator, which is used again.
@@ -114,7 +114,7 @@ class Evaluator:
             self.step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def _totals(self, call: CallBatch) -> np.ndarray:
-        """[K, n] the divisors of the losses that are divided by data, summed over all shards."""
+        """Return [K, n] the divisors of the losses that are divided by data, summed over all shards."""
         own, shards = self.step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
         if not count:
@@ -143,7 +143,7 @@ class Evaluator:
             self.step.update(rows)
 
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Loss and metrics by name; the model's metrics are reset before and after.
+        """Compute loss and metrics by name; the model's metrics are reset before and after.
 
         Args:
             progress: called after each call into TensorFlow.

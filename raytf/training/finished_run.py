@@ -26,7 +26,7 @@ _ARCHITECTURE = "architecture.json"
 
 
 def stored(result: Mapping[str, Any]) -> dict[str, str]:
-    """The identity that a run stored in its result; empty if there is none, or if it is not a mapping."""
+    """Return the identity that a run stored in its result; empty if there is none, or if it is not a mapping."""
     identity = result.get("identity")
     return {str(k): str(v) for k, v in identity.items()} if isinstance(identity, dict) else {}
 

@@ -42,7 +42,7 @@ class UserCode:
 
     @property
     def make(self) -> Callable[[], Any]:
-        """The function that returns the compiled model."""
+        """Return the function that returns the compiled model."""
         return self.model if is_function(self.model) else lambda: self.model
 
 
@@ -96,11 +96,11 @@ class TrainingJob:
 
     @property
     def end_step(self) -> int:
-        """Global step at which this start ends."""
+        """Return global step at which this start ends."""
         return self.total_steps if self.stop_step is None else min(self.stop_step, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """The number of the epoch in which a step is."""
+        """Return the number of the epoch in which a step is."""
         return self.first_epoch + self.plan.locate(step)[0]
 
     def validates_after(self, epoch: int) -> bool:
@@ -110,12 +110,12 @@ class TrainingJob:
 
     @property
     def epochs(self) -> int:
-        """The number of the epoch after the last one."""
+        """Return the number of the epoch after the last one."""
         return self.epoch_of(self.total_steps - 1) + 1
 
     @property
     def params(self) -> dict[str, Any]:
-        """What Keras tells callbacks of the training."""
+        """Return what Keras passes to callbacks about the training."""
         return {"verbose": self.asked_verbose, "epochs": self.epochs, "steps": self.plan.steps_per_epoch}
 
     @property
@@ -132,7 +132,7 @@ class TrainingJob:
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is a function that returns a model, and not a model, which can be called, too."""
+    """Return whether this is a function that returns a model, and not a model, which can be called, too."""
     return callable(model) and not hasattr(model, "compile")
 
 

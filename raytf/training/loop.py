@@ -83,7 +83,7 @@ class TrainLoop:
         return executor.ended(None if result is None else result | executor.result())
 
     def _end_epoch(self, is_partial: bool = False) -> None:
-        """What follows the last step of an epoch, unless it was done."""
+        """Do what follows the last step of an epoch, unless it was done."""
         context = self._context
         if context.ended == context.state.step or not (is_partial or context.is_at_epoch_end):
             return

@@ -80,7 +80,7 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
-    """A process that builds the job's model; it ends with the `with` statement.
+    """Start a process that builds the job's model; it ends with the `with` statement.
 
     Args:
         job: whose model.
@@ -171,7 +171,7 @@ def _main(question: str, answer: str, *path: str) -> None:
 
 
 def asks_ray(error: BaseException) -> bool:
-    """Whether something inside Ray raised it: a worker is connected to a cluster, and this process is not."""
+    """Return whether something inside Ray raised an error: a worker is connected to a cluster; this process is not."""
     inside, without = (Path(inspect.getfile(module)).parent for module in (ray, ray.cloudpickle))
     waiting: list[BaseException | None] = [error]
     seen: list[BaseException] = []

@@ -50,7 +50,7 @@ class HeldState:
 
 
 def room_for(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Memory for the state that a rank will be given, of which the system has given every page.
+    """Return memory for the state that this rank will receive, with every page already faulted in.
 
     The others stand still while the state comes, and to write to memory takes several times as long where the system
     has to find the pages first.
@@ -111,7 +111,7 @@ def _aligned(like: np.ndarray) -> np.ndarray:
 
 
 def _as_tensor(values: np.ndarray) -> Any:
-    """A tensor in the memory of an array, or the array where TensorFlow does not take its type that way."""
+    """Return a tensor in the memory of an array, or the array where TensorFlow does not take its type that way."""
     try:
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     except (BufferError, RuntimeError, TypeError, tf.errors.OpError):

@@ -112,7 +112,7 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
 
 
 def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Attempt:
-    """This rank before it has met the others, where that comes after the model is built: see `begin`.
+    """Prepare this rank before it meets the others, where that comes after the model is built: see `begin`.
 
     Raises:
         GpuError: it does not have the GPU that it was assigned, or that miscalculates.
@@ -150,7 +150,7 @@ def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
 
 
 def introduce(attempt: Attempt, is_late: bool = False) -> None:
-    """Say where the ranks are, and watch for notices.
+    """Show where the ranks are, and watch for preemption notices.
 
     Args:
         attempt: that begins.
@@ -218,7 +218,7 @@ class Program:
     evaluations: dict[str, EvalStep] = field(default_factory=dict)
 
     def digest(self, with_optimizer: bool) -> Digest:
-        """The hash of the weights."""
+        """Return the hash of the weights."""
         if with_optimizer not in self.digests:
             hashed = ("model/", "optimizer/") if with_optimizer else ("model/",)
             values = [v.value for name, v in self.named.items() if name.startswith(hashed)]
@@ -265,7 +265,7 @@ def build_program(attempt: Attempt, executor: Executor) -> Program:
 
 
 def with_own_shards(attempt: Attempt, program: Program, executor: Executor) -> Program:
-    """The program with the shards that this rank has now."""
+    """Return the program with the shards that this rank has now."""
     plan, group = attempt.job.plan, attempt.group
     pipeline = program.pipeline.of(assign(plan.shards, group.world_size)[group.rank])
     executor.take_shards(pipeline)
@@ -273,7 +273,7 @@ def with_own_shards(attempt: Attempt, program: Program, executor: Executor) -> P
 
 
 def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-    """This rank's shards of a source; only those for training are shuffled and augmented."""
+    """Open this rank's shards of a source; only those for training are shuffled and augmented."""
     job, group = attempt.job, attempt.group
     made = Pipeline(
         source,
@@ -289,7 +289,7 @@ def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bo
 
 
 def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
-    """The function that sends a gathered batch to the GPU ahead of its step, if that is the only device."""
+    """Return the function that sends a gathered batch to the GPU ahead of its step, if that is the only device."""
     devices = attempt.group.devices
     if attempt.config.strategy.has_servers or len(devices.names) > 1 or not computes_on_gpu(devices):
         return list
@@ -443,21 +443,21 @@ class Context:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this is rank 0, the only one that writes logs and talks to the driver."""
+        """Return whether this is rank 0, the only one that writes logs and talks to the driver."""
         return self.attempt.group.rank == 0
 
     @property
     def has_trained(self) -> bool:
-        """Whether this attempt has trained a step."""
+        """Return whether this attempt has trained a step."""
         return self.seconds_per_step > 0
 
     @property
     def is_at_epoch_end(self) -> bool:
-        """Whether the run is between two epochs, or at the beginning of the first."""
+        """Return whether the run is between two epochs, or at the beginning of the first."""
         return self.plan.is_epoch_end(self.state.step)
 
     def logs(self) -> dict[str, Any]:
-        """Loss and metrics of the current epoch so far."""
+        """Return loss and metrics of the current epoch so far."""
         return models.logs(self.program.model)
 
     def sum(self, values: Sequence[float]) -> np.ndarray:
@@ -535,7 +535,7 @@ class EpochEnd:
 
 
 def _validate(context: Context, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-    """Loss and metrics over the validation data; empty if this epoch is not validated."""
+    """Compute loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
     if source is None or not context.job.validates_after(epoch):
         return {}

@@ -142,7 +142,7 @@ def _handed_over(
     before: Context | None,
     room: Mapping[str, np.ndarray],
 ) -> Context:
-    """Go on with the state that some of the ranks have."""
+    """Continue with the state that some of the ranks have."""
     held, is_taken = regroup.hand_over(
         attempt.group, generation.steps, None if before is None else _held(before), program.named, room
     )
@@ -209,7 +209,7 @@ def _held(context: Context) -> regroup.HeldState:
 
 
 def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers) -> Context:
-    """Go on from the newest checkpoint, or begin a new run."""
+    """Continue from the newest checkpoint, or begin a new run."""
     attempt.reporter.stage("looking for the newest state")
     chosen = tiers_of_run.newest(attempt, program, tiers)
     program.named.update(program.step.reduction_state())
@@ -271,7 +271,7 @@ def _evaluators(attempt: Attempt, program: Program, callbacks: Callbacks | None)
 def _make_callbacks(
     attempt: Attempt, program: Program, step: int | None, held: regroup.HeldState | None = None
 ) -> Callbacks:
-    """The user's callbacks.
+    """Make the user's callbacks.
 
     Args:
         attempt, program: of this rank.

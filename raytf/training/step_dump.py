@@ -45,7 +45,7 @@ class StepDump:
         os.makedirs(folder, exist_ok=True)
 
     def before(self, context: Context, call: CallBatch) -> None:
-        """The step of a call is about to be made; this rank has all of its shards."""
+        """Write what is known before the step of a call is made; this rank has all of its shards."""
         model = context.program.model
         self._weights("before.npz", model)
         numbers, batch = _records(context.program.pipeline, call)
@@ -54,7 +54,7 @@ class StepDump:
         self._batch(numbers[order], losses[order], tree.map_leaves(lambda leaf: leaf[order], batch))
 
     def after(self, context: Context, call: CallBatch, outcome: StepOutcome) -> None:
-        """The step was made."""
+        """Write what the step has made."""
         self._weights("after.npz", context.program.model)
         gradients = context.program.step.named_gradients(outcome)
         norms = {path: float(np.linalg.norm(np.asarray(g, np.float64))) for path, g in gradients.items()}
@@ -104,8 +104,8 @@ class StepDump:
 
 
 def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
-    """Numbers in the source [n], or places in a batch that a program has made, and the batch with leaves [n, ...], of a
-    call of one step."""
+    """Return, for a call of one step, the records' numbers in the source [n], or their places in a batch that a program
+    has made, and the batch with leaves [n, ...]."""
     counts = np.asarray(call.counts).reshape(-1)
     numbers = pipeline.numbers(call.start)
     leaves = []
@@ -117,7 +117,7 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
 
 
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
-    """[n] float64 loss of each record by itself, as validation computes it; NaN where the model cannot tell."""
+    """Return [n] float64 loss of each record by itself, as validation computes it; NaN where the model cannot tell."""
     count = len(tree.flatten(batch)[0][1])
     losses = np.full(count, np.nan)
     for i in range(count):
@@ -132,7 +132,7 @@ def _losses(model: keras.Model, batch: Any) -> np.ndarray:
 
 
 def _visible(picture: np.ndarray) -> np.ndarray:
-    """Bytes of a picture, whose numbers may have any range."""
+    """Return the bytes of a picture, whose numbers may have any range."""
     if picture.dtype == np.uint8:
         return picture
     values = picture.astype(np.float64)

@@ -154,7 +154,7 @@ class SynchronousExecutor:
             return generation
 
     def want(self, workers: int) -> None:
-        """The group is to have another number of workers, also if it has not met yet."""
+        """Ask for a group with another number of workers, also if it has not met yet."""
         if self._link is not None:
             self._link.want(workers)
 
@@ -265,7 +265,7 @@ class SynchronousExecutor:
             raise RegroupError("somebody waits to join")
 
     def settle(self) -> None:
-        """Nothing to do: after every call the model holds the state of its last step."""
+        """Do nothing: after every call the model holds the state of its last step."""
 
     def result(self) -> dict[str, Any]:
         return {}
@@ -342,7 +342,8 @@ class SynchronousExecutor:
         return device_placement.reported(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
     def _call_end(self, step: int, stop: int) -> int:
-        """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
+        """Return the step at which a call that begins at `step` ends, so that no save or histogram is due inside a
+        call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
             stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
         stop = self._audits.call_end(step, stop)
@@ -353,7 +354,7 @@ class SynchronousExecutor:
         return min(self._context.plan.call_end(step, steps, stop, boundary) for boundary in due)
 
     def _votes(self, stop: int) -> np.ndarray:
-        """This rank's flags for the call that ends at step `stop`."""
+        """Return this rank's flags for the call that ends at step `stop`."""
         context = self._context
         ends_epoch = context.plan.is_epoch_end(stop)
         votes: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
@@ -368,7 +369,7 @@ class SynchronousExecutor:
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
-    """The number of steps per call for calls of about `seconds`: a power of two, so that few sizes of calls occur."""
+    """Return the number of steps per call for calls of about `seconds`: a power of two, so that few sizes occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
 
 
@@ -457,13 +458,13 @@ def _after_first_call(context: Context) -> None:
 
 
 def are_histograms_due(context: Context) -> bool:
-    """Whether histograms of weights and gradients are due after the step that was trained last."""
+    """Return whether histograms of weights and gradients are due after the step that was trained last."""
     every = context.config.run.histograms_every
     return context.is_first_rank and bool(every) and context.state.step % every == 0
 
 
 def write_histograms(context: Context, outcome: StepOutcome) -> None:
-    """If they are due, let rank 0 write histograms of the weights and of the gradients that the last call returned."""
+    """Write histograms of the weights and of the last call's gradients, on rank 0, if they are due."""
     if not are_histograms_due(context):
         return
     with context.pulse.doing(Activity.CALLBACK):

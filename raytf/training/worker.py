@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # it loads TensorFlow
 
 
 def listen() -> str:
-    """HOST:PORT at which this worker's process listens to the other ranks from now on."""
+    """Return HOST:PORT at which this worker's process listens to the other ranks from now on."""
     return rendezvous.listen(ray.util.get_node_ip_address())
 
 

@@ -197,7 +197,7 @@ class Gathered:
 
     @property
     def variables(self) -> set[int]:
-        """Ids of the metrics' variables."""
+        """Return the ids of the metrics' variables."""
         return {id(v) for metric in self._metrics for v in metric.variables}
 
     @contextlib.contextmanager
@@ -229,7 +229,7 @@ class Gathered:
 
     @property
     def width(self) -> int:
-        """float32 words of a record, an even number: two of them travel as an int64."""
+        """Return the float32 words of a record, an even number: two of them travel as an int64."""
         return sum(self._columns) + sum(self._columns) % 2
 
     def update(self, outputs: Sequence[tf.Tensor]) -> None:
@@ -386,7 +386,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
 
 
 def _of_numbers(update: Update) -> tuple[Kind, list[Kind]]:
-    """As `kind_of`, for an update with numbers of the batch alone, such as the loss.
+    """Return the same as `kind_of`, for an update with numbers of the batch alone, such as the loss.
 
     A metric that counts its updates averages such numbers over the batches. If it does not count them, or if it also
     gets a weight, the number may well be a sum over records.

@@ -72,7 +72,7 @@ def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
 
 
 def places(model: keras.Model) -> tuple[int, ...]:
-    """Indices of the compiled losses that are divided by data, as `note` has stored them."""
+    """Return the indices of the compiled losses that are divided by data, as `note` has stored them."""
     return vars(model).get("_raytf_divided", ())
 
 
@@ -83,7 +83,7 @@ def note(model: keras.Model, divisors: list[tf.Tensor | None]) -> None:
 
 
 def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """[L, n] the factors by which the shards' losses are multiplied.
+    """Return [L, n] the factors by which the shards' losses are multiplied.
 
     Args:
         own: [L, n] divisors of these shards.
@@ -95,7 +95,8 @@ def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Te
 
 
 def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """The number by which Keras's `Loss.__call__` divides the sum, up to a factor that is the same for all shards.
+    """Return the number by which Keras's `Loss.__call__` divides the sum, up to a factor that is the same for all
+    shards.
 
     Returns:
         None if it does not come from the data.

@@ -176,19 +176,19 @@ def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[
 
 
 def layer_policies(model: keras.Model) -> list[str]:
-    """Distinct names of the dtype policies of all layers that have weights, sorted."""
+    """Return the names of the dtype policies of all layers that have weights, sorted and without duplicates."""
     layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
     return sorted({each.dtype_policy.name for each in layers})
 
 
 def scaled_policy(model: keras.Model) -> str:
-    """The dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
+    """Return the dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
     is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return precision.POLICIES["float16"] if is_scaled else ""
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """The loss as Keras's own steps compute it: compiled losses, losses that layers have added, and regularizers.
+    """Compute the loss as Keras's own steps do: compiled losses, losses that layers have added, and regularizers.
 
     A model without a compiled loss whose layers add losses only in training has no loss in an evaluation: the result is
     then zero, as with Keras on JAX.
@@ -218,7 +218,7 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
 
 
 def overrides_loss(model: keras.Model) -> bool:
-    """Whether the model has a `compute_loss` of its own."""
+    """Return whether the model has a `compute_loss` of its own."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
@@ -227,7 +227,7 @@ def _has_own_loss(model: keras.Model) -> bool:
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
-    """Whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
+    """Return whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
     with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
         run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
         return bool(model.losses)
@@ -260,7 +260,7 @@ def sparse_classes(model: keras.Model) -> int | None:
 
 
 def sums_over_batch(model: keras.Model) -> bool:
-    """Whether the compiled losses are sums, not means, over the batch.
+    """Return whether the compiled losses are sums, not means, over the batch.
 
     Raises:
         ModelError: some are and some are not.
@@ -276,7 +276,7 @@ def sums_over_batch(model: keras.Model) -> bool:
 
 
 def logs(model: keras.Model) -> dict[str, Any]:
-    """What Keras would show of the training now: loss and metrics, or what a `train_step` of the model's own returned.
+    """Return what Keras would show now: loss and metrics, or what the model's own `train_step` returned.
 
     As in Keras, the latter counts where it has other names than the model's metrics.
     """
@@ -292,7 +292,8 @@ def numbers(model: keras.Model) -> dict[str, float]:
 
 
 def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
-    """Whether Keras shows the model's metrics for a step that returns numbers of these names, and not the numbers."""
+    """Return whether Keras shows the model's metrics for a step that returns numbers of these names, and not the
+    numbers."""
     return set(names) == set(model.get_metrics_result())
 
 
@@ -304,7 +305,7 @@ def results(model: keras.Model) -> dict[str, Any]:
 
 
 def describe(model: keras.Model) -> dict[str, str]:
-    """The properties of the model that must not change when a run is resumed: name -> text."""
+    """Describe the properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizers = own_steps.optimizers_within(model) if overrides_step(model) else [model.optimizer]
@@ -321,7 +322,7 @@ def describe(model: keras.Model) -> dict[str, str]:
 
 
 def config_text(model: keras.Model) -> str:
-    """The model's configuration without the names that Keras generates, for a message; empty if it has none."""
+    """Return the model's configuration without the names that Keras generates; empty if it has none."""
     try:
         return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
     except Exception:  # a layer's own get_config may raise whatever it likes
@@ -329,7 +330,7 @@ def config_text(model: keras.Model) -> str:
 
 
 def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
-    """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
+    """Hash the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
     losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
     layers = _keras.layers_within(model)
     rate = _keras.given_rate(model.optimizer)
@@ -353,7 +354,7 @@ def _loss_name(loss: Any) -> str:
 
 
 def _compiled(compiled: Any, key: str) -> list[str]:
-    """Names of the metrics that were passed to `compile`."""
+    """Return the names of the metrics that were passed to `compile`."""
     metrics = getattr(compiled, "config", {}).get(key)
     names = []
     for _, metric in tree.flatten(metrics):
@@ -434,14 +435,14 @@ def check_stateless(model: keras.Model) -> None:
 
 
 def _batch(sample: tuple[Any, Any, Any], records: int) -> tuple[Any, Any, Any]:
-    """A batch of so many records."""
+    """Make a batch of this many records."""
     return tree.map_leaves(
         lambda leaf: keras.ops.convert_to_tensor(np.resize(leaf, (records, *np.shape(leaf)[1:]))), sample
     )
 
 
 def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
-    """Whether a model's own step runs with a batch."""
+    """Return whether a model's own step runs with a batch."""
     try:
         own_run.build(model, batch)
     except JobError:

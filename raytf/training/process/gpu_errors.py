@@ -56,7 +56,7 @@ def explain(
 
 
 def facts() -> FaultFacts:
-    """What NVML and Ray know about this worker's GPU, once it has started to compute."""
+    """Return what NVML and Ray know about this worker's GPU, once it has started to compute."""
     if visibility.given() == []:
         return FaultFacts(is_told=True)
     others = None
@@ -67,7 +67,7 @@ def facts() -> FaultFacts:
 
 
 def load_of(batch: int, shards: int, is_mixed: bool) -> StepLoad:
-    """What a step puts on a GPU of this process."""
+    """Return the load that a step puts on a GPU of this process."""
     gpu = None
     with contextlib.suppress(GpuError):
         mine = [reading.gpu for reading in health.read_mine()]

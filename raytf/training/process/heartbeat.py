@@ -77,12 +77,12 @@ class Heartbeat:
         self._thread.start()
 
     def take_rank(self, rank: int, world_size: int) -> None:
-        """This worker has another rank from now on."""
+        """Take another rank from now on."""
         self._rank, self._world_size = rank, world_size
 
     @property
     def group(self) -> int:
-        """The number of this worker's group, counted by the driver."""
+        """Return the number of this worker's group, counted by the driver."""
         return self._group
 
     @property
@@ -139,7 +139,7 @@ class Heartbeat:
         self._advanced_at, self._excluded, self._since = now, 0.0, now
 
     def is_probe_due(self) -> bool:
-        """Whether it is time to measure a single shard; all ranks must do that together, since they wait for each
+        """Return whether it is time to measure a single shard, which all ranks must do together: they wait for each
         other."""
         return time.monotonic() - self._probed_at >= max(_PROBE_SECONDS, self._probe_pause)
 
@@ -250,7 +250,7 @@ class WatchedGroup:
 
     @property
     def loss(self) -> str:
-        """Why the last sum failed, where the ranks can meet again; empty otherwise."""
+        """Return why the last sum failed, where the ranks can meet again; empty otherwise."""
         return getattr(self._group, "loss", "")
 
     def sum(self, values: np.ndarray) -> np.ndarray:

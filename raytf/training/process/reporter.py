@@ -94,7 +94,7 @@ class Reporter:
         self._measured: dict[str, float] = {}
 
     def take_place(self, rank: int, world_size: int, attempt: str) -> None:
-        """This worker has another rank, or there are other workers, in another attempt."""
+        """Take another rank, or another attempt with other workers."""
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         if rank == 0 and self._files is None:
             self._files = MirroredFolder(self._storage, "files")
@@ -102,7 +102,7 @@ class Reporter:
 
     @property
     def files(self) -> str:
-        """Local folder for files of callbacks; empty on all ranks but rank 0."""
+        """Return local folder for files of callbacks; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
     def resume(self, files: dict[str, bytes] | None = None) -> None:
@@ -123,7 +123,7 @@ class Reporter:
                 self._reports.get_nowait()
 
     def pack_files(self) -> dict[str, bytes] | None:
-        """The contents of the callbacks' files, by relative path; empty if they are written to storage directly.
+        """Return the contents of the callbacks' files, by relative path; empty if they are written to storage directly.
 
         Returns:
             None if they are too large, and on all ranks but rank 0.
@@ -192,7 +192,7 @@ class Reporter:
             self.say_here(message)
 
     def note(self, message: str) -> None:
-        """As `say`, of progress: nothing where the user asked for silence."""
+        """Print a line of progress, as `say` does, unless the user asked for silence."""
         if self._job.verbose:
             self.say(message)
 
@@ -218,7 +218,8 @@ class Reporter:
         self._job.monitor.go_back(after, attempts)
 
     def is_parking_wanted(self) -> bool:
-        """Whether the ranks must save and wait, according to the monitor's latest answer; never waits for one."""
+        """Return whether the ranks must save and wait, according to the monitor's latest answer; never waits for
+        one."""
         if self._rank != 0:
             return False
         now = time.monotonic()
@@ -234,7 +235,7 @@ class Reporter:
             self._job.monitor.answer(self._ticket, saved)
 
     def is_released(self) -> bool:
-        """Whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
+        """Return whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
         if self._rank != 0:
             return False
         released, wanted = self._job.monitor.released(self._ticket)
@@ -271,7 +272,7 @@ class Reporter:
                 ray.train.report(metrics)
 
     def _measures(self) -> dict[str, float]:
-        """Goodput and restarts as last measured by the driver; never waits."""
+        """Return goodput and restarts as the driver last measured them; never wait."""
         now = time.monotonic()
         if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
             self._measuring, self._measured_at = self._job.monitor.ask_measured(), now

@@ -116,7 +116,7 @@ class Checkpointer:
             self._saves.begin(self._with_records(self._prepare()))
 
     def follow(self, before: Checkpointer) -> None:
-        """Go on with the saves of a checkpointer of this rank, whose ranks were others."""
+        """Continue the saves of this rank's previous checkpointer, whose group had other ranks."""
         self._saved_step, self._saved_at, self._outage = before._saved_step, before._saved_at, before._outage
         self._has_stepped, self._restarted_at = before._has_stepped, before._restarted_at
         self.stall_seconds = before.stall_seconds
@@ -126,12 +126,13 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is under way."""
+        """Return whether a save is under way."""
         return not self._saves.is_idle
 
     @property
     def may_regroup(self) -> bool:
-        """Whether ranks may meet again without need: nothing waits to be saved, or a failure would lose it as well."""
+        """Return whether ranks may regroup without need: nothing waits to be saved, or a failure would lose it as
+        well."""
         return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
 
     def let_go(self) -> bool:
@@ -146,7 +147,7 @@ class Checkpointer:
     # -- with each call of the training step ---------------------------------------------------------------------------
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[StepFlag, float]:
-        """This rank's flags for the call that ends at step `stop`.
+        """Return this rank's flags for the call that ends at step `stop`.
 
         Args:
             step_seconds: duration of a step.
@@ -170,7 +171,7 @@ class Checkpointer:
         return flags
 
     def save_votes(self) -> dict[StepFlag, float]:
-        """This rank's flags for the save under way."""
+        """Return this rank's flags for the save under way."""
         votes = self._saves.votes()
         return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
 
@@ -194,7 +195,7 @@ class Checkpointer:
         self.stall_seconds += time.perf_counter() - began
 
     def tell(self) -> int:
-        """The hash of this rank's weights, to send with its votes; 0 for none."""
+        """Return the hash of this rank's weights, to send with its votes; 0 for none."""
         return 0 if self.replicas is None else self.replicas.tell()
 
     def _compare(self, flags: np.ndarray) -> None:
@@ -224,7 +225,7 @@ class Checkpointer:
     # -- the best state ------------------------------------------------------------------------------------------------
 
     def is_best(self) -> bool:
-        """Whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
+        """Return whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
         return self._group.rank == 0 and self._better() is not None
 
     def keep_best(self) -> None:
@@ -277,7 +278,8 @@ class Checkpointer:
         return save
 
     def _with_records(self, save: PreparedSave) -> PreparedSave:
-        """A save that begins now, with what must be on storage before it; it counts as the newest from now on."""
+        """Prepare a save that starts now: it completes only after its records are in storage, and becomes the
+        newest."""
         records = self._source.records()
 
         def before() -> None:
@@ -382,7 +384,7 @@ class Checkpointer:
             time.sleep(_POLL_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:
-        """The saves that have failed in a row, for the progress line.
+        """Return the saves that have failed in a row, for the progress line.
 
         Returns:
             None if the last save did not fail.

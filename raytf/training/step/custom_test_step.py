@@ -57,10 +57,10 @@ class OwnTest(ShardWork):
         return self._result([], [], row, weight, outputs)
 
     def values(self, known: Any = None) -> None:
-        """The step reads variables where they are: an evaluation changes none."""
+        """Return nothing: the step reads variables where they are, since an evaluation changes none."""
 
     def fixed(self) -> None:
-        """As `values`."""
+        """Return nothing, as `values` does."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
@@ -71,7 +71,7 @@ class OwnTest(ShardWork):
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
     def logs(self, row: Any, steps: int) -> dict[str, Any]:
-        """What the step returned, on average over the steps.
+        """Return what the step returned, on average over the steps.
 
         Args:
             row: summed over all shards and steps.

@@ -101,7 +101,7 @@ class OwnStep:
 
     @property
     def has_other_optimizers(self) -> bool:
-        """Whether the step uses other optimizers than the compiled one."""
+        """Return whether the step uses other optimizers than the compiled one."""
         return any(place for place, _ in self.findings.applies)
 
     def begin(self) -> None:
@@ -114,14 +114,14 @@ class OwnStep:
             self._later.append(self._now(self._weights_of(place)))
 
     def values(self, place: int) -> OwnValues:
-        """What variables hold in a phase."""
+        """Return what variables hold in a phase."""
         if not place or self._start is None:  # no step has begun: a shard alone is computed
             start = self._now(self.trainable), self._now(self.parts.states)
             return OwnValues(*start, [self._now(self._weights_of(q)) for q in range(place)])
         return OwnValues(*self._start, self._later[:place])
 
     def fixed(self) -> None:
-        """No value is known not to change."""
+        """Return nothing: no value is known not to change."""
 
     def run(
         self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
@@ -166,7 +166,7 @@ class OwnStep:
         return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
-        """What comes after the last update and is the same for all shards; to be traced.
+        """Do what comes after the last update and is the same for all shards; to be traced.
 
         Args:
             row: the reduced row of the last phase.
@@ -190,7 +190,7 @@ class OwnStep:
         add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
-        """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
+        """Make a batch of which nothing is used, with lengths that are as unknown as those of the data."""
         return [
             tf.compat.v1.placeholder_with_default(
                 tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
@@ -298,7 +298,7 @@ class OwnStep:
                 )
 
     def _update(self, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> tuple[int, list[int]]:
-        """An update as `Findings.applies` has it."""
+        """Return an update as `Findings.applies` has it."""
         chosen = [v for v, gradient in zip(weights, computed, strict=True) if gradient is not None]
         return self._optimizer(optimizer), [self._weight(v) for v in chosen]
 
@@ -382,11 +382,11 @@ class Phase(ShardWork):
         return self._result(gradients, updates, row, weight, outputs)
 
     def values(self, known: Any = None) -> OwnValues:
-        """What variables hold in this phase."""
+        """Return what variables hold in this phase."""
         return self._step.values(self._place)
 
     def fixed(self) -> None:
-        """No value is known not to change."""
+        """Return nothing: no value is known not to change."""
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Make the update."""

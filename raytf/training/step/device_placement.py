@@ -61,7 +61,7 @@ def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], Non
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[PlacedOp]]:
-    """A list that holds the operations that TensorFlow ran inside the `with` statement, filled when that ends."""
+    """Yield a list of the operations that TensorFlow runs inside the `with` statement, filled when that ends."""
     ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
@@ -71,7 +71,7 @@ def collected() -> Iterator[list[PlacedOp]]:
 
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
-    """One line for each device."""
+    """Return one line for each device."""
     kinds_by_device: dict[str, Counter[str]] = {}
     for op in ops:
         kinds_by_device.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])

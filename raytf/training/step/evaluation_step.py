@@ -99,7 +99,7 @@ class EvalStep:
 
     @property
     def output_width(self) -> int:
-        """float32 words of a record that metrics of the whole batch get; 0 where there are none."""
+        """Return the float32 words of a record that metrics of the whole batch get; 0 where there are none."""
         return sum(layout.width for layout in self.micro.outputs)
 
     def update(self, rows: np.ndarray) -> None:
@@ -122,7 +122,8 @@ class EvalStep:
         self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:
-        """[K, L, n] the divisors of the n losses that are divided by a number from the data, per step and shard."""
+        """Return [K, L, n] the divisors of the n losses that are divided by a number from the data, per step and
+        shard."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:

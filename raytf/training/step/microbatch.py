@@ -86,7 +86,8 @@ class MicroBatch(ShardWork):
         return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
-        """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
+        """Return [n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the
+        graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
         with scope, loss_division.measured(self.model) as divisors:
@@ -104,7 +105,7 @@ class MicroBatch(ShardWork):
         ]
 
     def values(self, known: StepValues | None = None) -> StepValues:
-        """Current weights and layers' states; see `ShardWork`."""
+        """Return the current weights and layers' states; see `ShardWork`."""
         fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
         tables = () if self._is_compiled else self.slices
@@ -116,7 +117,7 @@ class MicroBatch(ShardWork):
         return StepValues(*([read(v) if value is None else value for v, value in each] for each in pairs))
 
     def fixed(self) -> StepValues:
-        """The values that no step changes, on the current device; None for the others."""
+        """Return the values that no step changes, on the current device; None for the others."""
         changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
         groups = self.trainable, self.states
         return StepValues(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
@@ -179,14 +180,14 @@ class MicroBatch(ShardWork):
 
     @property
     def phases(self) -> list[MicroBatch]:
-        """The parts of a step that each end with an update."""
+        """Return the parts of a step that each end with an update."""
         return [self]
 
     def begin(self) -> None:
-        """Nothing has to be noted at the beginning of a step."""
+        """Do nothing: a step of one phase has nothing to note at its beginning."""
 
     def finish(self, row: tf.Tensor) -> None:
-        """Nothing is left to do after the update."""
+        """Do nothing: nothing is left after the update."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards; to be traced."""

@@ -41,7 +41,7 @@ class ShardBatch:
     factors: tf.Tensor | None = None
 
     def part(self, own: range) -> ShardBatch:
-        """The part with the shards of `own`, indices into this batch."""
+        """Return the part with the shards of `own`, indices into this batch."""
         at = slice(own.start, own.stop)
         counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
         return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
@@ -75,8 +75,9 @@ class ShardSum:
 def loop_shards(
     micro: ShardWork, how: ShardSum, shards: ShardBatch, values: Any
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices and outputs in
-    shard order.
+    """Sum the encoded tensors of a device's shards of one step.
+
+    Return the sums, the shards' rows [L, M], and their slices and outputs in shard order.
 
     Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
     single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
@@ -151,7 +152,7 @@ def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps: bool) -> tf.Tensor:
-    """The slices of all shards one after another."""
+    """Return the slices of all shards one after another."""
     if has_gaps or layout.count is None:
         return array.concat()
     # On a GPU, `concat` would tell the host how long each part is.
@@ -161,7 +162,7 @@ def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps:
 def spread_shards(
     devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
+    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time.
 
     Args:
         devices: this process's devices.
@@ -198,7 +199,7 @@ class StepShards(NamedTuple):
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
-    """What `ShardBatch` has as counts and total for a full step of some shards, and of one that is audited."""
+    """Return `counts` and `total` of `ShardBatch` for a full step of some shards, and of one that is audited."""
     if plan.is_even:
         return None, 0
     sizes = tf.constant(plan.sizes, tf.int32)
@@ -211,7 +212,7 @@ def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) ->
 def shard_divisors(
     micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
 ) -> Any:
-    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
+    """Return [L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
     count = len(micro.divided)
 
     def one(i: tf.Tensor) -> tf.Tensor:
@@ -225,7 +226,7 @@ def shard_divisors(
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
-    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
+    """Return [L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
 
     Args:
         own: [L, n] result of `shard_divisors`.
@@ -239,7 +240,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
 
 
 def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
-    """For each device, copies of the values that no step changes; made once per call."""
+    """Return, for each device, copies of the values that no step changes; made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):
@@ -277,7 +278,7 @@ class ShardSums:
         flags: tf.Tensor,
         fixed: Sequence[Any],
     ) -> tuple[reductions.Reduced, list[Any]]:
-        """What all shards together make of a computation.
+        """Compute and sum the shards of all workers.
 
         Args:
             work: the computation of a shard.
@@ -321,7 +322,7 @@ class ShardSums:
 
 
 def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """What is known when all sums over workers of a computation are done.
+    """Return what is known when all sums over workers of a computation are done.
 
     TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
     of a host bring at the same time. So whatever is added next must wait for these.
@@ -346,7 +347,7 @@ class ShardTimer:
         self._is_ready = False
 
     def seconds(self) -> float:
-        """Seconds of one micro-batch: the faster of two runs."""
+        """Measure the seconds of one micro-batch: the faster of two runs."""
         batch = self._batch()
         return min(self._run(batch), self._run(batch))
 
@@ -368,7 +369,8 @@ class ShardTimer:
         return taken / runs, taken
 
     def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """What is measured: the first records again and again. Not every model takes zeros: CTC takes no empty text."""
+        """Return the batch to measure, the first records repeated. Not every model takes zeros: CTC takes no empty
+        text."""
         leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
         batch = leaves, np.zeros([self._seeds, 2], np.int32)
         if not self._is_ready:

@@ -168,23 +168,23 @@ class TrainStep:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
+        """Return whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
         return self._words.is_on_gpu
 
     @property
     def digest_bytes(self) -> int:
-        """Bytes of the digests of a step."""
+        """Return bytes of the digests of a step."""
         return 0 if self.digests is None else self.digests.bytes
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """What must be saved with the weights."""
+        """Return what must be saved with the weights."""
         named = {}
         for place, reduction in enumerate(self.reductions):
             named.update({name.replace("/00000/", f"/{place:05d}/"): v for name, v in reduction.state().items()})
         return named
 
     def functions(self) -> tuple[Any, Any]:
-        """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
+        """Return the `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
         return self._full, self._partial
 
     def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
@@ -218,20 +218,21 @@ class TrainStep:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a call that fails because a worker is lost has made some of its steps, and nothing of the others."""
+        """Return whether a call that fails because a worker is lost has made whole steps only."""
         return self._journal is not None
 
     def made(self) -> StepOutcome:
-        """The steps that the last call has made although it failed; without flags, and perhaps without any step."""
+        """Return the steps that the last call has made although it failed; without flags, and perhaps no step at
+        all."""
         assert self._journal is not None
         return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
-        """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
+        """Return the gradients that a call returned, by the path of their weight; empty if they are not kept."""
         return self._gradients.named(outcome.gradients)
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
+        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and its row.
 
         Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
 
@@ -243,8 +244,8 @@ class TrainStep:
         return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
-        fixed point, and with the update. Afterwards everything that a step changes is restored.
+        """Do as `probe` does for a whole step of one micro-batch, with the loop body of training, in fixed point, and
+        with the update. Afterwards everything that a step changes is restored.
 
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
@@ -335,7 +336,7 @@ class TrainStep:
         return rows.stack(), flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
-        """A step as if this worker were the only one and had one shard.
+        """Make a step as if this worker were the only one and had one shard.
 
         Returns:
             Its loss, and whether its gradients were finite.
@@ -388,7 +389,7 @@ class TrainStep:
         return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
-        """Factors for losses that are divided by data, after all workers have exchanged their divisors.
+        """Return factors for losses that are divided by data, after all workers have exchanged their divisors.
 
         Returns:
             None if the model has no such losses.

@@ -44,7 +44,7 @@ class StepAudit:
                 return tf.raw_ops.Assert(condition=row.agreed, data=[why])
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """The digests of the shard's own worker and of the other one; None where no step has failed since."""
+        """Return the digests of the shard's own worker and of the other one; None where no step has failed since."""
         own, other = (each.tobytes() for each in self._digests.numpy())
         if own == other:
             return None
@@ -52,8 +52,8 @@ class StepAudit:
         return own, other
 
     def again(self, leaves: list[np.ndarray], seeds: np.ndarray, count: int | None, total: int) -> list[bytes]:
-        """The digests that this rank computes for a shard of a full step, with the present weights and the exponents of
-        the step that has failed; several times.
+        """Compute a shard of a full step again, several times, with the present weights and the exponents of the failed
+        step; return its digests.
 
         Args:
             leaves: of the shard, each [1, b, ...].
@@ -69,7 +69,7 @@ class StepAudit:
     def _one_shard(
         self, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: tf.Tensor | None, total: tf.Tensor
     ) -> tf.Tensor:
-        """[D * 2] the columns of digests, by the loop's body that training has: another graph may have other bits."""
+        """Return [D * 2] the columns of digests, by the loop's body of training: another graph may have other bits."""
         reduction, work, scales = self._reduction, self._work, self._reduction.scales(self._exponents)
 
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -67,7 +67,7 @@ class KeptObjects:
 
     @property
     def unsent(self) -> list[str]:
-        """Objects whose changes cannot be sent: where each one is, and its class."""
+        """Return the objects whose changes cannot be sent: where each one is, and its class."""
         opaque = {label: type(value).__name__ for label, value in self._objects.items() if _is_opaque(value)}
         lost = {label: kind for label, kind in self._lost_before.items() if not self._is_of_keras(label)}
         return [f"{label} ({kind})" for label, kind in (opaque | lost).items()]

@@ -136,7 +136,7 @@ class Callbacks:
 
     @property
     def has_batch_hooks(self) -> bool:
-        """Whether some callback overrides a batch hook; False on all ranks but rank 0."""
+        """Return whether some callback overrides a batch hook; False on all ranks but rank 0."""
         return any(batch_hooks.overridden(c) for c in self._list)
 
     @property
@@ -145,7 +145,7 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback asked to stop training; equal on all ranks after `run`."""
+        """Return whether a callback asked to stop training; equal on all ranks after `run`."""
         return bool(self._model.stop_training)
 
     def run(self, hook: str, *args: Any) -> None:
@@ -194,14 +194,14 @@ class Callbacks:
         return json.loads(self._group.share(own))
 
     def begin(self, what: str, step: int) -> None:
-        """Something begins at a step, from where it is begun again if a worker is lost in it."""
+        """Note that something begins at a step, from where it is begun again if a worker is lost in it."""
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
-        """Whether a hook must be run."""
+        """Return whether a hook must be run."""
         return True
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
+        """Return (values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
         if self._kept is None or self._guard is None:
             return {}, {}
         values, arrays = self._kept.state()
@@ -236,7 +236,7 @@ class Callbacks:
 
     @property
     def _rate(self) -> float | None:
-        """The learning rate; None where a schedule gives it, or where there are several."""
+        """Return the learning rate; None where a schedule gives it, or where there are several."""
         optimizer = self._model.optimizer
         if not _keras.has_one_rate(optimizer):
             return None
@@ -261,7 +261,7 @@ class Callbacks:
 
     @functools.cached_property
     def _variables(self) -> list[keras.Variable]:
-        """The variables that hooks may change and that the step reads, in one order on all ranks."""
+        """Return the variables that hooks may change and that the step reads, in one order on all ranks."""
         return list(variables.variables(self._model).values())
 
 

@@ -80,7 +80,7 @@ class MovingCallbacks(Callbacks):
 
     @property
     def lacks_hooks(self) -> bool:
-        """Whether this rank, if it is rank 0, has to take the callbacks over."""
+        """Return whether this rank, if it is rank 0, has to take the callbacks over."""
         return self.active and self._hooks is None
 
     def begin(self, what: str, step: int) -> None:
@@ -90,8 +90,8 @@ class MovingCallbacks(Callbacks):
             self.known = replace(self.known, ran=Counter())
 
     def resume(self) -> None:
-        """Workers were lost: what was begun is begun again, and hooks that have run in it are not run again; all ranks
-        must call this."""
+        """Run what was begun again after workers were lost, without the hooks that have run in it; all ranks must call
+        this."""
         self._asked.clear()
         if self.active:
             self._mark = None
@@ -113,7 +113,7 @@ class MovingCallbacks(Callbacks):
                 self._assign(self.known.values)
 
     def take_over(self, files: str, epoch: int, is_inside: bool, has_end: bool) -> None:
-        """Go on with the callbacks of a rank 0 that is lost, on the new one.
+        """Continue with the callbacks of a rank 0 that is lost, on the new one.
 
         Args:
             files: local folder for their files, which has those of `packed_files`.
@@ -145,7 +145,7 @@ class MovingCallbacks(Callbacks):
 
     @property
     def packed_files(self) -> dict[str, bytes]:
-        """Files of the callbacks, as far as all ranks know them.
+        """Return the files of the callbacks, as far as all ranks know them.
 
         Raises:
             WorkerLostError: nobody else knows them.
@@ -184,7 +184,7 @@ class MovingCallbacks(Callbacks):
             self._variables[place].assign(value)
 
     def _packed_state(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
-        """What rank 0 tells, and what marks the state that it told."""
+        """Return what rank 0 sends, and a mark of the state that it sends."""
         values, arrays = self.state()
         files = self._pack()
         mark = pickle.dumps((values, files)), {name: google_crc32c.value(_bytes(a)) for name, a in arrays.items()}

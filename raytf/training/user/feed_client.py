@@ -28,7 +28,7 @@ class FeedClient:
         self._batches: tuple[range, list[list[np.ndarray]]] = range(0), []
 
     def __call__(self, step: int, shards: range) -> tuple[list[np.ndarray], int]:
-        """Leaves of the records of some logical shards at a step, and the number of records of all shards.
+        """Return the leaves of some logical shards' records at a step, and the number of records of all shards.
 
         Raises:
             DataError: the program cannot make the batch.
@@ -42,7 +42,7 @@ class FeedClient:
         return self._batches[1][at], self._offer.rows[at]
 
     def _taken(self, shards: range) -> list[list[np.ndarray]]:
-        """Leaves of some shards' records, for each batch of the offer."""
+        """Return leaves of some shards' records, for each batch of the offer."""
         rows, parts = self._offer.rows, self._offer.parts
         if len(parts) > 1:
             batches = ray.get(parts[shards.start : shards.stop])

@@ -61,7 +61,7 @@ class Parcel(Generic[T]):
         self.left_behind: list[str] = []
 
     def get(self) -> T:
-        """The value; in another process than it was made in, a copy of it, made by the first call."""
+        """Return the value; in another process than it was made in, a copy of it, made by the first call."""
         if self._value is None:
             self._value, self._variables = opened(self._pack().body)
         return self._value
@@ -228,7 +228,7 @@ def _key_of(value: Any) -> str:
 
 
 def _anything(value: Any) -> Any:
-    """A program may have replaced its streams by objects of any class."""
+    """Return how to pickle a stream of the program, which may be an object of any class."""
     for name in _STREAMS:
         if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
             return StandardStream, (name,)
