@@ -1,7 +1,7 @@
-"""Whether a run's records fit together: the chain over its steps, its checkpoints, and what each says of the last one.
+"""Checks that a run's records fit together: the chain over its steps, and its checkpoints.
 
-Nothing is computed again here. What is changed in one place alone breaks the chain; who changes all of it alike is
-found by computing steps again, see `chance`.
+Nothing is computed again here. A change in one place alone breaks the chain. A change of all of it shows when steps
+are computed again, see `chance`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NO_DIGESTS = "steps have no digests: only their losses are in the chain, and no
 
 @dataclass(frozen=True)
 class Records:
-    """What a run's records say.
+    """The result of checking a run's records.
 
     Attributes:
-        problems: what does not fit, one line each.
-        notes: what could not be checked, one line each.
-        checkpoints: names of those that are whole, by their steps, the first one first.
-        steps: that the log has.
-        has_digests: whether the last of them has digests, so that it can be computed again.
+        problems: contradictions, one line each.
+        notes: records that could not be checked, one line each.
+        checkpoints: names of the whole checkpoints, by their steps, the first one first.
+        steps: number of steps in the log.
+        has_digests: whether the last step has digests, so that it can be computed again.
     """
 
     problems: tuple[str, ...]
@@ -93,8 +93,7 @@ def check(run: Storage) -> Records:
 
 
 def intervals(checkpoints: Sequence[str]) -> list[Interval]:
-    """Return what can be computed again: from the run's beginning to the first checkpoint, and from each to the
-    next."""
+    """Return the intervals from the run's beginning to the first checkpoint, and from each one to the next."""
     by_step: dict[int, str] = {}
     for name in checkpoints:
         by_step[naming.split_name(name)[0]] = name
@@ -119,8 +118,7 @@ def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[
 
 
 def chance(computed: int, of: int, forged: int = 1) -> float:
-    """Return the probability that at least one of some forged steps, anywhere in a run, is among those that were
-    computed again: draws without replacement."""
+    """Return the probability that at least one of `forged` steps is computed again: draws without replacement."""
     missed = 1.0
     for i in range(min(forged, of)):
         missed *= max(0, of - computed - i) / (of - i)

@@ -35,7 +35,7 @@ _SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed
 
 @dataclass(frozen=True)
 class RunTrace:
-    """What a run's folder tells of its steps.
+    """The steps and settings of a run, as its folder has them.
 
     Attributes:
         place: the folder, for people.
@@ -54,7 +54,7 @@ class RunTrace:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two runs part.
+    """The difference between two runs.
 
     Attributes:
         same: steps that are equal in both, from the first.
@@ -268,7 +268,7 @@ def _architecture(run: Storage) -> Any:
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Return numbers of records, as the data count them from 0.
+    """Return the numbers of records, as the data count them from 0.
 
     Args:
         identity: of the run.

@@ -15,7 +15,7 @@ from raytf.distributed.step_agreement import ReplicaVerdict
 
 
 class AuditChoice(NamedTuple):
-    """What is audited in a step.
+    """The audit of a step.
 
     Attributes:
         shard: that is computed twice.
@@ -30,7 +30,7 @@ class AuditChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """Who computed wrongly.
+    """The ranks that computed wrongly.
 
     Attributes:
         culprits: ranks; none where nobody can say.
@@ -47,7 +47,7 @@ class AuditVerdict:
 
 @dataclass
 class Standing:
-    """From when on this process has trained, and how long it was right for all that is known.
+    """The step at which a process began to train, and the last step at which an audit agreed with it.
 
     Attributes:
         joined: step at which it began; None before that.

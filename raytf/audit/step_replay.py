@@ -176,7 +176,7 @@ def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What to compute again.
+    """The steps to compute again.
 
     Attributes:
         run: URI of the run's folder.
@@ -257,7 +257,7 @@ def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
 
 @dataclass(frozen=True)
 class NotedSteps:
-    """What a run has noted of its steps.
+    """The digests and losses that a run has recorded.
 
     Attributes:
         digests: of those that have one.
@@ -270,7 +270,7 @@ class NotedSteps:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """What a comparison has found.
+    """The result of a comparison.
 
     Attributes:
         same: steps whose digests are equal, up to the first that differs.

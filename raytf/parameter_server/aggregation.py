@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 class Arrival(enum.Enum):
-    """What happens with a gradient that arrives."""
+    """The decision about a gradient that arrives."""
 
     TAKEN = "taken"
     DUPLICATE = "duplicate"  # its part was already computed by another worker

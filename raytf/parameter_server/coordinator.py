@@ -305,8 +305,7 @@ class ParameterServerExecutor:
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
-        """Return the learning rate of each step of a call, taken from its last step; the others differ only a
-        little."""
+        """Return the learning rate of a call's last step for each of its steps, which differ only a little."""
         iterations = self._context.program.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())

@@ -1,4 +1,4 @@
-"""How a group with parameter servers ends."""
+"""Errors that end a group with parameter servers."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Servers:
 
 
 class ServerStep:
-    """What both kinds of steps share: the state on the servers and the gradients of a worker.
+    """The base of both kinds of steps: the state on the servers and the gradients of a worker.
 
     Args:
         servers: the servers that hold the state.

@@ -31,7 +31,7 @@ EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:
-    """Return steps between two audits; 0 for none.
+    """Return the number of steps between two audits; 0 for none.
 
     Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
     """
@@ -40,7 +40,7 @@ def steps_between(compute: ComputeSection) -> int:
 
 @dataclass(frozen=True)
 class _Witness:
-    """What a rank has to say about a step.
+    """The evidence of a rank about a step.
 
     Attributes:
         again: hashes of the digests that it computes.
@@ -113,8 +113,7 @@ class Audits:
         return shard_audit.choose(self._context.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
-        """Return the shard of another rank that this rank also computes in a call that begins at a step; None for
-        none."""
+        """Return the shard of another rank that this rank also computes in the call at a step; None for none."""
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
 

@@ -95,7 +95,7 @@ class Executor(Protocol):
             step: the last step that this rank has finished; -1 if it has no state.
 
         Raises:
-            WorkerLostError: the ranks go on without this one, or nobody says who they are.
+            WorkerLostError: the ranks continue without this one, or nobody reports who they are.
         """
         ...
 

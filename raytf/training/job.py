@@ -1,4 +1,4 @@
-"""What the driver sends to each worker."""
+"""The job that the driver sends to each worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it imports Ray
 
 @dataclass(frozen=True)
 class UserCode:
-    """What the user's program gives to a run: functions, or Keras objects that it has made.
+    """The user's part of a run: functions, or Keras objects that the program has made.
 
     Attributes:
         model: a compiled keras.Model, or a function that returns one.
@@ -96,7 +96,7 @@ class TrainingJob:
 
     @property
     def end_step(self) -> int:
-        """Return global step at which this start ends."""
+        """Return the global step at which this start ends."""
         return self.total_steps if self.stop_step is None else min(self.stop_step, self.total_steps)
 
     def epoch_of(self, step: int) -> int:

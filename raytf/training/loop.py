@@ -2,7 +2,7 @@
 
 All ranks run it in lockstep: what decides the next action is either arithmetic on the step, or a flag that was summed
 over the ranks together with the gradients. Only rank 0 writes logs and talks to the driver. Where ranks can meet again,
-those that are left when one is lost go on where they are.
+the surviving ranks continue from the current step when one is lost.
 """
 
 from __future__ import annotations

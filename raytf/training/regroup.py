@@ -1,4 +1,4 @@
-"""What ranks that meet again give each other: the state of the one that is furthest, for those that are behind."""
+"""State transfer when ranks meet again: ranks that are behind get the state of the one that is furthest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RegroupError(Exception):
 
 @dataclass(frozen=True)
 class HeldState:
-    """Where a rank is in a run, beside the values of its variables.
+    """The progress of a rank in a run, beside the values of its variables.
 
     Attributes:
         progress: of the run.

@@ -195,7 +195,7 @@ def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, lis
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank trains.
+    """The model, data and step that one rank trains.
 
     Attributes:
         sources: the run's data.

@@ -1,4 +1,4 @@
-"""What a person needs to see of one step: its records, their losses, gradients, and weights before and after it.
+"""A dump of one step for people: its records, their losses, gradients, and weights before and after it.
 
 step.json            step, epoch, loss, learning rate, norm of the gradient, digest
 records.csv          number in the source (or place in a batch that a program has made), loss and label of each

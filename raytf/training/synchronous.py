@@ -342,8 +342,7 @@ class SynchronousExecutor:
         return device_placement.reported(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
     def _call_end(self, step: int, stop: int) -> int:
-        """Return the step at which a call that begins at `step` ends, so that no save or histogram is due inside a
-        call."""
+        """Return where a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
             stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
         stop = self._audits.call_end(step, stop)

@@ -311,7 +311,7 @@ def _unpacked(leaf: Leaf, columns: Iterator[tf.Tensor]) -> Any:
 
 
 class Kind(enum.IntEnum):
-    """How a metric's value for a batch follows from its shards; if its updates differ, the largest kind counts."""
+    """The way a metric's value for a batch follows from its shards; if updates differ, the largest kind counts."""
 
     SUM = 0
     MEAN = 1

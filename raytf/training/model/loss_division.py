@@ -95,8 +95,7 @@ def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Te
 
 
 def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """Return the number by which Keras's `Loss.__call__` divides the sum, up to a factor that is the same for all
-    shards.
+    """Return the divisor in Keras's `Loss.__call__`, up to a factor that is the same for all shards.
 
     Returns:
         None if it does not come from the data.

@@ -292,8 +292,7 @@ def numbers(model: keras.Model) -> dict[str, float]:
 
 
 def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
-    """Return whether Keras shows the model's metrics for a step that returns numbers of these names, and not the
-    numbers."""
+    """Return whether Keras shows the model's metrics, and not the numbers that a step returns by these names."""
     return set(names) == set(model.get_metrics_result())
 
 

@@ -139,8 +139,7 @@ class Heartbeat:
         self._advanced_at, self._excluded, self._since = now, 0.0, now
 
     def is_probe_due(self) -> bool:
-        """Return whether it is time to measure a single shard, which all ranks must do together: they wait for each
-        other."""
+        """Return whether it is time to measure a single shard, which all ranks must do at the same step."""
         return time.monotonic() - self._probed_at >= max(_PROBE_SECONDS, self._probe_pause)
 
     def probed(self, seconds: float, cost: float) -> None:

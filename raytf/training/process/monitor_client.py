@@ -28,7 +28,7 @@ class Question(Generic[Answer]):
         self._reference = reference
 
     def is_answered(self) -> bool:
-        """Return whether the answer has arrived; never waits."""
+        """Return whether the answer has arrived; never wait."""
         return bool(ray.wait([self._reference], timeout=0)[0])
 
     def answer(self, seconds: float | None = None) -> Answer:
@@ -112,8 +112,7 @@ class MonitorClient:
         return Question[bool](self.handle.is_saving.remote()).answer()
 
     def is_over(self, attempt: str, seconds: float) -> bool:
-        """Return whether another group has begun to train after this attempt; False where no answer arrives in that
-        time."""
+        """Return whether another group has begun to train after this attempt; False without an answer in time."""
         try:
             return Question[bool](self.handle.is_over.remote(attempt)).answer(seconds)
         except ray.exceptions.RayError:

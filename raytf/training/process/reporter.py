@@ -102,7 +102,7 @@ class Reporter:
 
     @property
     def files(self) -> str:
-        """Return local folder for files of callbacks; empty on all ranks but rank 0."""
+        """Return the local folder for files of callbacks; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
     def resume(self, files: dict[str, bytes] | None = None) -> None:
@@ -218,8 +218,7 @@ class Reporter:
         self._job.monitor.go_back(after, attempts)
 
     def is_parking_wanted(self) -> bool:
-        """Return whether the ranks must save and wait, according to the monitor's latest answer; never waits for
-        one."""
+        """Return whether the ranks must save and wait, by the monitor's latest answer; never wait for one."""
         if self._rank != 0:
             return False
         now = time.monotonic()

@@ -43,7 +43,7 @@ _RETENTION_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Listener:
-    """What a Checkpointer reports to.
+    """The receivers of a Checkpointer's reports.
 
     Attributes:
         reporter: this rank's reporter.
@@ -131,8 +131,7 @@ class Checkpointer:
 
     @property
     def may_regroup(self) -> bool:
-        """Return whether ranks may regroup without need: nothing waits to be saved, or a failure would lose it as
-        well."""
+        """Return whether ranks may regroup without need: no save would be lost that a failure would not lose."""
         return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
 
     def let_go(self) -> bool:
@@ -278,8 +277,7 @@ class Checkpointer:
         return save
 
     def _with_records(self, save: PreparedSave) -> PreparedSave:
-        """Prepare a save that starts now: it completes only after its records are in storage, and becomes the
-        newest."""
+        """Prepare a save, which becomes the newest one. It completes only after its records are in storage."""
         records = self._source.records()
 
         def before() -> None:

@@ -41,7 +41,7 @@ _OF_BOTH = (
 
 @dataclass
 class Findings:
-    """What tracing a step has told.
+    """The results of tracing a step.
 
     Attributes:
         applies: for each update the optimizer and the weights, by their places in `Parts`.
@@ -342,7 +342,7 @@ class OwnStep:
 
 
 class OwnValues(NamedTuple):
-    """What variables hold in a phase.
+    """The values of variables in a phase.
 
     Attributes:
         weights, states: of `Parts`, when the step began.

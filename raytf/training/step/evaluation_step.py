@@ -122,8 +122,7 @@ class EvalStep:
         self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:
-        """Return [K, L, n] the divisors of the n losses that are divided by a number from the data, per step and
-        shard."""
+        """Return [K, L, n] the divisors of the losses that are divided by data, for each step and shard."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:

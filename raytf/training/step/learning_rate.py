@@ -92,12 +92,11 @@ class RateLaw:
 
     @property
     def begin(self) -> float:
-        """Return the fraction of the full rate at which the warm-up begins, that of the model's own rate; 0 if not
-        scaled up."""
+        """Return the fraction at which the warm-up begins: the model's own rate if that is scaled up, else 0."""
         return min(1.0, 1 / self.factor) if self.factor > 1 else 0.0
 
     def share(self, step: int) -> float:
-        """Return the fraction of the full rate, `factor` times the model's own, at a step counted from 0."""
+        """Return the fraction of the full rate, `factor` times the model's own, at a step from 0."""
         if step + 1 >= self.warmup_steps:
             return 1.0
         return self.begin + (1 - self.begin) * (step + 1) / self.warmup_steps

@@ -86,8 +86,7 @@ class MicroBatch(ShardWork):
         return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
-        """Return [n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the
-        graph."""
+        """Return [n] the divisors of a shard's losses in `divided`; TensorFlow prunes the rest of the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
         with scope, loss_division.measured(self.model) as divisors:

@@ -49,7 +49,7 @@ class ShardBatch:
 
 @dataclass(frozen=True)
 class ShardSum:
-    """How the results of shards are summed.
+    """The way the results of shards are summed.
 
     Attributes:
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
@@ -369,8 +369,7 @@ class ShardTimer:
         return taken / runs, taken
 
     def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the batch to measure, the first records repeated. Not every model takes zeros: CTC takes no empty
-        text."""
+        """Return the first records, repeated. Not every model takes zeros: CTC takes no empty text."""
         leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
         batch = leaves, np.zeros([self._seeds, 2], np.int32)
         if not self._is_ready:

@@ -1,4 +1,4 @@
-"""What one shard of a step returns, and how it is made an update: the part that all kinds of steps have in common."""
+"""The result of one shard of a step, and the update made of it: the part that all kinds of steps share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.errors import ModelError
 
 
 class ShardResult(NamedTuple):
-    """What the computation of a shard returns.
+    """The result of computing a shard.
 
     Attributes:
         tensors: gradients and layers' updates; a gradient that is slices has no elements here.
@@ -232,7 +232,7 @@ def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before
 
 
 class KeptGradients:
-    """Those of all phases of a step, if somebody wants them.
+    """The gradients of all phases of a step, if they are wanted.
 
     Args:
         is_wanted: whether to keep them.

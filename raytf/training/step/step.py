@@ -173,7 +173,7 @@ class TrainStep:
 
     @property
     def digest_bytes(self) -> int:
-        """Return bytes of the digests of a step."""
+        """Return the number of bytes of the digests of a step."""
         return 0 if self.digests is None else self.digests.bytes
 
     def reduction_state(self) -> dict[str, keras.Variable]:
@@ -222,8 +222,7 @@ class TrainStep:
         return self._journal is not None
 
     def made(self) -> StepOutcome:
-        """Return the steps that the last call has made although it failed; without flags, and perhaps no step at
-        all."""
+        """Return the steps, perhaps none, that the last call has made although it failed; without flags."""
         assert self._journal is not None
         return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
 
@@ -404,7 +403,7 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is computed.
+    """The options of a step.
 
     Attributes:
         flags: number of flags that are summed over workers with each step.

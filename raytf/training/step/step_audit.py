@@ -16,7 +16,7 @@ TIMES = 4
 
 
 class StepAudit:
-    """What the audits of a step need.
+    """Computes the digests of audited shards.
 
     Args:
         work: the computation of a shard, traced.

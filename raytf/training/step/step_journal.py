@@ -1,4 +1,4 @@
-"""What comes of a call's steps, also of one that fails: those before the step that failed have changed the weights."""
+"""The results of a call's steps. In a call that fails, the steps before the failure have changed the weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepOutcome(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """What is noted of a step, in its graph.
+    """The numbers that a step records in its graph.
 
     Attributes:
         loss: float32.

@@ -23,7 +23,7 @@ Ran = Counter[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class CallbackState:
-    """What all ranks know of the callbacks of rank 0.
+    """The state of rank 0's callbacks that all ranks know.
 
     Attributes:
         stop, rate: what the hooks have done: whether training stops, and the learning rate.
@@ -90,8 +90,7 @@ class MovingCallbacks(Callbacks):
             self.known = replace(self.known, ran=Counter())
 
     def resume(self) -> None:
-        """Run what was begun again after workers were lost, without the hooks that have run in it; all ranks must call
-        this."""
+        """Begin again after workers were lost, without the hooks that have run; all ranks must call this."""
         self._asked.clear()
         if self.active:
             self._mark = None

@@ -1,4 +1,4 @@
-"""How workers get batches that the driver's program makes."""
+"""The workers' side of batches that the driver's program makes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FeedClient:
         return self._batches[1][at], self._offer.rows[at]
 
     def _taken(self, shards: range) -> list[list[np.ndarray]]:
-        """Return leaves of some shards' records, for each batch of the offer."""
+        """Return the leaves of some shards' records, for each batch of the offer."""
         rows, parts = self._offer.rows, self._offer.parts
         if len(parts) > 1:
             batches = ray.get(parts[shards.start : shards.stop])

@@ -1,4 +1,4 @@
-"""What a user's program gives to a run, sent as bytes and opened where it is used.
+"""A user's code and objects, sent to a run as bytes and opened where they are used.
 
 A model, a layer or a tensor creates TensorFlow's variables when it is unpickled, which a worker may do only after its
 strategy is set up: `Collective ops must be configured at program startup`. So a parcel arrives closed.
