@@ -94,9 +94,7 @@ def check(run: Storage) -> Records:
 
 def intervals(checkpoints: Sequence[str]) -> list[Interval]:
     """Return the intervals from the run's beginning to the first checkpoint, and from each one to the next."""
-    by_step: dict[int, str] = {}
-    for name in checkpoints:
-        by_step[naming.split_name(name)[0]] = name
+    by_step = {naming.split_name(name)[0]: name for name in checkpoints}
     names = [by_step[step] for step in sorted(by_step)]
     before: list[str | None] = [None, *names]
     return [Interval(begin, end) for begin, end in zip(before, names, strict=False)]

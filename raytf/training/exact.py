@@ -114,7 +114,8 @@ def compare(group: Ranks, bits: str) -> None:
         WorkerLostError: another rank raises an ExactnessError.
     """
     here = machine()
-    mine = [np.frombuffer(bits.encode(), np.uint8), _padded(here)]
+    described = here.encode()[:_MACHINE_BYTES].ljust(_MACHINE_BYTES)
+    mine = [np.frombuffer(bits.encode(), np.uint8), np.frombuffer(described, np.uint8)]
     theirs = group.broadcast(mine)
     differs = mine[0].tobytes() != theirs[0].tobytes()
     if group.sum(np.array([differs], np.float32))[0]:
@@ -179,10 +180,6 @@ def _problem(op: TracedOp, allows_xla: bool) -> str | None:
     if definition is not None and definition.is_stateful and _RANDOM.search(op.kind):
         return "random"
     return None
-
-
-def _padded(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode()[:_MACHINE_BYTES].ljust(_MACHINE_BYTES), np.uint8)
 
 
 def _cpu() -> str:

@@ -31,7 +31,7 @@ from raytf.errors import ConfigError
 from raytf.inference.user_model import run_user_code, set_log_levels, set_warning_filters
 from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import new_attempt
-from raytf.runs.status import number_text
+from raytf.runs.status import Status, number_text
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
 from raytf.training.evaluation import Evaluators
@@ -41,7 +41,7 @@ from raytf.training.model import model as models
 from raytf.training.model import program_variables, remarks
 from raytf.training.process import gpu_probe
 from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup
-from raytf.training.process.reporter import Reporter, Saves
+from raytf.training.process.reporter import Reporter
 from raytf.training.saving.checkpointer import Checkpointer
 from raytf.training.saving.live_state import LiveState
 from raytf.training.step.evaluation_step import EvalStep
@@ -49,6 +49,8 @@ from raytf.training.user.callbacks import Callbacks
 
 #: Share of a node's memory from which what the state needs is worth a line.
 _LARGE_SHARE = 0.02
+#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
+_HISTORY_EPOCHS = 50
 #: Device memory, in bytes, for the batches that wait or are being computed.
 UPLOAD_BYTES = 512 << 20
 
@@ -471,17 +473,29 @@ class Context:
             phase: what goes on.
             metrics: of the epoch; by default the model's own, while it trains.
         """
-        if metrics is None and phase == "training" and self.is_first_rank and self.has_trained:
+        if not self.is_first_rank:
+            return
+        if metrics is None and phase == "training" and self.has_trained:
             metrics = models.numbers(self.program.model)
-        saves = Saves(
+        job, step = self.job, self.state.step
+        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
+        status = Status(
+            step=step,
+            total=job.total_steps,
+            epoch=job.epoch_of(latest) + 1,
+            epochs=job.epochs,
+            workers=self.attempt.workers,
+            metrics=metrics or {},
             checkpoint=self.state.durable_step,
             snapshot=self.memory.step,
             snapshot_bytes=self.memory.bytes,
             stall_seconds=self.saving.stall_seconds,
+            trace_seconds=self.pulse.trace_seconds,
+            phase=phase,
             trouble=self.saving.trouble(),
+            history=[flat(epoch) for epoch in self.state.history[-_HISTORY_EPOCHS:]],
         )
-        traced = self.pulse.trace_seconds
-        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history, traced)
+        self.reporter.show(status)
 
 
 class EpochEnd:

@@ -8,18 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import ray
 import ray.train
 
-from raytf.config.objective import flat
 from raytf.errors import one_line
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.run_log import MirroredFolder
-from raytf.runs.status import Moment, Pace, SaveTrouble, Status
+from raytf.runs.status import Moment, Pace, Status
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
 from raytf.training.process.monitor_client import Question
@@ -36,30 +35,9 @@ _REPORT_SECONDS = 2.0
 _LAST_REPORT_SECONDS = 10.0
 #: The same where ranks have met again.
 _MET_AGAIN_SECONDS = 1.0
-#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
-_HISTORY_EPOCHS = 50
 #: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
 #: storage again.
 _PACK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Saves:
-    """The checkpoints and copies of a run's state, for its status.
-
-    Attributes:
-        checkpoint: step of the newest checkpoint on storage; None for none.
-        snapshot: step of the newest copy in memory; None for none.
-        snapshot_bytes: bytes of this rank's part of that copy.
-        stall_seconds: total time for which training stood still to save or copy.
-        trouble: the saves that have failed in a row; None if the last save did not fail.
-    """
-
-    checkpoint: int | None
-    snapshot: int | None = None
-    snapshot_bytes: int = 0
-    stall_seconds: float = 0.0
-    trouble: SaveTrouble | None = None
 
 
 class Reporter:
@@ -148,41 +126,19 @@ class Reporter:
     def is_report_due(self) -> bool:
         return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
 
-    def show(
-        self,
-        phase: str,
-        step: int,
-        saves: Saves,
-        metrics: dict[str, float] | None = None,
-        history: Sequence[dict[str, Any]] = (),
-        trace_seconds: float = 0.0,
-    ) -> None:
-        """Send the status of the run to the driver; from rank 0. The arguments are fields of `Status`."""
-        if self._rank != 0:
-            return
-        job, now = self._job, time.monotonic()
-        self._pace.see(Moment(step, now - trace_seconds, phase == "training", saves.stall_seconds))
-        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
-        status = Status(
-            step=step,
-            total=job.total_steps,
-            epoch=job.epoch_of(latest) + 1,
-            epochs=job.epochs,
-            workers=self._world_size,
-            metrics=metrics or {},
-            samples_per_step=self._samples_per_step,
-            samples_per_second=self._pace.steps_per_second * self._samples_per_step,
-            seconds_left=self._pace.seconds_left(job.total_steps - step),
-            checkpoint=saves.checkpoint,
-            snapshot=saves.snapshot,
-            snapshot_bytes=saves.snapshot_bytes,
-            stall_seconds=saves.stall_seconds,
-            trace_seconds=trace_seconds,
-            phase=phase,
-            trouble=saves.trouble,
-            history=[flat(epoch) for epoch in history[-_HISTORY_EPOCHS:]],
+    def show(self, status: Status) -> None:
+        """Add the pace of the run to its status, and send that to the driver; from rank 0."""
+        now = time.monotonic()
+        moment = Moment(status.step, now - status.trace_seconds, status.phase == "training", status.stall_seconds)
+        self._pace.see(moment)
+        self._job.monitor.update(
+            replace(
+                status,
+                samples_per_step=self._samples_per_step,
+                samples_per_second=self._pace.steps_per_second * self._samples_per_step,
+                seconds_left=self._pace.seconds_left(status.total - status.step),
+            )
         )
-        job.monitor.update(status)
         self._status_at = now
 
     def say(self, message: str | ProgramOutput) -> None:

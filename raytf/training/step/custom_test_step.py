@@ -59,9 +59,6 @@ class OwnTest(ShardWork):
     def values(self, known: Any = None) -> None:
         """Return nothing: the step reads variables where they are, since an evaluation changes none."""
 
-    def fixed(self) -> None:
-        """Return nothing, as `values` does."""
-
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
         self._gathered.update(outputs)

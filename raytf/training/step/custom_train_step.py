@@ -385,9 +385,6 @@ class Phase(ShardWork):
         """Return what variables hold in this phase."""
         return self._step.values(self._place)
 
-    def fixed(self) -> None:
-        """Return nothing: no value is known not to change."""
-
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Make the update."""
         super().apply(gradients, updates)

@@ -120,8 +120,8 @@ class ShardWork:
         raise NotImplementedError
 
     def fixed(self) -> Any:
-        """Return the values that no step changes, on the current device."""
-        raise NotImplementedError
+        """Return the values that no step changes, on the current device; None where none is known."""
+        return None
 
     def layout(self) -> reduction.WireLayout:
         """Return the shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
