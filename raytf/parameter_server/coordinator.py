@@ -25,7 +25,7 @@ from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
 from raytf.parameter_server import state
-from raytf.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
+from raytf.parameter_server.step import AsyncStep, ResultLostError, ServerStepOutcome, SyncStep
 from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate
@@ -52,8 +52,7 @@ class ParameterServerExecutor:
     #: Its ranks do not meet again.
     meets_again = is_late = speaks_alone = False
 
-    #: Set by `join`: TensorFlow's strategy, and its coordinator, which schedules calls on workers.
-    _strategy: Any
+    #: Set by `join`: TensorFlow's coordinator, which schedules calls on workers.
     _coordinator: Any
     #: Set by `make_step`.
     _step: AsyncStep | SyncStep
@@ -93,14 +92,15 @@ class ParameterServerExecutor:
         Raises:
             WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
         """
-        self._strategy, self._coordinator = state.connect(self._cluster)
+        self._coordinator = state.connect(self._cluster)
         return SingleWorkerGroup(OneDevice())
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> AsyncStep | SyncStep:
         plan, section = pipeline.plan, self._config.strategy
         self._rate = learning_rate.of_model(self._config.rate, model, plan)
         args = (
-            Servers(self._strategy, self._coordinator, len(self._cluster["ps"])),
+            self._coordinator,
+            len(self._cluster["ps"]),
             model,
             plan,
             pipeline.template,

@@ -32,23 +32,22 @@ MIN_PART_BYTES = 256 << 10
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
 
 
-def connect(cluster: dict[str, list[str]]) -> tuple[Any, Any]:
-    """Create the strategy and its coordinator; waits until all servers and workers answer. Must come before any
+def connect(cluster: dict[str, list[str]]) -> Any:
+    """Create the coordinator of a strategy, and wait until all servers and workers answer. Must come before any
     TensorFlow operation."""
     # TensorFlow warns about each call that the coordinator itself makes, and synchronous updates are such calls.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+    return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
 
 
 class ServerState:
     """Weights, layers' states and optimizer on the servers.
 
     Args:
-        strategy: returned by `connect`.
+        strategy: of the coordinator that `connect` returns.
         model: the mirror, built and compiled; has the initial values.
         states: variables of its layers that training changes.
         servers: number of servers.

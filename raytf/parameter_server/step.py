@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -67,25 +66,12 @@ class ServerStepOutcome(NamedTuple):
     gradients: Sequence[np.ndarray] = ()
 
 
-@dataclass(frozen=True)
-class Servers:
-    """The parameter servers of a run.
-
-    Attributes:
-        strategy, coordinator: returned by `state.connect`.
-        count: number of servers.
-    """
-
-    strategy: Any
-    coordinator: Any
-    count: int
-
-
 class ServerStep:
     """The base of both kinds of steps: the state on the servers and the gradients of a worker.
 
     Args:
-        servers: the servers that hold the state.
+        coordinator: returned by `state.connect`.
+        servers: number of parameter servers, which hold the state.
         model: the mirror.
         plan: sizes of batches and shards.
         template, specs: structure and leaves of a batch.
@@ -104,7 +90,8 @@ class ServerStep:
 
     def __init__(
         self,
-        servers: Servers,
+        coordinator: Any,
+        servers: int,
         model: keras.Model,
         plan: StepPlan,
         template: tuple[Any, Any, Any],
@@ -122,7 +109,7 @@ class ServerStep:
                 f"{type(model).__name__} overrides train_step, whose updates --strategy parameter-server cannot make "
                 "on its servers. Override compute_loss instead, or use another strategy."
             )
-        self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
+        self._coordinator, self._plan, self._specs = coordinator, plan, specs
         batch_metrics.leave_out(model, "which no worker has with --strategy parameter-server")
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
@@ -132,7 +119,7 @@ class ServerStep:
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         self.reduction = FloatReduction(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
-        self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
+        self.state = ServerState(coordinator.strategy, model, self.micro.states, servers, rate)
 
     def reduction_state(self) -> dict[str, keras.Variable]:
         """Return the state of the reduction, which is empty: nothing is kept from step to step."""

@@ -67,7 +67,8 @@ def collected() -> Iterator[list[PlacedOp]]:
         yield ops
     for graph in graphs:
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        ops.extend(PlacedOp(_short(node.device), node.op, node.name) for node in nodes if node.device)
+        # Of /job:worker/replica:0/task:1/device:GPU:0, GPU:0.
+        ops.extend(PlacedOp(node.device.rpartition("device:")[2], node.op, node.name) for node in nodes if node.device)
 
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
@@ -83,8 +84,3 @@ def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
             f"worker {rank}, {device}: {kinds.total()} operations of the step" + (f" ({most})" if most else "")
         )
     return lines
-
-
-def _short(device: str) -> str:
-    """Shorten /job:worker/replica:0/task:1/device:GPU:0 to GPU:0."""
-    return device.rpartition("device:")[2]
