@@ -23,7 +23,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
-from raytf.parameter_server.aggregation import Aggregation, Arrival
+from raytf.parameter_server.aggregation import Aggregation
 from raytf.parameter_server.state import ServerState
 from raytf.training.model import batch_metrics
 from raytf.training.step.learning_rate import LearningRate
@@ -299,7 +299,7 @@ class SyncStep(ServerStep):
                 except ResultLostError:
                     aggregation.lose(step, part)
                     continue
-                if aggregation.arrive(step, part) is Arrival.TAKEN:
+                if aggregation.arrive(step, part):
                     taken[part] = gradients
         # In the order of the parts, not of arrival, so that the sum is always the same.
         summed = [np.sum([taken[p][0][i] for p in sorted(taken)], 0) for i in range(len(taken[0][0]))]

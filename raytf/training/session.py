@@ -121,7 +121,7 @@ def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Execut
     """
     group = WatchedGroup(executor.join(), pulse)
     ranks.take(executor.seat)  # for the model function
-    return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else 1)
+    return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else None)
 
 
 def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
@@ -168,7 +168,7 @@ def introduce(attempt: Attempt, is_late: bool = False) -> None:
 
 
 def _alone(
-    job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor, group: WatchedGroup, rank: int
+    job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor, group: WatchedGroup, rank: int | None
 ) -> Attempt:
     if not job.config.strategy.has_servers:  # the coordinator has no GPU
         gpu_probe.check()

@@ -18,6 +18,7 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
+from raytf.data.sources.batches import LiveBatches
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
 from raytf.distributed.membership.generations import Generation
@@ -42,6 +43,7 @@ from raytf.training.synchronous import end_batch
 from raytf.training.user import later_files
 from raytf.training.user.callbacks import Callbacks
 from raytf.training.user.failover_callbacks import MovingCallbacks
+from raytf.training.user.feed_client import FeedClient
 
 
 def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Context:
@@ -344,7 +346,9 @@ def _live_state(
         variables.size_of(program.named), attempt.group.world_size, attempt.config.checkpoints.keep_best is not None
     )
     # A source of batches that are made while the run trains need not keep those before a checkpoint.
-    saved = getattr(getattr(program.sources.train, "fetch", None), "saved", lambda step: None)
+    source = program.sources.train
+    fetch = source.fetch if isinstance(source, LiveBatches) else None
+    on_saved = fetch.saved if isinstance(fetch, FeedClient) else (lambda step: None)
     room = DeviceRoom(most, free_bytes, (lambda line: None) if tier == HELD else attempt.reporter.say)
     return LiveState(
         attempt.group.rank,
@@ -357,7 +361,7 @@ def _live_state(
         log,
         attempt.reporter,
         note,
-        saved,
+        on_saved,
     )
 
 

@@ -46,10 +46,11 @@ class Reporter:
     Args:
         job: the run, whose monitor gets the reports.
         storage: the run's folder.
-        rank, world_size: of this worker.
+        rank: of this worker; None before it has met the others, if another one speaks for the group.
+        world_size: number of workers.
     """
 
-    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int):
+    def __init__(self, job: TrainingJob, storage: Storage, rank: int | None, world_size: int):
         self._job, self._storage = job, storage
         self._files: MirroredFolder | None = None
         self._tensorboard: MirroredFolder | None = None
@@ -71,7 +72,7 @@ class Reporter:
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}
 
-    def take_place(self, rank: int, world_size: int, attempt: str) -> None:
+    def take_place(self, rank: int | None, world_size: int, attempt: str) -> None:
         """Take another rank, or another attempt with other workers."""
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         if rank == 0 and self._files is None:
