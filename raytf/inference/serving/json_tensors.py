@@ -26,6 +26,8 @@ from raytf.inference.signature import Signature, TensorSpec, shape_text
 
 #: Bytes of text that are read at once.
 _PIECE = 64 << 10
+#: Bytes that are compared at once.
+_BLOCK = 1 << 20
 #: An array of fewer bytes is left to Python's reader.
 _SMALL = 4 << 10
 #: What Python's reader is given at most: values, bytes of text when there are characters beyond ASCII.
@@ -144,9 +146,9 @@ def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
 
 def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
     """Return the array that a part of the text is, or None where it is none of one shape, or has endless numbers."""
-    marks = b"".join(
-        bytes(body[at : min(at + _PIECE, end)]).translate(None, _NOT_MARKS) for at in range(start, end, _PIECE)
-    )
+    marks = bytearray()
+    for at in range(start, end, _PIECE):  # a little at a time: other threads run in between
+        marks += body[at : min(at + _PIECE, end)].translate(None, _NOT_MARKS)
     shape = _shape(marks)
     cuts = [start]
     while shape is not None and cuts[-1] < end:
@@ -157,22 +159,31 @@ def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
     return None if shape is None else Numbers(body, start, cuts[1:], shape)
 
 
-def _shape(marks: bytes) -> tuple[int, ...] | None:
+def _shape(marks: bytearray) -> tuple[int, ...] | None:
     """Return the shape of an array from its brackets and commas, or None where its lists differ in length or depth."""
-    depth = len(marks) - len(marks.lstrip(b"["))
+    depth = len(marks[: _MOST_DEPTH + 1]) - len(marks[: _MOST_DEPTH + 1].lstrip(b"["))
+    if depth > _MOST_DEPTH:
+        return None
     lists = np.frombuffer(marks, np.uint8)
     shape: list[int] = []
     size = 0  # of each item of a list, without the comma that follows it
-    for level in range(1, depth + 1 if depth <= _MOST_DEPTH else 0):
-        end = marks.find(b"]" * level)
-        items = lists[depth - level + 1 : end + level - 1]
+    for level in range(1, depth + 1):
+        end = marks.find(b"]" * level) if level < depth else len(marks) - level
+        items = lists[depth - level + 1 : max(0, end + level - 1)]
         # All items are as the first one, which is a list of this kind, or a number and has no mark.
         is_regular = end >= 0 and (len(items) + 1) % (size + 1) == 0 and items[size : size + 1].tobytes() in (b"", b",")
-        if not is_regular or (items[size + 1 :] != items[: max(0, len(items) - size - 1)]).any():
+        if not is_regular or not _repeats(items, size + 1):
             return None
         shape.insert(0, (len(items) + 1) // (size + 1))
         size = len(items) + 2
-    return tuple(shape) if shape and size == len(marks) else None
+    return tuple(shape) if marks.endswith(b"]" * depth) and size == len(marks) else None
+
+
+def _repeats(items: np.ndarray, period: int) -> bool:
+    """Whether each of the values is that of one period before."""
+    before = items[: max(0, len(items) - period)]
+    blocks = range(0, len(before), _BLOCK)  # of which each takes little memory
+    return all(np.array_equal(before[at : at + _BLOCK], items[period:][at : at + _BLOCK]) for at in blocks)
 
 
 def _values(piece: bytes | bytearray) -> list:
