@@ -191,8 +191,7 @@ def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, lis
         before = job.monitor.begin(name)
         begun = json.dumps((name, *before, job.monitor.is_saving(), *job.monitor.past())).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
-    name, earlier, known_step, is_saving, void, standings = json.loads(group.share(begun))
-    return name, earlier, known_step, is_saving, void, standings
+    return json.loads(group.share(begun))
 
 
 @dataclass(frozen=True)
