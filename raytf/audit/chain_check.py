@@ -105,7 +105,7 @@ def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[
 
     Args:
         share: between 0 and 1.
-        seed: of the draw; by default nobody can know it before.
+        seed: seed of the draw; by default nobody can know it in advance.
     """
     generator: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
     left, chosen = list(of), list[Interval]()

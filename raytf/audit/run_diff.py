@@ -1,4 +1,4 @@
-"""The first step at which two runs differ, and why, as far as their folders tell."""
+"""The first step at which two runs differ, and the reason, as far as their folders show it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class RunTrace:
     Attributes:
         place: the folder, for people.
         steps: columns of `raytf.read_steps`.
-        digests: of its steps.
+        digests: the digests of its steps.
         identity: settings, data and model, as its newest checkpoint has them.
-        architecture: of the model; None where it cannot be said.
+        architecture: the model's configuration; None where it cannot be read.
     """
 
     place: str
@@ -59,11 +59,11 @@ class Parting:
     Attributes:
         same: steps that are equal in both, from the first.
         step: the first one that is not; None where all that both have are.
-        difference: in which shards and tensors; None where digests cannot tell.
+        difference: the shards and tensors that differ; None where digests cannot show it.
         settings: what differs in settings, data and model: key, and its value in each run.
         rates: the learning rates of the last equal step or of this one, where they differ, with that step.
         is_loss_equal: whether that step has the same loss in both.
-        records: numbers of the records that each run had in the shards that differ; None where it does not tell.
+        records: numbers of the records that each run had in the shards that differ; None if unknown.
     """
 
     same: int
@@ -271,12 +271,12 @@ def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]
     """Return the numbers of records, as the data count them from 0.
 
     Args:
-        identity: of the run.
+        identity: the run's identity.
         step: counted from 1.
-        shards: of which logical shards, one after another.
+        shards: the logical shards, one after another.
 
     Returns:
-        None where the run does not keep what tells it.
+        None where the run does not keep enough to know them.
     """
     if not _ARRAYS.match(identity.get("contents of the training data", "")):
         return None

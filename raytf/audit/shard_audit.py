@@ -18,7 +18,7 @@ class AuditChoice(NamedTuple):
     """The audit of a step.
 
     Attributes:
-        shard: that is computed twice.
+        shard: the shard that is computed twice.
         owner: rank that has it.
         auditor: rank that computes it once more.
     """
@@ -92,7 +92,7 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
     """Choose a shard at random, and one of the other ranks to compute it again.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         step: counted from 1.
         spans: shards of each rank, of at least two ranks.
     """
@@ -115,7 +115,7 @@ def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequenc
 
     Args:
         choice: of the audit.
-        trained: hashes of the records of which the owner and the auditor have told digests.
+        trained: hashes of the records whose digests the owner and the auditor have reported.
         again: by rank, that of the records as it reads them now.
 
     Returns:
@@ -145,7 +145,7 @@ def judge(
         choice: of the audit.
         reported: digests of the owner and of the auditor, which differ.
         again: by rank, the digests of each time; from the same weights and records.
-        nodes: of each rank; by default each has its own.
+        nodes: each rank's node; by default each has its own.
     """
     shaky = tuple(rank for rank, digests in enumerate(again) if len(set(digests)) > 1)
     if shaky:
@@ -164,7 +164,7 @@ def judge(
     wrong = tuple(
         rank for rank, digest in zip((choice.owner, choice.auditor), reported, strict=True) if digest != truth
     )
-    if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
+    if len(wrong) != 1:  # perhaps it is the weights or the records that have changed
         return AuditVerdict((), "no rank told what all ranks compute when they do it again")
     return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again", is_proven=True)
 
@@ -182,7 +182,7 @@ def back_to(
     mode takes nothing from it that was not audited. Where nobody can say who is right, both were in their latest one.
 
     Args:
-        standings: of each rank.
+        standings: each rank's standing.
         copied: by rank, the step of the latest copy of which it knows that all had the same weights; None for none.
     """
     known = [step for step in copied if step is not None]

@@ -24,11 +24,11 @@ from raytf.runs import digest_log, run_log, start_command
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 
-#: What callbacks keep, which they go on with.
+#: The folder of files that callbacks continue with.
 _OF_CALLBACKS = "files"
-#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
+#: Prefixes of a checkpoint's tensors that steps compute; the others belong to callbacks.
 _COMPUTED = ("model/", "optimizer/", "reduction/")
-#: Environment variable with which `raytf replay` tells the program, which need not know of it.
+#: Environment variable with which `raytf replay` passes its plan to the program, which need not know of it.
 VARIABLE = "RAYTF_REPLAY"
 #: Name of the run that computes again.
 RUN = "replay"
@@ -260,8 +260,8 @@ class NotedSteps:
     """The digests and losses that a run has recorded.
 
     Attributes:
-        digests: of those that have one.
-        losses: of all, by step from 1.
+        digests: the digests of steps that have one.
+        losses: the losses of all steps, by step from 1.
     """
 
     digests: RunDigests
@@ -279,7 +279,7 @@ class StepComparison:
         difference: in what.
         why: what cannot be compared, for people; empty where everything could.
         losses: how many of the unknown steps have a loss on both sides.
-        farthest: of those, the step whose losses differ most, and both of them; None where all are equal.
+        farthest: the one of these steps whose losses differ most, and both losses; None where all are equal.
     """
 
     same: int
@@ -314,7 +314,7 @@ def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepCom
     Args:
         noted: by the run.
         again: computed again.
-        steps: which to compare.
+        steps: the steps to compare.
     """
     same, unknown, why = 0, list[int](), ""
     differs, difference = None, None

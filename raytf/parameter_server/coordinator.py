@@ -3,8 +3,8 @@
 The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 does with any
 other strategy. Only the training of steps is different. Several workers have batches under way at once; the state is
 that of a definite step only in a quiet moment, when no batch is under way. There are quiet moments at the end of each
-epoch, before each checkpoint, and when the run is told to save. In a quiet moment, step s means that each of the first
-s batches has been applied.
+epoch, before each checkpoint, and when the driver asks for a save. In a quiet moment, step s means that each of the
+first s batches has been applied.
 """
 
 from __future__ import annotations

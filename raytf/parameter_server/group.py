@@ -27,7 +27,7 @@ _START_SECONDS = 300.0
 _DEATH_SECONDS = 3.0
 #: Seconds in which a placement group that fits must become ready.
 _PLACE_SECONDS = 20.0
-#: Seconds between two looks at a cluster that is too small.
+#: Seconds between two polls of a cluster that is too small.
 _WAIT_SECONDS = 0.5
 #: Seconds between two messages about that.
 _WAIT_MESSAGE_SECONDS = 60.0
@@ -100,7 +100,7 @@ class ParameterServerGroup:
             The run's result.
 
         Raises:
-            ProcessDiedError: a process died without which the group cannot go on.
+            ProcessDiedError: a process died without which the group cannot continue.
             RaytfError, RayError: raised by the coordinator, or by Ray.
         """
         all_of = self._processes

@@ -23,7 +23,7 @@ class GroupProcess:
     """An actor: one process of the group. It imports TensorFlow while the others start.
 
     Args:
-        threads: of TensorFlow within an operation.
+        threads: TensorFlow's threads within an operation.
         quiet: silence TensorFlow's messages.
     """
 

@@ -45,10 +45,10 @@ class _Witness:
     Attributes:
         again: hashes of the digests that it computes.
         records: the hash of the shard's records, as it reads them now.
-        trained: that of those it has computed, of the owner and the auditor.
+        trained: the hash of the records that it has trained with, of the owner and the auditor.
         weights: the hash of its weights.
         copied: step of the latest copy of which all ranks had the same weights; None for none.
-        standing: of its process.
+        standing: the standing of its process.
         node: Ray's id of its node.
         about: its host and device, for people.
     """
@@ -67,10 +67,10 @@ class Audits:
     """The audits of one rank, while the ranks are the same.
 
     Args:
-        context: of the rank.
-        step: of training.
+        context: the rank's context.
+        step: the training step.
         every: steps between two audits; 0 for none.
-        standing: of this process; kept up to date.
+        standing: the standing of this process; kept up to date.
         node: Ray's id of this process's node.
     """
 
@@ -138,7 +138,7 @@ class Audits:
         must call it. The model is as before the step.
 
         Args:
-            call: of the step.
+            call: the step's call.
             digests: digests of the shard's owner and of its auditor.
 
         Raises:

@@ -37,7 +37,7 @@ class Evaluators:
         callbacks: their hooks of tests are run; None where nothing is evaluated.
         open_pipeline: opens this rank's shards of a source.
         plan: plan of the training; sources that have no batches of their own are divided in the same way.
-        steps: those that were traced, by the evaluator's name; used by later groups of ranks as well.
+        steps: the traced steps, by the evaluator's name; used by later groups of ranks as well.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Evaluator:
         group: all ranks; each must construct this object and make the same calls.
         callbacks: their hooks of tests are run.
         devices: this process's devices; by default one.
-        step: of an evaluator of an earlier group of ranks; used again if it serves for any shards.
+        step: the step of an earlier group's evaluator; used again if it serves for any shards.
 
     Attributes:
         step: what is traced.

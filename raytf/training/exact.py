@@ -106,7 +106,7 @@ def compare(group: Ranks, bits: str) -> None:
     """Check that all ranks compute the same; every rank must call it.
 
     Args:
-        group: of all ranks.
+        group: all ranks.
         bits: a hash of what this rank computes, ASCII of the same length on all.
 
     Raises:

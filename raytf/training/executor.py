@@ -89,7 +89,7 @@ class Executor(Protocol):
         ...
 
     def meet(self, step: int) -> Generation:
-        """Meet the ranks that are left and those that wait to join; where ranks meet again.
+        """Meet the surviving ranks and the ranks that wait to join; where ranks meet again.
 
         Args:
             step: the last step that this rank has finished; -1 if it has no state.

@@ -27,7 +27,7 @@ class UserCode:
     Attributes:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
-        augment: of each micro-batch.
+        augment: augments each micro-batch.
         warning_filters: the program's, as `warnings.filters` has them.
         log_levels: the levels of the program's loggers, by name.
         writer: the program's default summary writer, and its default step.
@@ -59,7 +59,7 @@ class TrainingJob:
         stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
         dump: folder on the machine of the one worker that gets what there is to see of that step; empty for none.
         lease: id of the process that owns the run.
-        term: of that process, the run's driver: see `raytf.runs.ledger`.
+        term: the term of that process, the run's driver: see `raytf.runs.ledger`.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
         settings: what the program has set for its process; None where the driver has not loaded Keras.

@@ -188,7 +188,7 @@ def asks_ray(error: BaseException) -> bool:
 
 
 def _yield_memory() -> None:
-    """Leave memory to those that train: a model for GPUs may be too large for this machine; the process ends then."""
+    """Leave memory to training processes: a model for GPUs may be too large for this machine; the process ends then."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))

@@ -28,14 +28,14 @@ class HeldState:
     """The progress of a rank in a run, beside the values of its variables.
 
     Attributes:
-        progress: of the run.
-        rows: of the log of steps that are not on storage.
-        identity: of the run.
+        progress: the run's progress.
+        rows: rows of the log of steps that are not on storage.
+        identity: the run's identity.
         ended, ending: as in `raytf.training.session.Context`.
         batches: what the ranks know of the callbacks' hooks of batches.
         callbacks: what all ranks know of the callbacks.
         is_saving: whether a save is under way.
-        batch_end: what callbacks have not been told yet.
+        batch_end: the batch whose end callbacks have not seen yet.
     """
 
     progress: TrainingState
@@ -72,9 +72,9 @@ def hand_over(
     """Give every rank the state of the lowest one that is furthest; every rank must call it.
 
     Args:
-        group: of all ranks.
+        group: all ranks.
         steps: the last step that each rank has finished, by rank; -1 for one without a state.
-        held: of this rank; None for one without a state.
+        held: this rank's state; None for a rank without one.
         named: the variables of the state, by name.
         room: for the state, from `room_for`; it belongs to the variables from now on.
 

@@ -72,7 +72,7 @@ class Attempt:
         workers: number of processes that compute gradients.
         storage: the run's folder.
         reporter: sends this rank's messages, events and metrics.
-        lost: how many workers were lost since the last step that was trained, of a group that goes on without them.
+        lost: how many workers were lost since the last step that was trained, of a group that continues without them.
         void: states that count no more.
         standings: by Ray's id of a node, the step since which it trains, and that of its latest audit that agreed.
     """
@@ -155,7 +155,7 @@ def introduce(attempt: Attempt, is_late: bool = False) -> None:
     """Show where the ranks are, and watch for preemption notices.
 
     Args:
-        attempt: that begins.
+        attempt: the attempt that begins.
         is_late: the others have done so before.
     """
     group, strategy, reporter = attempt.group, attempt.config.strategy, attempt.reporter
@@ -401,9 +401,9 @@ class Context:
         origin: the step at which this attempt began, and the tier of its state: `new`, `memory`, `durable` or `held`.
         ended: step after which the end of an epoch was last completed, or at which this attempt found the run.
         ending: the end of an epoch that was begun last.
-        batch_end: what callbacks have not been told yet, as far as this rank knows.
+        batch_end: the batch whose end callbacks have not seen yet, as far as this rank knows.
         saves_again: whether a save was under way when the ranks met again.
-        seconds_per_step: of the newest call; 0 before the first call.
+        seconds_per_step: seconds of a step in the newest call; 0 before the first call.
     """
 
     attempt: Attempt
@@ -469,8 +469,8 @@ class Context:
         """Report the run's status to the driver, from rank 0.
 
         Args:
-            phase: what goes on.
-            metrics: of the epoch; by default the model's own, while it trains.
+            phase: the phase of the run.
+            metrics: the epoch's metrics; by default the model's own, while it trains.
         """
         if not self.is_first_rank:
             return
@@ -501,7 +501,7 @@ class EpochEnd:
     """The end of one epoch. If a worker is lost in it, it is run again, and what is done of it is not done twice.
 
     Args:
-        context: of the rank, after the epoch's last step.
+        context: the rank's context, after the epoch's last step.
 
     Attributes:
         step: that step.

@@ -81,7 +81,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
 
 def meet_again(before: Context, executor: Executor) -> Context:
-    """Meet the ranks that are left and those that have come, after the last whole step."""
+    """Meet the surviving and the new ranks, after the last whole step."""
     attempt = before.attempt
     phases = Phases()
     with attempt.pulse.doing(Activity.TRANSFER):
@@ -277,8 +277,8 @@ def _make_callbacks(
 
     Args:
         attempt, program: of this rank.
-        step: from which the run goes on; None for a new one.
-        held: of the ranks that train already, if this one comes later.
+        step: the step from which the run continues; None for a new run.
+        held: the state of the ranks that train already, if this one joins later.
     """
     job, reporter = attempt.job, attempt.reporter
     later_files.take_default(*job.code.get().writer)
@@ -391,8 +391,8 @@ class AttemptNote:
     """Stores that an attempt has begun, and the description of the model that an export needs; rank 0 calls it.
 
     Args:
-        attempt: that has begun.
-        program: that is trained.
+        attempt: the attempt that has begun.
+        program: the program that is trained.
         origin: the step at which it began, and the tier of its state.
         is_described: whether this process has stored the description before.
 

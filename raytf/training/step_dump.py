@@ -117,7 +117,7 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
 
 
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
-    """Return [n] float64 loss of each record by itself, as validation computes it; NaN where the model cannot tell."""
+    """Return [n] float64 loss of each record by itself, as validation computes it; NaN where the model has none."""
     count = len(tree.flatten(batch)[0][1])
     losses = np.full(count, np.nan)
     for i in range(count):

@@ -220,7 +220,7 @@ class SynchronousExecutor:
 
     def begin(self, context: Context) -> None:
         self._context = context
-        # As those who have come do: all ranks make calls of the same steps.
+        # As the ranks that have joined do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
         self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing, node)
@@ -344,7 +344,7 @@ class SynchronousExecutor:
     def _call_end(self, step: int, stop: int) -> int:
         """Return where a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
-            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
+            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is dumped
         stop = self._audits.call_end(step, stop)
         due = self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every
         steps = self._call_steps
@@ -423,7 +423,7 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
 
 
 def end_batch(context: Context) -> None:
-    """Run the callbacks' `on_train_batch_end`, if they have not been told of it; every rank must call it."""
+    """Run the callbacks' `on_train_batch_end`, unless it has run; every rank must call it."""
     callbacks, batch_end = context.callbacks, context.batch_end
     if batch_end is None:
         return

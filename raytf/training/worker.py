@@ -151,7 +151,7 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
 
 def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Call a function that trains, and convert what it raises to errors that tell the driver whether to retry."""
+    """Call a function that trains, and convert what it raises to errors by which the driver decides on a retry."""
     import tensorflow as tf
 
     try:

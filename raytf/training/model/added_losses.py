@@ -46,7 +46,7 @@ def divided(model: keras.Model, training: bool | None, records: int | None, part
     Args:
         model: is called.
         training: as it is called; None where `note` cannot know.
-        records: of the shard; None where the graph does not know them.
+        records: number of records in the shard; None where the graph does not know it.
         part: this shard's share in the step.
     """
     known, count = vars(model).get(_NOTED, {}).get(training), 0

@@ -163,8 +163,8 @@ class Leaf(NamedTuple):
     """An argument of an update as columns of a row.
 
     Attributes:
-        dtype: of the argument; None for one without records, which is `constant`.
-        shape: of a record.
+        dtype: the argument's type; None for one without records, which is `constant`.
+        shape: the shape of a record.
         mask: the shape of a record's mask, whose columns follow; None without a mask.
     """
 
@@ -185,7 +185,7 @@ class Gathered:
     """The arguments of all updates of the metrics of the whole batch, as rows.
 
     Args:
-        model: that `note` has seen.
+        model: a model that `note` has seen.
     """
 
     def __init__(self, model: keras.Model):

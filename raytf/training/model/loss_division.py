@@ -58,7 +58,7 @@ def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
     """Have the compiled losses be divided by a number.
 
     Returns:
-        Those that have been called, which a `compute_loss` of the model's own need not do.
+        The losses that have been called: a `compute_loss` of the model's own need not call any.
     """
     called: list[Any] = []
 

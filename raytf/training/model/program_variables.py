@@ -72,7 +72,7 @@ def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Var
 
     Args:
         changed: the variables that a shard of the step has changed.
-        known: those that belong to the model, its metrics and its generators of random numbers.
+        known: the variables that belong to the model, its metrics and its generators of random numbers.
 
     Raises:
         ModelError: a variable that was changed is not among the known ones.
@@ -103,7 +103,7 @@ def give_back(run: Storage, code: Parcel[Any]) -> None:
 
     Args:
         run: its folder.
-        code: what the program has given to the run.
+        code: the program's part of the run.
     """
     data = run.get_or_none(STATE_FILE)
     if data is None:

@@ -1,4 +1,4 @@
-"""Converts a TensorFlow error in a worker to an error that tells the driver whose fault it is: node, job or refusal."""
+"""Converts a TensorFlow error in a worker to an error that says whose fault it is: node, job or refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's heartbeat: once a second a thread tells the driver what the rank is doing and how far it is."""
+"""A rank's heartbeat: once a second a thread reports to the driver what the rank is doing and how far it is."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Heartbeat:
         return None if self._base is Activity.START else self._step
 
     def also(self, function: Callable[[], None]) -> None:
-        """Call a function with each heartbeat, and none that was given before; it must not wait."""
+        """Call a function with each heartbeat, in place of an earlier one; it must not wait."""
         self._also = [function]
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ class Heartbeat:
     def settle(self, activity: Activity, step: int) -> None:
         """Set what the rank is doing outside of any `doing`, and the number of global steps done, and send it at once.
 
-        A driver that is told to stop must not believe that a rank which trains is still starting: nobody would save.
+        A driver that stops must not believe that a training rank is still starting: nobody would save.
         """
         self._base = self._activity = activity
         self._step = step
@@ -205,7 +205,7 @@ def keep_calling(
     Args:
         functions: returns those to call.
         is_over: whether Ray has shut down, and this process with it: asked after an error, which ends the calls then.
-        tell: told the first error.
+        tell: called with the first error.
         seconds: between two rounds.
     """
     has_reported = False

@@ -62,7 +62,7 @@ class MonitorClient:
         self.handle.say.remote(message)
 
     def stage(self, text: str) -> None:
-        """Show what goes on until the next status."""
+        """Show a stage of the start until the next status."""
         self.handle.stage.remote(text)
 
     def book(self, event: RunEvent) -> None:
@@ -84,7 +84,7 @@ class MonitorClient:
     def ask_news(
         self, seen: int, noted: int
     ) -> Question[tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]]:
-        """Ask for the latest status, or what goes on while there is none, and for new messages and events.
+        """Ask for the latest status, or the stage while there is none, and for new messages and events.
 
         Args:
             seen: number of messages that the driver already has.

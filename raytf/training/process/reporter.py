@@ -61,13 +61,13 @@ class Reporter:
         self._samples_per_step = job.plan.samples(job.plan.steps_per_epoch) / job.plan.steps_per_epoch
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._report_thread: threading.Thread | None = None
-        #: Whether ranks were lost, or have come.
+        #: Whether ranks were lost, or have joined.
         self._has_met_again = False
         #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
         self._question: Question[int] | None = None
         self._asked_at = 0.0
         self._ticket = 0
-        #: What the driver measures, likewise.
+        #: The same for the driver's measurements.
         self._measuring: Question[dict[str, float]] | None = None
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}

@@ -46,8 +46,8 @@ class Findings:
     Attributes:
         applies: for each update the optimizer and the weights, by their places in `Parts`.
         late: variables that are made of the weights after the last update.
-        names: of the numbers that the step returns.
-        late_names: those that are not made of the batch: results of metrics.
+        names: names of the numbers that the step returns.
+        late_names: the names of numbers that are not made of the batch: results of metrics.
     """
 
     applies: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -358,8 +358,8 @@ class Phase(ShardWork):
     """One update of a model's own step, for one logical shard.
 
     Args:
-        step: which it is a part of.
-        place: of the phase in it.
+        step: the step that it is a part of.
+        place: the place of the phase in the step.
         jit: compile with XLA.
     """
 

@@ -253,10 +253,10 @@ class ShardSums:
     """Computes and sums shards; to be traced.
 
     Attributes:
-        devices: of this process.
+        devices: this process's devices.
         plan: sizes of batches and shards.
         all_reduce: sums tensors over workers; None if this is the only worker.
-        shards: of this worker.
+        shards: this worker's shards.
         total_shards: V.
         has_overlap: whether sums over workers start while gradients are computed.
         audit: as for `Reduction.reduce`.
@@ -337,7 +337,7 @@ class ShardTimer:
     Args:
         compute: a traced micro-batch: (leaves, seeds) -> a `ShardResult`.
         first: leaves of the first records.
-        records: of a micro-batch.
+        records: number of records in a micro-batch.
         seeds: how many pairs of seeds it takes.
     """
 

@@ -236,7 +236,7 @@ class KeptGradients:
 
     Args:
         is_wanted: whether to keep them.
-        phases: of the step, traced.
+        phases: the step's phases, traced.
         reductions: how the tensors of each phase are added.
     """
 
@@ -256,7 +256,7 @@ class KeptGradients:
 
         Args:
             gradients: before the update, which may change a loss scale.
-            optimizer: of the phase.
+            optimizer: the phase's optimizer.
         """
         if not self._is_wanted:
             return []
@@ -278,7 +278,7 @@ def squared_norm(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer
     Args:
         gradients: summed over all shards, before they are clipped and before the update, which may change a loss
             scale. Of slices, those of the same row are not added first, as in `tf.linalg.global_norm`.
-        optimizer: that applies them.
+        optimizer: the optimizer that applies them.
     """
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     halves = [tf.cast(tf.nn.l2_loss(each), tf.float32) for each in values]

@@ -158,7 +158,7 @@ class TrainStep:
                     self.rehearse(full, steps)
 
     def rehearse(self, full: bool, steps: int = 0) -> bool:
-        """Trace and run the graph of full steps, or of those that end epochs; whether there is one for any shards."""
+        """Trace and run the graph of full or partial steps; return whether there is one for any shards."""
         is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
         if is_there:
             call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)

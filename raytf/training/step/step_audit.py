@@ -33,7 +33,7 @@ class StepAudit:
         self._again: Any = tf.function(self._one_shard, autograph=False)
 
     def check(self, row: AuditRow) -> tf.Operation:
-        """Fail the step where the digests differ; to be traced. What must not happen then waits for it.
+        """Fail the step where the digests differ; to be traced. Changes of the state wait for it.
 
         There is no branch: a few small numbers are kept of each step, which takes less time than not to keep them.
         """
@@ -56,7 +56,7 @@ class StepAudit:
         step; return its digests.
 
         Args:
-            leaves: of the shard, each [1, b, ...].
+            leaves: leaves of the shard, each [1, b, ...].
             seeds: [1, S, 2].
             count: records of the shard; None where all shards have as many.
             total: records of the step.

@@ -69,7 +69,7 @@ class StepJournal:
     """The rows of a call's steps, which its graph keeps in a variable.
 
     Args:
-        width: of a row.
+        width: columns of a row.
     """
 
     def __init__(self, width: int) -> None:

@@ -38,7 +38,7 @@ class KeptObjects:
 
     Args:
         callbacks: before training, and before Keras gives them their model.
-        model: that they will get; its variables, and those of its optimizer, come back by another way.
+        model: the model that they will get; its variables, and those of its optimizer, come back by another way.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model):

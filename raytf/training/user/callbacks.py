@@ -72,7 +72,7 @@ class Callbacks:
         watch: returns a context manager to hold while the user's code runs.
     """
 
-    #: What the other ranks know of the hooks of batches, where they know it already.
+    #: The hooks of batches, where the other ranks know them already.
     _known_batches: BatchHooks | None = None
 
     def __init__(
@@ -92,7 +92,7 @@ class Callbacks:
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: What they can reach, and what the model must stay; set by `_construct`.
+        #: The objects that they can reach, and a guard of the model; set by `_construct`.
         self._kept: KeptObjects | None = None
         self._guard: ModelGuard | None = None
         #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
@@ -102,7 +102,7 @@ class Callbacks:
         self._changes = variables.Changes(lambda: self._variables)
         if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
-        #: What the ranks know of the hooks of batches; the same on all ranks.
+        #: The hooks of batches; the same on all ranks.
         self.batches = self._agree_on_batches(batch_hooks.of(self._list))
         model.stop_training = False
 
@@ -272,9 +272,9 @@ def give_back(
 
     Args:
         run: its folder.
-        callbacks: that the run was started with.
-        model: of the program.
-        params: of the run, as Keras passes them to callbacks.
+        callbacks: the callbacks that the run was started with.
+        model: the program's model.
+        params: the run's parameters, as Keras passes them to callbacks.
     """
     values, arrays = callback_state.kept(run)
     own = _completed(callbacks)
@@ -320,7 +320,7 @@ class LogsReader(keras.callbacks.Callback):
     """The last callback: it sees the logs of an epoch with what the others have added to them.
 
     Attributes:
-        logs: of the newest epoch.
+        logs: the logs of the newest epoch.
     """
 
     def __init__(self) -> None:

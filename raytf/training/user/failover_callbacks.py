@@ -1,4 +1,4 @@
-"""Callbacks that another rank can go on with when rank 0 is lost: after each hook all ranks know their state."""
+"""Callbacks that another rank can continue when rank 0 is lost: after each hook all ranks know their state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CallbackState:
         stop, rate: what the hooks have done: whether training stops, and the learning rate.
         values: by their places, the variables that the hooks have changed.
         ran: hooks since the last `begin`.
-        logs: of the newest epoch that has ended, with what callbacks have added to them; None before.
+        logs: the logs of the newest epoch that has ended, with what callbacks have added to them; None before.
         extras: packed, as of that moment; None where nothing changed.
-        version: counts up with each state that was told.
+        version: counts up with each state that was sent.
     """
 
     stop: bool = False
@@ -97,7 +97,7 @@ class MovingCallbacks(Callbacks):
             self._agree_on_effects(())
 
     def agree_on_known(self) -> None:
-        """Have all ranks know what one of them was told before another one was lost; all ranks must call this."""
+        """Have all ranks know what one of them heard before another one was lost; all ranks must call this."""
         if not self.active:
             return
         group = self._group

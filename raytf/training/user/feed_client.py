@@ -16,7 +16,7 @@ class FeedClient:
     """Asks the mailbox of `raytf.driver.feed` for batches; can be sent to other processes.
 
     Args:
-        handle: of the mailbox.
+        handle: the mailbox's handle.
         plan: how a batch is divided among logical shards.
     """
 
@@ -56,5 +56,5 @@ class FeedClient:
         return cut
 
     def saved(self, step: int) -> None:
-        """Tell that a checkpoint of a step is on storage, from rank 0."""
+        """Report that a checkpoint of a step is on storage, from rank 0."""
         self._handle.saved.remote(step)

@@ -27,7 +27,7 @@ SCALARS = (type(None), bool, int, float, str)
 #: Items of a container from which on the search does not enter it: it is then compared and sent as a whole.
 _LARGE = 10_000
 _IMMUTABLE = frozenset({*SCALARS, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented)})
-#: What Keras itself sets in every callback.
+#: Attributes that Keras itself sets in every callback.
 OF_KERAS = frozenset({"_model", "model", "params"})
 #: Classes of the standard library whose objects hold values of the program in attributes.
 _RECORDS = (types.SimpleNamespace, UserDict, UserList)
@@ -230,7 +230,7 @@ def items_of(container: Any) -> list[Any]:
 
 
 def is_large(value: Any) -> bool:
-    """Return whether an object is a container of so many objects that they are not looked at one by one."""
+    """Return whether an object is a container of so many objects that they are not inspected one by one."""
     if not isinstance(value, (list, tuple, dict, set, deque)) or len(value) < _LARGE:
         return False
     return not has_scalars_only(items_of(value))

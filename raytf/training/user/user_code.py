@@ -25,9 +25,9 @@ T = TypeVar("T")
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
 _VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
-#: What this process has sent, by the name in the pickle.
+#: Objects that this process has sent, by the name in the pickle.
 _sent: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-#: What was replaced by stand-ins, in words, while somebody wants to know.
+#: Objects that were replaced by stand-ins, in words, while somebody wants to know.
 _noted: list[str] | None = None
 _STREAMS = ("stdout", "stderr", "stdin")
 
@@ -57,7 +57,7 @@ class Parcel(Generic[T]):
         self._value: T | None = value
         self._packed: Packed | None = None
         self._variables: list[Any] = []
-        #: What stayed in this process when the value was pickled, in words.
+        #: Objects that stayed in this process when the value was pickled, in words.
         self.left_behind: list[str] = []
 
     def get(self) -> T:
