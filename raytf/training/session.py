@@ -57,21 +57,21 @@ UPLOAD_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Attempt:
-    """This rank in one attempt.
+    """This rank in one attempt; the defaults hold until its ranks have met.
 
     Attributes:
         job: the run to train.
         pulse: this rank's heartbeat.
         phases: phases of the restart; each is marked when it ends.
         group: this rank's collectives with all ranks.
+        workers: number of processes that compute gradients.
+        storage: the run's folder.
+        reporter: sends this rank's messages, events and metrics.
         name: name of the attempt.
         earlier: names of the attempts before it.
         known_step: step of the newest checkpoint on storage; None if the driver does not know it.
         is_saving: whether a later one may be on storage.
         place: (this rank's index on its node, number of ranks on the node).
-        workers: number of processes that compute gradients.
-        storage: the run's folder.
-        reporter: sends this rank's messages, events and metrics.
         lost: how many workers were lost since the last step that was trained, of a group that continues without them.
         void: states that count no more.
         standings: by Ray's id of a node, the step since which it trains, and that of its latest audit that agreed.
@@ -81,14 +81,14 @@ class Attempt:
     pulse: Heartbeat
     phases: Phases
     group: WatchedGroup
-    name: str
-    earlier: tuple[str, ...]
-    known_step: int | None
-    is_saving: bool
-    place: tuple[int, int]
     workers: int
     storage: Storage
     reporter: Reporter
+    name: str = ""
+    earlier: tuple[str, ...] = ()
+    known_step: int | None = None
+    is_saving: bool = False
+    place: tuple[int, int] = (0, 1)
     lost: int = 0
     void: VoidStates = field(default_factory=VoidStates)
     standings: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -174,7 +174,7 @@ def _alone(
         gpu_probe.check()
     storage = Storage(job.run_uri)
     reporter = Reporter(job, storage, rank, executor.workers)
-    return Attempt(job, pulse, phases, group, "", (), None, False, (0, 1), executor.workers, storage, reporter)
+    return Attempt(job, pulse, phases, group, executor.workers, storage, reporter)
 
 
 def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, list[str], int | None, bool, Any, Any]:
