@@ -113,10 +113,8 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: i
     """Run a TensorFlow server in this process for as long as the process lives.
 
     Args:
-        cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
-        job: this process's kind, one of these three.
-        index: of this process among those of its kind.
-        threads: within an operation.
+        cluster, job, index: as for `GroupProcess.join`.
+        threads: threads within an operation.
     """
     import tensorflow as tf
 

@@ -49,12 +49,6 @@ from raytf.training.user.feed_client import FeedClient
 def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Context:
     """Join the other ranks, build the model and restore the newest state; all ranks must call it.
 
-    Args:
-        job: the run to train.
-        pulse: this rank's heartbeat.
-        phases: phases of the restart; each is marked when it ends.
-        executor: will train the steps.
-
     Raises:
         RaytfError: any error of `session.join`, `session.build_program` and `tiers.newest`.
     """
