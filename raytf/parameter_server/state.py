@@ -47,7 +47,7 @@ class ServerState:
     """Weights, layers' states and optimizer on the servers.
 
     Args:
-        strategy: of the coordinator that `connect` returns.
+        strategy: the strategy of the coordinator that `connect` returns.
         model: the mirror, built and compiled; has the initial values.
         states: variables of its layers that training changes.
         servers: number of servers.
