@@ -63,13 +63,13 @@ def test_a_dead_worker_whose_child_holds_its_sockets_is_not_waited_for(tmp_path:
 #: A rank without TensorFlow and Ray: it meets the others, and leaves when somebody wants to join or a meeting fails.
 RANK = """
 import sys, time
-from raytf.distributed import meeting
+from raytf.distributed.membership import rendezvous
 from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink
 from raytf.distributed.membership.rendezvous import UnreachedError, connect_all, end
 arbiter, key, name, host, wanted, order = sys.argv[1:]
 link, step = ArbiterLink.connect(ArbiterAddress(arbiter, bytes.fromhex(key)), name), -1
 while True:
-    address = meeting.listen(host)
+    address = rendezvous.listen(host)
     try:
         generation, place = link.leave(address, step) if link.is_member else link.join(address, int(wanted), int(order))
     except Exception as error:

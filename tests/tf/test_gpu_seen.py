@@ -39,7 +39,7 @@ worker.set_up(Meeting(0, ("127.0.0.1:0",), bytes(32)), ProcessSettings(1, one_wo
 #: A warm process leaves the driver alone until a worker takes it, also where it hides nothing: it may be given a GPU.
 WARM = """
 import os
-from raytf.training import warm_pool
+from raytf.training.process import warm_pool
 warm_pool.import_all()
 assert not os.path.exists(os.environ["STUB_LOG"]), "the driver was called"
 """

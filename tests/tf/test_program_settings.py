@@ -19,7 +19,7 @@ import dataclasses, json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras, tensorflow as tf
 from raytf.errors import ConfigError
-from raytf.training import program_settings
+from raytf.training.user import program_settings
 exec(sys.argv[1])
 try:
     lines = program_settings.check()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import os, sys, threading, types
 before, threads = dict(os.environ), threading.active_count()
-from raytf.training import warm_pool
+from raytf.training.process import warm_pool
 warm_pool.import_beside(10)
 def slow():
     "Names of this process's threads that have a lower priority than others."

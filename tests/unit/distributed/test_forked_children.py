@@ -14,12 +14,12 @@ import pytest
 #: Connects with two servers, forks a child, tells its process id, and is killed.
 PARENT = """
 import os, signal, socket, sys, time
-from raytf.distributed import forked_children
+from raytf.distributed import sockets
 known, other = (socket.socket(socket.AF_UNIX) for _ in range(2))
 known.connect(sys.argv[1])
 other.connect(sys.argv[2])
 ours, theirs = socket.socketpair()
-forked_children.close_connections_with({sys.argv[1]})
+sockets.close_connections_with({sys.argv[1]})
 child = os.fork()
 if child == 0:
     theirs.sendall(b"x")  # what the user's own processes share still works
