@@ -83,7 +83,7 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.data.sources import ArraySource
-    from raytf.distributed.devices import OneDevice, computes_on_gpu
+    from raytf.distributed.devices import Devices, computes_on_gpu
     from raytf.testing.gpu_placement import findings
     from raytf.training.model.model import build as built
     from raytf.training.step.step import StepOptions, TrainStep
@@ -113,7 +113,7 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     large = findings(step._full.get_concrete_function(), LARGE, unknown=64)  # of steps in a call
     told = [f"{f.problem}: {f.kind} {f.tensor}" for f in large]
     weights = hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in model.trainable_variables)).hexdigest()
-    on_gpu = computes_on_gpu(OneDevice())
+    on_gpu = computes_on_gpu(Devices())
     return {"seconds": seconds, "on_gpu": on_gpu, "in_host_memory": sorted(set(told)), "weights_sha256": weights}
 
 

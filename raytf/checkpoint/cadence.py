@@ -1,4 +1,4 @@
-"""When to save: the interval between checkpoints, retries after one that failed, and the interval between copies.
+"""Decisions when to save: the interval between checkpoints, retries after a failure, and the interval between copies.
 
 Pure functions and small state machines of numbers; clocks are passed in.
 """
@@ -20,7 +20,7 @@ YOUNG_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Cadence:
-    """When to save: after this many steps, this many seconds, or whichever comes first where both are given.
+    """The cadence of saves: after this many steps, this many seconds, or whichever comes first if both are set.
 
     It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
     there. A run of which nothing is on storage saves at once; where a number of steps was asked for, after so many, but
@@ -47,7 +47,7 @@ class Cadence:
         restarted_at: float | None = None,
         takes: float = 0.0,
     ) -> bool:
-        """Whether to save after `step`, at time `now`, in seconds.
+        """Return whether to save after `step`, at time `now`, in seconds.
 
         Args:
             saved_step: of the newest state on storage, or on its way there; None for none.
@@ -80,13 +80,15 @@ DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
 
 
 def deadline(good_seconds: float) -> float:
-    """Seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
+    """Return the seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
     return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
 
 
 def retry_pause(failures: int, chance: float, most: float = MOST_RETRY_SECONDS) -> float:
-    """Seconds to the next try after this many failures in a row: doubled with each, half of it by chance ("equal
-    jitter", M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
+    """Return the seconds to the next try after some failures in a row.
+
+    They double with each failure, and half of them are chosen at random ("equal jitter", M. Brooker, Exponential
+    Backoff and Jitter, AWS Architecture Blog, 2015).
 
     Args:
         failures: 1 or more.
@@ -121,11 +123,11 @@ class Outage:
         self.retry_at, self.why = now + retry_pause(self.failures, self._random(), self._most), why
 
     def end(self) -> None:
-        """A save is complete."""
+        """Note that a save is complete."""
         self.failures, self.retry_at = 0, float("-inf")
 
     def allows(self, now: float, due: bool) -> bool:
-        """Whether to save at time `now`: where the last try failed, not sooner than `retry_at`, and then due or not."""
+        """Return whether to save at time `now`: from `retry_at` on after a failed try, otherwise if it is due."""
         return now >= self.retry_at if self.failures else due
 
 
@@ -138,7 +140,7 @@ SNAPSHOT_STEPS = 10
 
 
 def snapshot_every(asked: int | None, copy_seconds: float, step_seconds: float) -> int:
-    """Steps between two snapshots in memory; 0 for none.
+    """Return the number of steps between two snapshots in memory; 0 for none.
 
     Args:
         asked: by the user; None chooses it so that copying takes at most SNAPSHOT_SHARE of the time.

@@ -1,4 +1,4 @@
-"""Deletes checkpoints on storage that nobody needs: which may go, and how rank 0 deletes them beside training."""
+"""Deletion of checkpoints on storage that nobody needs, which rank 0 does beside training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay.
+    """The checkpoints to keep.
 
     Attributes:
         newest: how many complete ones.
@@ -69,16 +69,16 @@ class Cleanup:
         self._damaged: list[str] = []
         #: Set where there is something to look at, and the thread that does.
         self._is_due = threading.Event()
-        self._looking: Future[None] | None = None
+        self._retention: Future[None] | None = None
         self._removal: Future[None] | None = None
 
     def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
-        """The checkpoint that this attempt began from stays until a newer one is complete; damaged ones go first."""
+        """Keep the restored checkpoint until a newer one is complete, and delete damaged ones first."""
         self._needed = [] if restored is None else [restored]
         self._damaged = list(damaged)
 
     def completed(self, name: str) -> None:
-        """A checkpoint is complete: begin to delete what it makes needless."""
+        """Note that a checkpoint is complete, and start to delete those that it replaces."""
         self._needed = [name]
         self._is_due.set()
         self._begin()
@@ -88,10 +88,10 @@ class Cleanup:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._begin()
-            if self._looking is None or self._looking.done():
+            if self._retention is None or self._retention.done():
                 return
             with contextlib.suppress(TimeoutError):
-                self._looking.result(max(0.0, deadline - time.monotonic()))
+                self._retention.result(max(0.0, deadline - time.monotonic()))
 
     def remove(self, names: Collection[str]) -> None:
         """Remove what there is of saves that failed, unless an earlier removal is still at work."""
@@ -100,8 +100,8 @@ class Cleanup:
 
     def _begin(self) -> None:
         # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
-        if self._is_due.is_set() and (self._looking is None or self._looking.done()):
-            self._looking = in_thread(self._retain_while_due)
+        if self._is_due.is_set() and (self._retention is None or self._retention.done()):
+            self._retention = in_thread(self._retain_while_due)
 
     def _remove(self, names: Collection[str]) -> None:
         with contextlib.suppress(StorageError):  # what stays is not a checkpoint, and retention finds it later
@@ -121,7 +121,7 @@ class Cleanup:
             # Between the two lists: a folder of the first that is under way no more is complete in the second.
             writing = self._under_way()
             complete = manifest.list_complete(self._run)
-            damaged = {*self._damaged, *self._look(complete)}
+            damaged = {*self._damaged, *self._find_damaged(complete)}
             needed = set(self._needed)
             if self._keep.goal is not None:
                 best = self._keep.goal.best({n: self._values.get(n) for n in complete if n not in damaged})
@@ -137,7 +137,7 @@ class Cleanup:
         except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")
 
-    def _look(self, complete: list[str]) -> list[str]:
+    def _find_damaged(self, complete: list[str]) -> list[str]:
         """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
         damaged = []
         for name in complete:
@@ -161,9 +161,6 @@ class Cleanup:
         return damaged
 
 
-# -- retention ---------------------------------------------------------------------------------------------------------
-
-
 def to_delete(
     names: Collection[str],
     complete: Collection[str],
@@ -174,7 +171,7 @@ def to_delete(
     over: Collection[str] = (),
     writing: Collection[str] = (),
 ) -> list[str]:
-    """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
+    """Return the checkpoints to delete: complete ones but the newest `keep`, and unfinished ones that nobody writes.
 
     Damaged ones go first and count for nothing; needed ones (just written, restored from, the best) stay whatever their
     step. Where no good one is left, all stay.

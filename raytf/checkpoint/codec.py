@@ -23,7 +23,7 @@ from raytf.errors import CheckpointError
 
 
 def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
-    """Names for each rank to write: the largest tensor goes to the rank with the fewest bytes so far (Graham's LPT)."""
+    """Return the names for each rank to write: the largest goes to the rank with the fewest bytes (Graham's LPT)."""
     split: list[list[str]] = [[] for _ in range(world_size)]
     loads = [(0, rank) for rank in range(world_size)]  # a heap; of equal loads the first rank comes first
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
@@ -55,7 +55,7 @@ _PIECE = 4 << 20
 
 
 def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
-    """A safetensors file in pieces, which are the tensors' own memory: nothing is copied."""
+    """Return a safetensors file in pieces, which are the tensors' own memory: nothing is copied."""
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     if not all(array.dtype.name in _DTYPES and array.dtype.isnative for array in arrays.values()):
         return [memoryview(encode(arrays))]
@@ -78,7 +78,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
 
 
 def broken(tensors: Mapping[str, np.ndarray], names: Iterator[str]) -> str | None:
-    """The first of some tensors that holds a NaN or an infinity.
+    """Return the first of some tensors that holds a NaN or an infinity.
 
     Returns:
         None where there is none.
@@ -96,7 +96,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def checksum(pieces: Iterable[bytes | memoryview]) -> int:
-    """CRC-32C of a share, for which processors have an instruction: a fifth of the time of zlib's CRC-32."""
+    """Return the CRC-32C of a share, for which processors have an instruction: a fifth of the time of zlib's CRC-32."""
     crc = 0
     for piece in pieces:
         crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it takes no memoryview
@@ -104,44 +104,42 @@ def checksum(pieces: Iterable[bytes | memoryview]) -> int:
 
 
 def readable(stated: int) -> int:
-    """Bytes of a share that are read at the most, by what its manifest says: never more than this machine's memory."""
+    """Return how many bytes of a share to read at most: what its manifest states, up to this machine's memory."""
     return min(stated, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def is_intact(data: bytes, share: Mapping[str, Any]) -> bool:
-    """Whether the bytes of a share have the checksum that the manifest says: CRC-32 in manifests of version 1."""
+    """Return whether a share's bytes have the checksum in its manifest, which is a CRC-32 in manifests of version 1."""
     return checksum([data]) == share["crc32c"] if "crc32c" in share else zlib.crc32(data) == share["crc32"]
 
 
 def encode(tensors: dict[str, np.ndarray]) -> bytes:
-    """Tensors as a safetensors file."""
+    """Return the tensors as a safetensors file."""
     return safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in tensors.items()})
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype with a name that numpy or ml_dtypes knows."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def decode(data: bytes) -> dict[str, np.ndarray]:
-    """Tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
         CheckpointError: the bytes are no safetensors file.
     """
     try:
-        found = safetensors.deserialize(data)
-        if any(tensor["dtype"] not in _KINDS for _, tensor in found):
+        entries = safetensors.deserialize(data)
+        if any(tensor["dtype"] not in _KINDS for _, tensor in entries):
             return safetensors.numpy.load(data)
         # Its own form for numpy does not read the bfloat16 that it writes.
         return {
-            name: np.frombuffer(tensor["data"], _dtype(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
-            for name, tensor in found
+            name: np.frombuffer(tensor["data"], dtype_of(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
+            for name, tensor in entries
         }
     except Exception as error:  # safetensors' own error class is not public
         raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
-
-
-# -- tensor stream -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from raytf.checkpoint.tier import Phase, Save, Votes, Writing
 
 
 class Event(enum.Enum):
-    """What a rank does next."""
+    """The next action of a rank."""
 
     NOTHING = "nothing"
     BEGIN = "begin"  # write your share of the state as it is now
@@ -20,7 +20,7 @@ class Event(enum.Enum):
 
 
 def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
-    """The next phase of a save. Every rank sees the same votes, so every rank takes the same way."""
+    """Return the next phase of a save. Every rank sees the same votes, so every rank takes the same way."""
     if phase is Phase.IDLE:
         return (Phase.WRITING, Event.BEGIN) if votes.want else (phase, Event.NOTHING)
     if votes.failed:
@@ -66,7 +66,7 @@ class Commit(Generic[Save]):
         return None if self.is_idle else self.save
 
     def votes(self) -> Votes:
-        """This rank's part of the votes."""
+        """Return this rank's part of the votes."""
         return self._tier.vote(self._phase)
 
     def begin(self, save: Save) -> None:

@@ -1,4 +1,4 @@
-"""Which of a rank's two slots the next copy takes, and until when the copy before it stays.
+"""The turns of a rank's two slots: which one the next copy takes, and until when the copy before it stays.
 
 Nothing here knows memory, threads or other ranks: `raytf.checkpoint.memory` copies into slots,
 `raytf.training.saving.memory_copies` has the ranks agree.
@@ -24,7 +24,7 @@ class CopyTurns:
         self._is_aborted = False
 
     def is_pending(self, step: int) -> bool:
-        """Whether the newest copy is of another step than this one, and its ranks have not agreed on it yet.
+        """Return whether the newest copy is of another step than this one, and its ranks have not agreed on it yet.
 
         A copy of the step then has to wait: a rank could drop its older copy while another rank's newer one is not
         complete, and no step would have copies of all ranks. A copy of the same step only takes the newest one's place.
@@ -32,7 +32,7 @@ class CopyTurns:
         return not self.is_settled and self.asked != step
 
     def ask(self, step: int) -> None:
-        """The ranks copy the state after a step."""
+        """Note that the ranks copy the state after a step."""
         self.asked, self.is_settled = step, False
 
     def take(self, step: int) -> int:
@@ -46,15 +46,15 @@ class CopyTurns:
         return slot
 
     def commit(self) -> None:
-        """The newest copy is complete on all ranks; the one before it stays until the next is made."""
+        """Note that the newest copy is complete on all ranks. The one before it stays until the next is made."""
         self.is_settled = True
 
     def abort(self) -> None:
-        """The newest copy counts for nothing: the next one takes its slot, and the one before stays until then."""
+        """Discard the newest copy: the next one takes its slot, and the one before it stays until then."""
         self.is_settled = True
         if self.copied is not None and not self._is_aborted:
             self._next, self._is_aborted = 1 - self._next, True
 
     def lose(self) -> None:
-        """The memory is gone, and all copies with it."""
+        """Note that the memory is gone, and all copies with it."""
         self.copied, self._next, self._is_aborted = None, 0, False

@@ -72,7 +72,7 @@ def load(run: Storage, name: str) -> Checkpoint:
 class DurableTier:
     """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
 
-    A `raytf.checkpoint.tier.Tier`. It only writes, and says as votes how far it is. A part that takes longer than
+    A `raytf.checkpoint.tier.Writing`. It only writes, and says as votes how far it is. A part that takes longer than
     `cadence.deadline` counts as failed: the save is given up, and what hangs is left to itself.
 
     Args:
@@ -149,10 +149,8 @@ class DurableTier:
             )
         return None
 
-    # -- restoring -----------------------------------------------------------------------------------------------------
-
     def candidates(self) -> list[str]:
-        """Names of complete checkpoints, best to restore first."""
+        """Return the names of complete checkpoints, best to restore first."""
         return manifest.list_complete(self._run)
 
     def delete(self, names: Sequence[str], why: str) -> None:
@@ -169,23 +167,21 @@ class DurableTier:
             CheckpointError: it is damaged or incomplete.
             StorageError: storage refuses.
         """
-        found = load(self._run, candidate)
-        if found.document.missing:
+        checkpoint = load(self._run, candidate)
+        if checkpoint.document.missing:
             raise CheckpointError(
-                f"checkpoint {candidate}: the manifest's document has no {found.document.missing[0]!r}."
+                f"checkpoint {candidate}: the manifest's document has no {checkpoint.document.missing[0]!r}."
             )
-        return found
+        return checkpoint
 
     def locate(self) -> str:
-        """Where checkpoints are, for people."""
+        """Return where checkpoints are, for people."""
         return self._run.locate(FOLDER)
 
     def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
-        """What this attempt restored stays until a newer one is complete; damaged ones count for nothing."""
+        """Keep the restored checkpoint until a newer one is complete, and ignore damaged ones."""
         self._restored = restored
         self._cleanup.went_on_from(restored, damaged)
-
-    # -- saving --------------------------------------------------------------------------------------------------------
 
     def begin(self, save: DurableSave) -> None:
         """Start to write this rank's share of a state."""
@@ -207,7 +203,7 @@ class DurableTier:
         self._job = self._start(writer, writer.write_share)
 
     def vote(self, phase: Phase) -> Votes:
-        """This rank's part of the votes about the save under way."""
+        """Return this rank's part of the votes about the save under way."""
         if self._writer is None:
             return Votes()
         if not self._job.done():
@@ -219,7 +215,7 @@ class DurableTier:
         return Votes(committed=float(self._attempt.rank == 0))
 
     def commit(self) -> bool:
-        """All shares are written: rank 0 makes the checkpoint visible, in the background.
+        """Make the checkpoint visible on rank 0, in the background, now that all shares are written.
 
         Returns:
             False: the ranks vote when it is.
@@ -230,7 +226,7 @@ class DurableTier:
         return False
 
     def done(self) -> None:
-        """The checkpoint is complete: rank 0 begins to delete what retention lets go."""
+        """Note that the checkpoint is complete. Rank 0 starts to delete the checkpoints that it replaces."""
         if self._writer is None:
             return
         self.good_seconds, self._failures = self._clock() - self._began, 0
@@ -239,7 +235,7 @@ class DurableTier:
             self._cleanup.completed(self._writer.name)
 
     def abort(self) -> None:
-        """The save failed somewhere: rank 0 removes what it can find of it, in the background."""
+        """Abandon a save that failed on some rank. Rank 0 removes its files in the background."""
         assert self._writer is not None
         failure, rank = self.failure, self._attempt.rank
         if failure is not None and not self._failures:
@@ -263,7 +259,7 @@ class DurableTier:
         self._cleanup.settle(seconds)
 
     def _predecessor(self, step: int) -> manifest.ManifestLink | None:
-        """The checkpoint that comes before one of a step in this run; None for none that can be read."""
+        """Return the checkpoint that comes before one of a step in this run; None for none that can be read."""
         if self._latest is not None:
             return self._latest
         with contextlib.suppress(StorageError, DamagedFileError):
@@ -273,7 +269,7 @@ class DurableTier:
         return None
 
     def _under_way(self) -> list[str]:
-        """Names of the checkpoints that this rank writes, those that were given up included."""
+        """Return the names of the checkpoints that this rank writes, those that were given up included."""
         writing = [name for name, job in dict(self._lingering).items() if not job.done()]
         writer = self._writer
         return writing if writer is None or writer.given_up.is_set() else [*writing, writer.name]
@@ -287,16 +283,9 @@ class DurableTier:
         return job
 
 
-# -- durable writer ----------------------------------------------------------------------------------------------------
-
-
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class DurableSave:
-    """What a rank writes of a state.
+    """The part of a state that a rank writes.
 
     Attributes:
         step: global steps that the state has seen.
@@ -311,7 +300,7 @@ class DurableSave:
     tensors: dict[str, np.ndarray]
     document: CheckpointDocument = field(default_factory=CheckpointDocument)
     finite: Collection[str] = ()
-    before: Callable[[], None] = _nothing
+    before: Callable[[], None] = lambda: None
     writers: int | None = None
 
 
@@ -435,7 +424,7 @@ class DurableWriter:
 
 
 def _checksum(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite: Collection[str]) -> int:
-    """The checksum of a share.
+    """Return the checksum of a share.
 
     Raises:
         CheckpointError: a tensor that must be finite is not.

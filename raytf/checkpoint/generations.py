@@ -1,4 +1,4 @@
-"""Which copies of the state in the memory of nodes belong together."""
+"""Copies of the state in the memory of nodes that belong together."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Generation:
     holders: dict[str, list[HeldShare]]
 
 
-def generations(found: Mapping[str, Collection[HeldShare]], attempts: Collection[str] | None) -> list[Generation]:
-    """Snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
+def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str] | None) -> list[Generation]:
+    """Return snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
 
     Args:
-        found: what each node holds.
+        answers: what each node holds.
         attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
     """
     whole: dict[tuple[int, str], dict[str, list[HeldShare]]] = {}
-    for node, held in found.items():
+    for node, held in answers.items():
         for key in {(h.step, h.attempt) for h in held}:
             shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
             own = sorted(shares.values(), key=lambda h: h.share)
@@ -61,10 +61,10 @@ def generations(found: Mapping[str, Collection[HeldShare]], attempts: Collection
     return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
 
 
-def is_latest(found: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
-    """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
+def is_latest(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
+    """Return whether some nodes hold a whole copy of the latest attempt, so that waiting for others is needless.
 
     All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
     Names of attempts sort by their numbers.
     """
-    return any(g.attempt == max(attempts) for g in generations(found, attempts))
+    return any(g.attempt == max(attempts) for g in generations(answers, attempts))

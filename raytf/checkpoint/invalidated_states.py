@@ -1,4 +1,4 @@
-"""States of a run that count no more, since a machine that took part in them computed wrongly.
+"""States of a run that are no longer valid, because a machine that took part in them computed wrongly.
 
 A note in the run's folder says which: those after a step, of the attempts until then. The driver's monitor has it, too,
 so that groups begin without storage. Copies in memory are passed over, checkpoints on storage are deleted.
@@ -26,7 +26,7 @@ _SHAPE = untrusted_json.record(
 
 @dataclass(frozen=True)
 class VoidStates:
-    """Which states count no more.
+    """The states that are no longer valid.
 
     Attributes:
         entries: steps, and names of the attempts whose states after that step are void.
@@ -35,36 +35,36 @@ class VoidStates:
     entries: tuple[tuple[int, frozenset[str]], ...] = ()
 
     def holds(self, step: int, attempt: str) -> bool:
-        """Whether the state of a step, as an attempt made it, is void."""
+        """Return whether the state of a step, as an attempt made it, is void."""
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """The void ones of checkpoints' names."""
+        """Return the names of the checkpoints that are void."""
         return [name for name in names if self.holds(naming.split_name(name)[0], naming.attempt_of(name))]
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Sequence[str]]]) -> VoidStates:
-        """From what `plain` gave."""
+        """Return the states that `plain` has written as lists."""
         return cls(tuple((after, frozenset(attempts)) for after, attempts in entries))
 
     def plain(self) -> list[tuple[int, list[str]]]:
-        """As lists."""
+        """Return the entries as lists."""
         return [(after, sorted(attempts)) for after, attempts in self.entries]
 
     def and_after(self, step: int, attempts: Collection[str]) -> VoidStates:
-        """These and more."""
+        """Return these states and those after `step` of more attempts."""
         return VoidStates((*self.entries, (step, frozenset(attempts))))
 
 
 def read(run: Storage) -> VoidStates:
-    """The note of a run.
+    """Return the note of a run.
 
     Raises:
         DamagedFileError: it cannot be read.
         StorageError: storage refuses.
     """
-    found = untrusted_json.read(run, FILE, _SHAPE)
-    states = [] if found is None else found["states"]
+    note = untrusted_json.read(run, FILE, _SHAPE)
+    states = [] if note is None else note["states"]
     return VoidStates.of([(entry["after"], entry["attempts"]) for entry in states])
 
 

@@ -67,7 +67,7 @@ class KeeperClient:
         return self._health.is_lost
 
     def lose(self) -> None:
-        """The memory is gone, as a rank has found that uses it."""
+        """Note that the memory is gone, as a rank that uses it has noticed."""
         self._health.lose()
 
     def begin(self, wait: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class KeeperClient:
         self._asking = in_thread(functools.partial(later, self._request), "raytf-keeping")
 
     def take(self) -> ReservedSlots | None:
-        """The memory, or the reason why there is none: once. None while nobody has answered, and after that."""
+        """Return the memory, or the reason why there is none: once. None while nobody has answered, and after that."""
         if self._asking is None or not self._asking.done():
             return None
         asking, self._asking = self._asking, None
@@ -98,20 +98,20 @@ class KeeperClient:
         return place
 
     def replace(self) -> None:
-        """The rank has let go of the memory that is lost: ask for other memory, later where keepers die often."""
+        """Ask for other memory, now that the rank has released the lost one; later if keepers die often."""
         with self._turn:
             self._keeper, self._marks = None, {}
             wait = self._health.replace(self._clock())
         self._request = dataclasses.replace(self._request, serial=self._request.serial + 1)
         self.begin(wait)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask the keeper, and take its last answer; for any thread, and never waits."""
         if not self._turn.acquire(blocking=False):
             return
         try:
             if self._keeper is not None and not self.is_lost:
-                self._look(self._clock())
+                self._poll(self._clock())
         finally:
             self._turn.release()
 
@@ -125,7 +125,7 @@ class KeeperClient:
         keeper = self._keeper
         return None if keeper is None else keeper.tidy.remote(self._request.attempt)
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         if self._is_gone():
             self.lose()
             return
@@ -138,7 +138,7 @@ class KeeperClient:
                 return
             except ray.exceptions.RayError:
                 pass  # out of reach for the moment
-        order = self._health.look(now, self._question is not None)
+        order = self._health.poll(now, self._question is not None)
         if order is Order.ASK:
             self._question = self._keeper.newest.remote(self._request.attempt)
         elif order is Order.END:
@@ -157,7 +157,7 @@ class KeeperClient:
                 os.kill(int(next(iter(self._marks)).split("/")[2]), signal.SIGKILL)
 
     def _reserve(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
-        """Memory of this node's keeper, which is started where there is none; waits for it."""
+        """Return memory of this node's keeper, which is started where there is none; waits for it."""
         for wait in TRY_PAUSES:
             with contextlib.suppress(*_REFUSED):  # Ray may not know yet that the one before is dead
                 keeper, place = self._reserve_once(request)
@@ -172,5 +172,5 @@ class KeeperClient:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

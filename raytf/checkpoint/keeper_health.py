@@ -1,4 +1,4 @@
-"""What a rank makes of its node's keeper: when it asks it, when it counts as lost, and when another one is started.
+"""A rank's view of its node's keeper: when to ask it, when it counts as lost, and when to start another one.
 
 Times and answers go in, and orders come out; nothing here knows Ray, processes or clocks.
 """
@@ -18,8 +18,10 @@ STEADY_SECONDS, MOST_PAUSE_SECONDS = 60.0, 60.0
 
 
 def pause(deaths: int) -> float:
-    """Seconds before the next keeper is started, after this many that died soon, one after another: none at first, then
-    doubled."""
+    """Return the seconds before the next keeper is started, after `deaths` keepers in a row that died soon.
+
+    The first pause is 0. Later ones double.
+    """
     return 0.0 if deaths <= 1 else min(MOST_PAUSE_SECONDS, 2.0 ** min(deaths - 2, 32))
 
 
@@ -29,7 +31,7 @@ TRY_PAUSES = tuple(pause(n + 2) for n in range(4))
 
 
 class Order(enum.Enum):
-    """What to do after a look at the keeper."""
+    """The action after a poll of the keeper."""
 
     NOTHING = "nothing"
     ASK = "ask"  # the keeper what it holds
@@ -52,17 +54,17 @@ class KeeperHealth:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """A keeper has given memory."""
-        self._since = self._looked_at = self._asked_at = self._heard_at = now
-        self._told: int | None = None
+        """Note that a keeper has given memory."""
+        self._since = self._polled_at = self._asked_at = self._heard_at = now
+        self._step: int | None = None
 
-    def look(self, now: float, is_asking: bool) -> Order:
+    def poll(self, now: float, is_asking: bool) -> Order:
         """Look at the keeper.
 
         Args:
             is_asking: whether a question waits for its answer.
         """
-        gap, self._looked_at = now - self._looked_at, now
+        gap, self._polled_at = now - self._polled_at, now
         if gap > _GAP_SECONDS:
             self._heard_at += gap  # nobody listened for so long
         if now - self._heard_at >= SILENT_SECONDS:
@@ -74,23 +76,23 @@ class KeeperHealth:
         return Order.ASK
 
     def hear(self, step: int | None, now: float) -> None:
-        """It holds the state after `step`, whole. None while ranks write is no loss: its memory lives as long as it."""
-        self._heard_at, self._told = now, self._told if step is None else step
+        """Note that the keeper holds the whole state after `step`; None while ranks write, which is no loss."""
+        self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
-        """The keeper is gone, or its memory is."""
+        """Note that the keeper or its memory is gone."""
         self.is_lost = True
 
     def replace(self, now: float) -> float:
-        """The rank has let go of the memory that is lost; returns the seconds before it asks for other memory."""
+        """Note that the rank has released the lost memory, and return the seconds before it asks for other memory."""
         self._deaths = self._deaths + 1 if now - self._since < STEADY_SECONDS else 1
-        self.is_lost, self._told = False, None
+        self.is_lost, self._step = False, None
         return pause(self._deaths)
 
     def step(self, now: float) -> int | None:
-        """The newest step that the keeper holds.
+        """Return the newest step that the keeper holds.
 
         Returns:
             None for none, and where it has not answered lately.
         """
-        return self._told if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None
+        return self._step if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None

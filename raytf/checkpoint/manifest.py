@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors: its document, and the manifest that makes a folder a checkpoint."""
+"""The document of a checkpoint, and the manifest that makes a folder a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped
 
 
 def _file(value: Any) -> str | None:
-    """A file of the checkpoint's own folder, whatever the manifest says."""
+    """Check that a value names a file in the checkpoint's own folder."""
     is_plain = isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
     return None if is_plain else "is not a name of a file"
 
 
 def _best(value: Any) -> str | None:
-    """A metric and its value."""
+    """Check that a value is a metric with its value."""
     is_pair = isinstance(value, list) and len(value) == 2
     return (
         None
@@ -46,7 +46,7 @@ def _best(value: Any) -> str | None:
 
 
 def _hexadecimal(value: Any) -> str | None:
-    """Bytes as text."""
+    """Check that a value is bytes in hexadecimal digits."""
     is_hex = isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef")
     return None if is_hex else "is not a hexadecimal number"
 
@@ -70,7 +70,7 @@ _DOCUMENT = untrusted_json.record(
 
 
 def _shares(share: untrusted_json.Shape) -> untrusted_json.Shape:
-    """A list of shares, each in a file of its own: one that is named often would be read as often."""
+    """Return the shape of a list of shares with different files: a file that is named twice would be read twice."""
     of_each = untrusted_json.each(share)
 
     def check(value: Any) -> str | None:
@@ -133,14 +133,14 @@ class Checkpoint:
 
 
 def list_complete(run: Storage) -> list[str]:
-    """Names of checkpoints that have a manifest, newest first."""
+    """Return the names of checkpoints that have a manifest, newest first."""
     # One list of all files: to look each folder up would cost a request for each that was ever left unfinished.
     names = [f.name.removesuffix(f"/{FILE}") for f in run.files(FOLDER) if f.name.endswith(f"/{FILE}")]
     return naming.restore_order([n for n in names if "/" not in n and naming.split_name(n)[0] >= 0])
 
 
 def dump(document: dict[str, Any]) -> bytes:
-    """JSON with one spelling for a value, so that equal documents are equal bytes."""
+    """Return JSON with one spelling for a value, so that equal documents are equal bytes."""
     return json.dumps(document, sort_keys=True, indent=1).encode()
 
 
@@ -166,7 +166,7 @@ def write(
 
 
 def link(run: Storage, name: str) -> ManifestLink:
-    """A checkpoint as the one after it names it.
+    """Return a checkpoint as the one after it names it.
 
     Raises:
         StorageError: storage refuses.
@@ -182,7 +182,7 @@ def delete(run: Storage, name: str) -> None:
 
 
 def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:
-    """What is wrong with the files of a checkpoint by their sizes alone.
+    """Return what is wrong with the files of a checkpoint by their sizes alone.
 
     Args:
         shares: of the manifest.
@@ -199,7 +199,7 @@ def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> lis
 
 
 def read(run: Storage, name: str) -> dict[str, Any]:
-    """step, shares and document of a checkpoint.
+    """Return the step, the shares and the document of a checkpoint.
 
     Raises:
         CheckpointError: the manifest is damaged.
@@ -226,12 +226,9 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     return body
 
 
-# -- document ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CheckpointDocument:
-    """What the driver's and the workers' next start, and people, want to know of a state.
+    """The facts about a state that the next start of the driver and of workers, and people, need.
 
     Attributes:
         identity: settings of the run that made it.
@@ -264,14 +261,14 @@ class CheckpointDocument:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> CheckpointDocument:
-        """From the JSON of a manifest or of a slot in memory; what other versions add is left out."""
+        """Return the document in the JSON of a manifest or of a slot in memory, without fields of other versions."""
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name != "missing"}
         if known.get("best") is not None:
             known["best"] = (known["best"][0], known["best"][1])
         return cls(**known, missing=tuple(name for name in _NEEDED if name not in values))
 
     def of_manifest(self) -> dict[str, Any]:
-        """JSON values for a manifest on storage."""
+        """Return JSON values for a manifest on storage."""
         return {
             **self._totals(),
             "identity": self.identity,
@@ -282,7 +279,7 @@ class CheckpointDocument:
         }
 
     def live(self) -> dict[str, Any]:
-        """JSON values for memory: what changes with each copy."""
+        """Return JSON values for memory: what changes with each copy."""
         hashed = {} if self.weights_hash is None else {"weights_hash": self.weights_hash}
         return {
             **self._totals(),
@@ -293,12 +290,12 @@ class CheckpointDocument:
         }
 
     def slow(self) -> dict[str, Any]:
-        """JSON values for memory: what changes when an epoch ends; see `epochs`."""
+        """Return JSON values for memory: what changes when an epoch ends; see `epochs`."""
         return {"identity": self.identity, "history": self.history}
 
     @property
     def epochs(self) -> int:
-        """How many have ended."""
+        """The number of epochs that have ended."""
         return len(self.history)
 
     def _totals(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A rank's part in the memory tier: when to copy the state into memory, and what a new group finds there."""
+"""A rank's part in the memory tier: when to copy the state into memory, and what a new group restores from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COSTS = 9
 
 @dataclasses.dataclass(frozen=True)
 class MemorySave:
-    """What a copy in memory keeps beside the tensors, which come from the rank's source as they are then.
+    """The part of a copy in memory beside the tensors, which come from the rank's source as they are then.
 
     Attributes:
         step: global steps that the state has seen.
@@ -53,7 +53,7 @@ class MemorySave:
 class MemoryTier:
     """Copies of the state in the memory of this rank's node, of which this rank writes a share.
 
-    A `raytf.checkpoint.tier.Tier`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
+    A `raytf.checkpoint.tier.Writing`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
     the same steps, so every node of the run holds the same state, bit for bit.
 
     Args:
@@ -99,10 +99,8 @@ class MemoryTier:
         self.bytes = 0
         self.seconds = 0.0
 
-    # -- restoring -----------------------------------------------------------------------------------------------------
-
     def candidates(self) -> list[generations.Generation]:
-        """Snapshots of earlier attempts that some node holds whole, newest first."""
+        """Return snapshots of earlier attempts that some node holds whole, newest first."""
         if self._every == 0:
             return []
         earlier = self._attempt.earlier
@@ -110,7 +108,7 @@ class MemoryTier:
         return generations.generations(held, set(earlier))
 
     def load(self, candidate: generations.Generation) -> Checkpoint:
-        """The state, verified, with `files` of callbacks where they are small.
+        """Return the state, verified, with `files` of callbacks where they are small.
 
         Raises:
             CheckpointError: it is damaged, or gone.
@@ -128,8 +126,6 @@ class MemoryTier:
             rows=rows,
             files=extras.files,
         )
-
-    # -- copying -------------------------------------------------------------------------------------------------------
 
     def reserve(self, sizes: dict[str, int], make: MakeSource) -> None:
         """Ask this node's keeper for memory; copies are made from when it has answered.
@@ -153,10 +149,10 @@ class MemoryTier:
         self._slots, self._keeping = [], None
         self._sealer.shutdown(wait=False)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
         if self._keeping is not None:
-            self._keeping.look()
+            self._keeping.poll()
 
     @property
     def step(self) -> int | None:
@@ -165,7 +161,7 @@ class MemoryTier:
         Returns:
             None for none.
         """
-        self.look()
+        self.poll()
         return None if self._keeping is None else self._keeping.step
 
     @property
@@ -179,7 +175,7 @@ class MemoryTier:
         return self._ready() and self.copied is None
 
     def wish(self, stop: int, step_seconds: float) -> float:
-        """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
+        """Return rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
         if self._every is None and not self._sealing.done():
@@ -210,7 +206,7 @@ class MemoryTier:
         """Copy this rank's share of the state; one of the step that was copied last is written over that."""
         began = time.perf_counter()
         self.turns.ask(save.step)
-        self.look()  # the keeper may have freed memory since the last beat, and given other workers the rest
+        self.poll()  # the keeper may have freed memory since the last beat, and given other workers the rest
         if not self._ready() or self._source is None:
             self._book(0.0)  # what was done for it, and will be the next time
             return
@@ -248,18 +244,18 @@ class MemoryTier:
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
     def costs_also(self, seconds: float) -> None:
-        """The next copy holds training up for this many seconds more than are spent here."""
+        """Add seconds for which the next copy holds up training elsewhere."""
         self._aside_seconds += seconds
 
     def vote(self, phase: Phase) -> Votes:
-        """Whether this rank's newest copy is complete, or could not be completed.
+        """Return whether this rank's newest copy is complete, or could not be completed.
 
         A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
         """
         return Votes(written=float(self.is_sealed), failed=float(self._failure is not None))
 
     def commit(self) -> bool:
-        """All ranks' copies count.
+        """Note that the copies of all ranks count.
 
         Returns:
             True: nothing is left to do.
@@ -267,11 +263,11 @@ class MemoryTier:
         return True
 
     def done(self) -> None:
-        """A copy counts; the one before it stays until the next is made."""
+        """Note that the copy counts. The one before it stays until the next is made."""
         self.turns.commit()
 
     def abort(self) -> None:
-        """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
+        """Discard the newest copy: the next one overwrites it, and the one before it stays until then."""
         self.turns.abort()
         if self._failure is not None:
             self._stop_after(self._failure)
@@ -333,7 +329,7 @@ class MemoryTier:
         return bool(self._slots)
 
     def _let_go(self) -> None:
-        """The keeper is gone: so is what was copied, and the memory is given back for the next one."""
+        """Release the memory of a keeper that is gone, so that the next keeper can have it."""
         wait([self._sealing])
         for slot in self._slots:
             slot.close()
@@ -358,7 +354,7 @@ class MemoryTier:
 
 
 def place_on_node(group: Ranks) -> tuple[int, int]:
-    """(number, count) of this rank among those of its node.
+    """Return (number, count) of this rank among those of its node.
 
     Ray Train's local rank is that among those of an IP address, which several nodes may share.
     """

@@ -68,7 +68,7 @@ class Keeper:
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
     def reserve(self, request: SlotRequest, monitor: ActorHandle) -> ReservedSlots:
-        """Memory for two snapshots of one rank's share of the state: see `SlotLedger`.
+        """Return memory for two snapshots of one rank's share of the state: see `SlotLedger`.
 
         Args:
             request: one that is made again, as its answer did not come in time, gets the same memory.
@@ -93,20 +93,20 @@ class Keeper:
             return self._ledger.is_tidy(attempt)
 
     def held(self) -> list[HeldShare]:
-        """What there is, share by share."""
+        """Return the shares that this node holds."""
         with self._lock:
             return list(self._held().values())
 
     def newest(self, attempt: str) -> int | None:
-        """The newest step of which it holds an attempt's whole state. Who asks is of the run, which thus goes on."""
+        """Return the newest step whose whole state it holds for an attempt. A question shows that the run continues."""
         with self._lock:
             if self._ledger.is_current(attempt):
                 self._seen_at = time.monotonic()
-            found = generations({"here": self._held().values()}, [attempt])
-            return found[0].step if found else None
+            copies = generations({"here": self._held().values()}, [attempt])
+            return copies[0].step if copies else None
 
     def read(self, path: str) -> np.ndarray:
-        """The bytes of a slot, uint8 [n]."""
+        """Return the bytes of a slot, uint8 [n]."""
         with self._lock:
             (fd,) = (fd for number, fd in self._slots.items() if self._path(number) == path)
             memory = _mapped(fd)
@@ -118,13 +118,13 @@ class Keeper:
         return function(*arguments)
 
     def _held(self) -> dict[int, HeldShare]:
-        found = {}
+        held = {}
         for number, fd in self._slots.items():
             share = snapshot_slot.head(_mapped(fd))
             if share is not None:
                 place = share.step, share.attempt, share.share, share.shares, share.bytes
-                found[number] = HeldShare(*place, self._path(number))
-        return found
+                held[number] = HeldShare(*place, self._path(number))
+        return held
 
     def _path(self, number: int) -> str:
         return f"/proc/{os.getpid()}/fd/{self._slots[number]}"
@@ -155,7 +155,7 @@ def _mapped(fd: int) -> Any:
 
 
 def keeper(run_uri: str) -> Any:
-    """The handle of this node's keeper for a run; starts it where there is none. Does not wait for it."""
+    """Return the handle of this node's keeper for a run; starts it where there is none. Does not wait for it."""
     node = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(Keeper)
@@ -175,7 +175,7 @@ def keeper(run_uri: str) -> Any:
 
 
 def keeper_on(run_uri: str, node: str) -> Any:
-    """The handle of a node's keeper for a run.
+    """Return the handle of a node's keeper for a run.
 
     Returns:
         None where there is none, or Ray cannot say.
@@ -189,7 +189,7 @@ def keeper_on(run_uri: str, node: str) -> Any:
 def survey(
     run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[HeldShare]]], bool] | None = None
 ) -> dict[str, list[HeldShare]]:
-    """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time.
+    """Return the shares of a run that the nodes of the cluster hold, by node, without nodes that do not answer in time.
 
     Args:
         seconds: for all to answer.
@@ -209,15 +209,15 @@ def survey(
 
 
 def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[HeldShare]]:
-    found: dict[str, list[HeldShare]] = {}
+    held: dict[str, list[HeldShare]] = {}
     for answer in done:
         with contextlib.suppress(ray.exceptions.RayError):  # it has just died
-            found[asked[answer]] = ray.get(answer)
-    return found
+            held[asked[answer]] = ray.get(answer)
+    return held
 
 
 def load(run_uri: str, generation: Generation) -> Checkpoint:
-    """A snapshot from this node's memory, or through the network from another's, verified.
+    """Return a snapshot from this node's memory, or through the network from another's, verified.
 
     Raises:
         CheckpointError: no holder gives it whole.
@@ -277,9 +277,9 @@ def _name(run_uri: str, node: str) -> str:
 
 
 def _keepers(run_uri: str) -> dict[str, Any]:
-    prefix, found = _prefix(run_uri), {}
+    prefix, keepers = _prefix(run_uri), {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == _NAMESPACE and entry["name"].startswith(prefix):
             with contextlib.suppress(ValueError):  # gone in the meantime
-                found[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
-    return found
+                keepers[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
+    return keepers

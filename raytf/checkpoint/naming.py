@@ -12,17 +12,17 @@ _MOST_DIGITS = 15
 
 
 def restore_order(complete: Collection[str]) -> list[str]:
-    """Names of complete checkpoints, best to restore first: the latest step, then the latest attempt."""
+    """Return the names of complete checkpoints, best to restore first: the latest step, then the latest attempt."""
     return sorted(complete, key=split_name, reverse=True)
 
 
 def name_of(step: int, attempt: str, serial: int = 0) -> str:
-    """The folder of the serial-th save of an attempt; names sort by step, and no two saves share one."""
+    """Return the folder of the serial-th save of an attempt; names sort by step, and no two saves share one."""
     return f"{step:012d}-{attempt}-{serial:04d}"
 
 
 def split_name(name: str) -> tuple[int, str]:
-    """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
+    """Return (step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
     # Of other alphabets' digits int() takes some and refuses others; no run has steps of more than so many.
     is_step = step.isascii() and step.isdecimal() and len(step) <= _MOST_DIGITS
@@ -30,7 +30,7 @@ def split_name(name: str) -> tuple[int, str]:
 
 
 def attempt_of(name: str) -> str:
-    """The attempt that wrote a checkpoint's folder."""
+    """Return the attempt that wrote a checkpoint's folder."""
     return split_name(name)[1].rpartition("-")[0]
 
 
@@ -47,12 +47,12 @@ def stamp(now: float | None = None) -> str:
 
 def term_of(name: str) -> int:
     """Return the term of the driver that started the attempt in a file's name; 0 if the name has none."""
-    found = _ATTEMPT_NAME.search(name)
-    return int(found[1] or 0) if found is not None else 0
+    match = _ATTEMPT_NAME.search(name)
+    return int(match[1] or 0) if match is not None else 0
 
 
 def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
     """Return whether a file's name holds an attempt that is over: a known one, or one with a lower number than the
     present one."""
-    found = _ATTEMPT_NAME.search(name)
-    return found is not None and found[0] != present and (found[0] in over or found[0] < present)
+    match = _ATTEMPT_NAME.search(name)
+    return match is not None and match[0] != present and (match[0] in over or match[0] < present)

@@ -7,7 +7,7 @@ computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from raytf.distributed import step_agreement
 from raytf.distributed.encoding.digests import device_sum
+from raytf.distributed.group import Ranks
 from raytf.distributed.step_agreement import DEVICE_BIT
 from raytf.distributed.worker_table import gather
 from raytf.errors import ReplicaError
@@ -23,18 +24,6 @@ from raytf.errors import ReplicaError
 _PIECE = 64 << 20
 #: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.
 _HASHED_PIECE = 16 << 20
-
-
-class ReplicaRanks(Protocol):
-    """The part of a strategy's Group that replicas need."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def sum(self, values: np.ndarray) -> np.ndarray: ...
 
 
 class Replicas:
@@ -51,13 +40,13 @@ class Replicas:
 
     Attributes:
         agreed: latest step at which all were known to be equal; None for none yet.
-        told: step whose hash was told last.
+        compared_step: step whose hash the ranks compared last; -1 for none yet.
         newest: the hash of the latest copy.
     """
 
     def __init__(
         self,
-        group: ReplicaRanks,
+        group: Ranks,
         named: Mapping[str, Any],
         digest: Callable[[], int],
         is_exact: bool,
@@ -69,35 +58,39 @@ class Replicas:
         self._say, self._event, self._about = say, event, about
         #: Step and hash that are to be told, and those that were.
         self._pending: tuple[int, int] | None = None
-        self._told: tuple[int, int] | None = None
+        self._sent: tuple[int, int] | None = None
         self._drifts = 0
         self.agreed: int | None = None
-        self.told, self.newest = -1, 0
+        self.compared_step, self.newest = -1, 0
 
-    def look(self, step: int) -> None:
-        """The state after `step` is about to be copied."""
+    def hash_weights(self, step: int) -> None:
+        """Hash the weights of the state after `step`, which is about to be copied."""
         self.newest = self._digest()
         self._pending = (step, self.newest)
 
     def tell(self) -> int:
-        """The hash to tell the other ranks with the next vector of flags; 0 for none."""
-        self._told, self._pending = self._pending, None
-        return 0 if self._told is None else self._told[1]
+        """Return the hash to tell the other ranks with the next vector of flags; 0 for none."""
+        self._sent, self._pending = self._pending, None
+        return 0 if self._sent is None else self._sent[1]
 
     def hear(self, sums: np.ndarray, step: int) -> bool:
-        """What all ranks told, added over them; whether the state after `step` was fixed.
+        """Compare the hashes of all ranks, and repair replicas that differ; return whether any was repaired.
+
+        Args:
+            sums: the vectors of flags, added over all ranks.
+            step: the newest step.
 
         Raises:
             ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
         """
-        told, self._told = self._told, None
-        if told is None:
+        sent, self._sent = self._sent, None
+        if sent is None:
             return False
-        self.told = told[0]
+        self.compared_step = sent[0]
         if step_agreement.agree(sums, self._group.world_size):
-            self.agreed = told[0]
+            self.agreed = sent[0]
             return False
-        own = f"{told[1]:016x} {self._about()}".encode()
+        own = f"{sent[1]:016x} {self._about()}".encode()
         everyone = [each.decode().split(" ", 1) for each in gather(self._group, own)]
         verdict = step_agreement.judge([int(value, 16) for value, _ in everyone])
         if verdict is None:
@@ -109,11 +102,18 @@ class Replicas:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:
-            text = f"the weights of {where} differ at step {self.told}, and nobody can say which are right"
+            text = f"the weights of {where} differ at step {self.compared_step}, and nobody can say which are right"
         else:
             others = self._group.world_size - len(verdict.apart)
-            text = f"the weights of {where} differ at step {self.told} from those of the other {others} workers"
-        fields = {"of_step": self.told, "from_step": self.agreed, "ranks": list(verdict.apart), "fixed": is_mended}
+            text = (
+                f"the weights of {where} differ at step {self.compared_step} from those of the other {others} workers"
+            )
+        fields = {
+            "of_step": self.compared_step,
+            "from_step": self.agreed,
+            "ranks": list(verdict.apart),
+            "fixed": is_mended,
+        }
         if self._group.rank == 0:
             self._event("replicas", text=text, **fields)
         if not is_mended or verdict.donor is None:
@@ -130,7 +130,7 @@ class Replicas:
         return True
 
     def _send(self, donor: int, is_apart: bool) -> None:
-        """One rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
+        """Send one rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
         for variable in self._named.values():
             own = _values(variable)
             raw = own.reshape(-1).view(np.uint8)
@@ -148,8 +148,6 @@ def _values(variable: Any) -> np.ndarray:
     return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)
 
 
-# -- digest ------------------------------------------------------------------------------------------------------------
-#
 # On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
 # multilinear, see `raytf.distributed.encoding.digests`.
 
@@ -170,7 +168,7 @@ class Digest:
         self._sum = tf.function(lambda: device_sum([v.read_value() for v in variables]), autograph=False)
 
     def value(self) -> int:
-        """The present hash."""
+        """Return the present hash."""
         if self._on_device:
             return (int(self._sum().numpy()) & (DEVICE_BIT - 1)) | DEVICE_BIT
         crc = 0

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.naming import restore_order, split_name
-from raytf.checkpoint.tier import Tier
 from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:
+    from raytf.checkpoint.memory import MemoryTier
     from raytf.distributed.group import Ranks
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ Candidate = Generation | str
 
 
 class Restorer:
-    """Finds and reads it; all ranks must call alike.
+    """Finds and reads the state from which a group continues. All ranks must make the same calls.
 
     Args:
         memory: of the run's nodes.
@@ -47,7 +47,7 @@ class Restorer:
 
     def __init__(
         self,
-        memory: Tier[Any, generations.Generation],
+        memory: MemoryTier,
         durable: DurableTier,
         group: Ranks,
         say: Callable[[str], None],
@@ -81,7 +81,7 @@ class Restorer:
             self._ahead = in_thread(lambda: self._load(self._plan.candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """The state to go on from.
+        """Return the state from which to continue.
 
         Args:
             check: raises where a checkpoint belongs to a run with other settings.
@@ -92,20 +92,22 @@ class Restorer:
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.
         """
-        found = self._first_that_loads(check)
-        if found is None and self._names is None:
+        checkpoint = self._first_that_loads(check)
+        if checkpoint is None and self._names is None:
             self._plan = self._plan.failed()
             self._ask_storage()
-            found = self._first_that_loads(check)
-        if found is None and self._names:
+            checkpoint = self._first_that_loads(check)
+        if checkpoint is None and self._names:
             raise CheckpointError(
                 f"none of the {len(self._names)} checkpoints in {self._durable.locate()} can be "
                 "restored; the reasons are above. Fix them, or choose another --run name to begin again."
             )
         good = [split_name(name)[0] for name in self._names or () if name not in self.damaged]
         self.known_step = max(good, default=self.known_step)
-        self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
-        return found
+        self._durable.went_on_from(
+            None if checkpoint is None or checkpoint.is_in_memory else checkpoint.name, self.damaged
+        )
+        return checkpoint
 
     def _copies(self) -> list[generations.Generation]:
         return [each for each in self._memory.candidates() if not self._void.holds(each.step, each.attempt)]
@@ -136,18 +138,18 @@ class Restorer:
 
     def _first_that_loads(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         for candidate in self._plan.candidates:
-            found, problem = None, ""
+            checkpoint, problem = None, ""
             ahead, self._ahead = self._ahead, None
             try:
-                found = self._load(candidate) if ahead is None else ahead.result()
+                checkpoint = self._load(candidate) if ahead is None else ahead.result()
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin again
                 problem = str(error)
-            own = (found.document.weights_hash or 0) if found is not None and found.is_in_memory else 0
-            told = self._group.sum(np.append(np.float32(found is not None), step_agreement.bits_of(own)))
-            is_everywhere = told[0] == self._group.world_size
-            if is_everywhere and found is not None and step_agreement.all_equal(told[1:], self._group.world_size):
-                check(found)
-                return found
+            own = (checkpoint.document.weights_hash or 0) if checkpoint is not None and checkpoint.is_in_memory else 0
+            sums = self._group.sum(np.append(np.float32(checkpoint is not None), step_agreement.bits_of(own)))
+            is_everywhere = sums[0] == self._group.world_size
+            if is_everywhere and checkpoint is not None and step_agreement.all_equal(sums[1:], self._group.world_size):
+                check(checkpoint)
+                return checkpoint
             problem = problem or (
                 "the ranks did not agree on its weights" if is_everywhere else "another rank could not read it"
             )
@@ -159,19 +161,17 @@ class Restorer:
         return None
 
     def _shared(self, ask: Callable[[], _T]) -> _T:
-        """What rank 0 finds, on all ranks."""
-        found: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
-        return found
+        """Return on all ranks what `ask` returns on rank 0."""
+        answer: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
+        return answer
 
 
-# -- restore plan ------------------------------------------------------------------------------------------------------
-#
 # Lists go in, and candidates come out; `raytf.checkpoint.restore` asks nodes and storage, and reads.
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What to try.
+    """The candidates to try.
 
     Attributes:
         candidates: best first.

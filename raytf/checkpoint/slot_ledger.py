@@ -1,4 +1,4 @@
-"""Which memory of a keeper belongs to whom: decided from requests and from what the memory holds.
+"""The owners of a keeper's memory, decided from requests and from what the memory holds.
 
 Requests go in, and answers and the slots to free come out; nothing here knows Ray, files or time. The ranks write into
 their slots directly, so that a slot is known to be full only by its header. Of one worker group each rank of the node
@@ -69,12 +69,15 @@ class SlotLedger:
         self._next = 0
 
     def is_current(self, attempt: str) -> bool:
-        """Whether no later attempt than this one has asked for memory."""
+        """Return whether no later attempt than this one has asked for memory."""
         return attempt >= self.attempt
 
     def may_reserve(self, request: SlotRequest) -> bool:
-        """Whether a request is not too late. A run that was deleted and made again begins with the first attempt: where
-        the driver of the latest attempt is dead, another driver's workers may have any name."""
+        """Return whether a request is not too late.
+
+        A run that was deleted and made again begins with the first attempt. So once the driver of the latest attempt is
+        dead, the workers of another driver may have any name.
+        """
         return self.is_current(request.attempt) or (self._is_deserted and request.driver != self._driver)
 
     def known(self, request: SlotRequest) -> SlotAnswer | None:
@@ -123,18 +126,18 @@ class SlotLedger:
         return self._free(self._newest(held))
 
     def is_tidy(self, attempt: str) -> bool:
-        """Whether an attempt has nothing left to tidy: earlier ones left nothing, or another one continues the run."""
+        """Return whether an attempt has nothing to tidy: earlier ones left nothing, or another continues the run."""
         return attempt != self.attempt or self._slots.keys() <= self._granted()
 
     def desert(self) -> None:
-        """The driver of the latest attempt is dead."""
+        """Note that the driver of the latest attempt is dead."""
         self._is_deserted = True
 
     def _granted(self) -> set[int]:
         return {number for _, slots in self._grants.values() for number in slots}
 
     def _newest(self, held: Mapping[int, HeldShare]) -> set[int]:
-        """The slots of the newest whole copy: of the latest attempt, and only without one of an earlier one.
+        """Return the slots of the newest whole copy: of the latest attempt, and only without one of an earlier one.
 
         A copy of workers that were replaced may become complete late, with a later step.
         """

@@ -112,7 +112,7 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """What a slot holds, by its header and text alone.
+    """Return what a slot holds, from its header and text alone.
 
     Args:
         memory: bytes of the slot; any buffer.
@@ -134,7 +134,7 @@ def head(memory: Any) -> MemoryShare | None:
 
 
 def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
-    """A slot's share, tensors (copies), live and slow values, verified.
+    """Return a slot's share, tensors (copies), live and slow values, verified.
 
     Raises:
         CheckpointError: it holds nothing whole, or was damaged.
@@ -146,20 +146,12 @@ def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, An
     lines = bytes(memory[data_end:text_end]).split(b"\n", 2)
     live, index, slow = (json.loads(line) if line else {} for line in lines)
     tensors = {
-        name: np.array(_view(memory, _dtype(dtype), shape, begin)) for name, (dtype, shape, begin) in index.items()
+        name: np.array(_view(memory, codec.dtype_of(dtype), shape, begin))
+        for name, (dtype, shape, begin) in index.items()
     }
     if _checksum(memory, data_end) != checksum:
         raise CheckpointError(f"the snapshot of step {step} in memory is damaged: its checksum is wrong.")
     return share, tensors, live, slow
-
-
-def _dtype(name: str) -> np.dtype:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
 
 
 def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:

@@ -11,14 +11,6 @@ import numpy as np
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "gradient_norm")
 
 
-def _no_numbers() -> np.ndarray:
-    return np.empty((0, len(COLUMNS)))
-
-
-def _no_digests() -> np.ndarray:
-    return np.empty((0, 0), np.uint8)
-
-
 @dataclass(frozen=True)
 class StepRows:
     """Consecutive steps, in order.
@@ -29,8 +21,8 @@ class StepRows:
         weights: the hash of the weights after some of the steps.
     """
 
-    numbers: np.ndarray = field(default_factory=_no_numbers)
-    digests: np.ndarray = field(default_factory=_no_digests)
+    numbers: np.ndarray = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
+    digests: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.uint8))
     weights: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -38,7 +30,7 @@ class StepRows:
 
     @classmethod
     def joined(cls, chunks: Sequence[StepRows]) -> StepRows:
-        """One chunk after another; digests of another version are filled up with zeros."""
+        """Return chunks joined in their order; digests of another version are padded with zeros."""
         if not chunks:
             return cls()
         width = max(chunk.digests.shape[1] for chunk in chunks)
@@ -47,29 +39,29 @@ class StepRows:
         return cls(np.concatenate([chunk.numbers for chunk in chunks]), np.concatenate(digests), weights)
 
     def after(self, step: int) -> StepRows:
-        """Those after a step."""
+        """Return the rows after a step."""
         late = self.numbers[:, 0] > step
         weights = {at: value for at, value in self.weights.items() if at > step}
         return StepRows(self.numbers[late], self.digests[late], weights)
 
     def part(self, begin: int) -> StepRows:
-        """Those from an index on."""
+        """Return the rows from an index on."""
         if not begin:
             return self
         return self.after(int(self.numbers[begin - 1, 0]))
 
     def weighed(self, step: int, value: int) -> StepRows:
-        """The same, with the hash of the weights after a step."""
+        """Return the same rows, with the hash of the weights after a step."""
         return replace(self, weights={**self.weights, step: value})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As plain arrays, by name."""
+        """Return the rows as plain arrays, by name."""
         weights = np.array([*self.weights.items()], np.uint64).reshape(-1, 2)
         return {"numbers": self.numbers, "digests": self.digests, "weights": weights}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StepRows:
-        """From what `arrays` returned, perhaps of a version that knew less."""
+        """Return the rows that `arrays` has written, perhaps in an earlier version."""
         known = arrays["numbers"]
         numbers = np.pad(known, ((0, 0), (0, len(COLUMNS) - known.shape[1])), constant_values=np.nan)
         digests = arrays.get("digests", np.empty((len(numbers), 0), np.uint8))

@@ -1,4 +1,4 @@
-"""What a tier of checkpoints can do, and the words in which its ranks agree. There are two: storage and memory."""
+"""The interface through which a tier (storage or memory) writes a checkpoint, and the votes of its ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from raytf.checkpoint.manifest import Checkpoint
-
 
 class Phase(enum.Enum):
-    """Where a rank is in a save."""
+    """The phase of a save on a rank."""
 
     IDLE = "idle"
     WRITING = "writing"  # every rank writes its share
@@ -19,7 +17,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Votes:
-    """What one rank says about the save under way, or all together: sums over ranks, equal on every rank."""
+    """The votes of one rank about the save under way, or their sums over all ranks, which are equal on every rank."""
 
     want: float = 0
     written: float = 0
@@ -53,13 +51,12 @@ class GroupAttempt:
     driver: str = ""
 
 
-#: What a tier is given to save, and what it calls one of its checkpoints.
+#: What a tier saves.
 Save = TypeVar("Save", contravariant=True)
-Candidate = TypeVar("Candidate")
 
 
 class Writing(Protocol[Save]):
-    """The half of a tier that writes: this rank's part of one save at a time.
+    """A tier that writes this rank's part of one save at a time.
 
     `raytf.checkpoint.commit.Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
     """
@@ -69,11 +66,11 @@ class Writing(Protocol[Save]):
         ...
 
     def vote(self, phase: Phase) -> Votes:
-        """How far this rank is, or that it failed."""
+        """Return how far this rank is, or that it failed."""
         ...
 
     def commit(self) -> bool:
-        """All shares are written.
+        """Complete the checkpoint, now that all shares are written.
 
         Returns:
             Whether that makes the checkpoint complete; otherwise the ranks vote when it is.
@@ -81,25 +78,9 @@ class Writing(Protocol[Save]):
         ...
 
     def done(self) -> None:
-        """All ranks know that the checkpoint is complete."""
+        """Note that the checkpoint is complete, as all ranks know."""
         ...
 
     def abort(self) -> None:
-        """All ranks know that the save failed: it must not become a checkpoint any more."""
-        ...
-
-
-class Tier(Writing[Save], Protocol[Save, Candidate]):
-    """A place for checkpoints: how they get there, which there are, and how one is read."""
-
-    def candidates(self) -> list[Candidate]:
-        """The checkpoints that may be restored, best first; asked on rank 0 alone."""
-        ...
-
-    def load(self, candidate: Candidate) -> Checkpoint:
-        """Read one and verify all of it.
-
-        Raises:
-            CheckpointError: it is damaged, incomplete or gone.
-        """
+        """Abandon the save, which failed on some rank and must not become a checkpoint."""
         ...

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside tensors: where the run is, and the interface that the worker gives it through."""
+"""The part of a checkpoint beside its tensors: the progress of the run, and the interface through which it is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingState:
-    """The same on every rank.
+    """The progress of a run, which is the same on every rank.
 
     Attributes:
         step: global steps done.
@@ -43,7 +43,7 @@ class TrainingState:
 
     @classmethod
     def of(cls, chosen: Checkpoint | None, known_step: int | None = None) -> TrainingState:
-        """That of a checkpoint from memory or storage; of a new run for None.
+        """Return the state of a checkpoint in memory or on storage; of a new run for None.
 
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
@@ -66,7 +66,7 @@ class TrainingState:
         )
 
     def document(self, identity: dict[str, str], world_size: int) -> CheckpointDocument:
-        """What a checkpoint of this moment says; callbacks and what memory alone keeps are added by who has them."""
+        """Return the document of a checkpoint made now. The caller adds callbacks and the fields for memory."""
         return CheckpointDocument(
             identity=identity,
             history=list(self.history),
@@ -79,12 +79,9 @@ class TrainingState:
         )
 
 
-# -- state source ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Extras:
-    """What rank 0 alone knows, which no function of the step gives.
+    """Values that rank 0 alone knows and that do not follow from the step.
 
     Attributes:
         callbacks: state of the user's callbacks, JSON values.
@@ -97,12 +94,12 @@ class Extras:
     files: dict[str, bytes] | None = None
 
     def pack(self) -> bytes:
-        """As they lie in the memory of nodes."""
+        """Return the extras as bytes for the memory of nodes."""
         return pickle.dumps((self.callbacks, self.arrays, self.files))
 
     @classmethod
     def unpack(cls, data: bytes) -> Extras:
-        """What `pack` gave, of this raytf or of an earlier one."""
+        """Return the extras that `pack` has written, in this version or an earlier one."""
         return cls(*pickle.loads(data))
 
 
@@ -118,15 +115,15 @@ class StateSource(Protocol):
     identity: dict[str, str]
 
     def sizes(self) -> dict[str, int]:
-        """Values of each variable, by name."""
+        """Return the number of values of each variable, by name."""
         ...
 
     def variables(self, names: Sequence[str]) -> TensorSource:
-        """Where the values of some variables are."""
+        """Return the source of the values of some variables."""
         ...
 
     def must_be_finite(self) -> Collection[str]:
-        """Names of variables without which a state is not worth keeping when they hold NaN or infinity."""
+        """Return the names of variables without which a state is not worth keeping when they hold NaN or infinity."""
         ...
 
     @property
@@ -140,7 +137,7 @@ class StateSource(Protocol):
         ...
 
     def extras(self, with_files: bool) -> Extras:
-        """What rank 0 alone knows; empty on the others.
+        """Return the values that rank 0 alone knows; empty on the other ranks.
 
         Args:
             with_files: of callbacks, too, which storage gets by another way.
@@ -148,11 +145,11 @@ class StateSource(Protocol):
         ...
 
     def rows_since(self, step: int) -> StepRows:
-        """Rows of the log of steps after a step."""
+        """Return the rows of the log after a step."""
         ...
 
     def weighed(self, step: int, value: int) -> None:
-        """The hash of the weights after a step is known."""
+        """Note the hash of the weights after a step."""
         ...
 
     def records(self) -> Callable[[], None]:
@@ -164,9 +161,9 @@ class StateSource(Protocol):
         ...
 
     def saved(self, step: int) -> None:
-        """A checkpoint of a step is complete."""
+        """Note that a checkpoint of a step is complete."""
         ...
 
     def renew_log(self) -> None:
-        """Go on with the log under another name: the rows taken last may still be written, late."""
+        """Continue the log under another name, because the rows taken last may still be written late."""
         ...

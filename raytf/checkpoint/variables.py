@@ -1,4 +1,4 @@
-"""What a checkpoint holds: every variable of model, optimizer and metrics by name, and a small JSON document."""
+"""The tensors of a checkpoint: every variable of model, optimizer and metrics, by name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from raytf.errors import CheckpointError
 
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Name -> variable, in one order for a given model."""
+    """Return name -> variable, in one order for a given model."""
     own, metrics = own_of(model), model.metrics_variables
-    return _named(model, model.optimizer.variables, own, metrics) | _program(model)
+    program = {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
+    return _named(model, model.optimizer.variables, own, metrics) | program
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
-    """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
+    """Return what `variables` returns but metrics, for a model that is not compiled; the optimizer's only if given."""
     if optimizer is None:
         return _named(model, [], [], [])
     return _named(model, optimizer.variables, own_of(model), [])
@@ -35,7 +36,7 @@ def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = N
 
 @contextlib.contextmanager
 def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]:
-    """TensorFlow's own variables of some, whose values are put back at the end; until then, they exist twice."""
+    """Yield TensorFlow's own variables of Keras's, and restore their values at the end; until then they exist twice."""
     inner = [variable.value for variable in changing]
     before = [tf.identity(each) for each in inner]
     try:
@@ -55,7 +56,7 @@ def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
 
 
 def own_of(model: keras.Model) -> list[keras.Variable]:
-    """What `keep` was given; nothing for other models."""
+    """Return the variables that `keep` was called with; none for other models."""
     return vars(model).get(_OWN, [])
 
 
@@ -65,48 +66,44 @@ _PROGRAM = "_raytf_program"
 PROGRAM_PREFIX = "program/"
 
 
-def keep_program(model: keras.Model, found: Sequence[Any]) -> None:
+def keep_program(model: keras.Model, variables: Sequence[Any]) -> None:
     """Have variables of the program be part of the state: see `raytf.training.model.program_variables`."""
-    vars(model)[_PROGRAM] = list(found)
+    vars(model)[_PROGRAM] = list(variables)
 
 
 def program_of(model: keras.Model) -> list[Any]:
-    """Return what `keep_program` was given; nothing for other models."""
+    """Return the variables that `keep_program` was called with; none for other models."""
     return vars(model).get(_PROGRAM, [])
-
-
-def _program(model: keras.Model) -> dict[str, Any]:
-    return {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
 
 
 def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
     seeds = {id(v) for v in seed_states(model)}
     named: dict[str, keras.Variable] = {}
-    for part, found in (
+    for part, candidates in (
         ("model", [v for v in model.variables if id(v) not in seeds]),
         ("optimizer", optimizer),
         ("own", own),
         ("metrics", metrics),
     ):
         taken = {id(v) for v in named.values()}
-        new = [v for v in found if id(v) not in taken]
+        new = [v for v in candidates if id(v) not in taken]
         # Not the path: it holds layer names that count up with every model made in a process.
         named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(new)})
     return named
 
 
 def sizes(named: Mapping[str, keras.Variable]) -> dict[str, int]:
-    """How many values each variable has."""
+    """Return how many values each variable has."""
     return {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
 
 
 def size_of(named: Mapping[str, keras.Variable]) -> int:
-    """Bytes of all variables."""
+    """Return the bytes of all variables."""
     return sum(_bytes(v.value) for v in named.values())
 
 
 def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
-    """Whether the values are in the host's memory."""
+    """Return whether the values are in the host's memory."""
     return all(_is_on_cpu(v.value) for v in named.values())
 
 
@@ -176,7 +173,7 @@ class Variables:
         return sum(_bytes(variable) for variable in self._variables.values())
 
     def now(self) -> TensorValues:
-        """The present values."""
+        """Return the present values."""
         if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
             held = dict(zip(self._variables, self._read(), strict=True))
             return TensorValues({n: self._held(held, n) for n in self._variables}, True, not self._far)
@@ -227,7 +224,7 @@ class Copies:
         self.filling.set_result(None)
 
     def take(self) -> dict[str, np.ndarray]:
-        """The present values, by name; they are there once `filling` has ended."""
+        """Return the present values, by name; they are there once `filling` has ended."""
         into, self._spare = self._spare, {}
         values = self._source.now()
         for name, value in values.tensors.items():
@@ -244,7 +241,7 @@ class Copies:
         return targets
 
     def give_back(self, tensors: dict[str, np.ndarray]) -> None:
-        """Nobody uses some copies any more; what else is among them is left alone."""
+        """Take back copies that nobody uses any more. Other tensors among them are left alone."""
         if all(name in tensors for name in self._names):
             self._spare = {name: tensors[name] for name in self._names}
 
@@ -310,15 +307,18 @@ def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) ->
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """State of every random generator that the model can draw from, Keras's global one included."""
-    found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    """Return the state of every random generator that the model can draw from, Keras's global one included."""
+    own = [v for v in model.variables if v.path.endswith("seed_generator_state")]
     everywhere = _keras.global_seed_state()
-    return [*found, everywhere]
+    return [*own, everywhere]
 
 
 def weights_sha256(model: keras.Model) -> str:
-    """SHA-256 over all of `model.weights` in their order: dtype and shape as text (`float32 (3, 4)` and a line feed),
-    then the values, little-endian, in C order. Names do not count, nor do the states of random generators."""
+    """Return the SHA-256 of all of `model.weights` in their order.
+
+    Of each it takes dtype and shape as text (`float32 (3, 4)` and a line feed), then the values, little-endian, in C
+    order. Names do not count, nor do the states of random generators.
+    """
     digest = hashlib.sha256()
     for variable in model.weights:
         value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))

@@ -1,4 +1,4 @@
-"""Looks at the checkpoints of a run without restoring any: which are whole, which damaged, which unfinished.
+"""Inspection of a run's checkpoints without restoring any: which are whole, damaged or unfinished.
 
 `inspect` compares files with what the manifest says of them, by size; `verify` reads every byte as well. Neither
 changes anything, and both may run beside a live run, whose retention deletes while they read.
@@ -7,7 +7,7 @@ changes anything, and both may run beside a live run, whose retention deletes wh
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ _READERS = 2
 
 
 class Worth(enum.Enum):
-    """What a folder of a checkpoint is worth."""
+    """The condition of a checkpoint's folder."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -32,7 +32,7 @@ class Worth(enum.Enum):
 
 @dataclass(frozen=True)
 class CheckpointFinding:
-    """What was found of one checkpoint.
+    """The result of inspecting one checkpoint.
 
     Attributes:
         name: its folder.
@@ -51,21 +51,18 @@ class CheckpointFinding:
 
 
 def inspect(run: Storage) -> list[CheckpointFinding]:
-    """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
+    """Return all checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
     folders: dict[str, dict[str, int]] = {}
     for file in run.files(FOLDER, skipped=[]):
         name, _, inner = file.name.partition("/")
         if inner and naming.split_name(name)[0] >= 0:
             folders.setdefault(name, {})[inner] = file.bytes
-    found = (_look(run, name, folders[name]) for name in naming.restore_order(folders))
-    return [finding for finding in found if finding is not None]
+    findings = (_inspect(run, name, folders[name]) for name in naming.restore_order(folders))
+    return [finding for finding in findings if finding is not None]
 
 
-def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda finding: None) -> list[CheckpointFinding]:
-    """As `inspect`, with every byte of every share read and decoded.
-
-    Args:
-        on: told about each checkpoint as soon as it was read.
+def verify(run: Storage) -> list[CheckpointFinding]:
+    """Inspect all checkpoints as `inspect` does, and read and decode every byte of every share.
 
     Raises:
         StorageError: storage refuses.
@@ -77,12 +74,11 @@ def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda findin
             finding = _read(run, seen)
         if finding is not None:
             verified.append(finding)
-            on(finding)
     return verified
 
 
 def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
-    """The checkpoint that a resume restores.
+    """Return the checkpoint that a resume restores.
 
     Returns:
         None where there is none.
@@ -92,8 +88,8 @@ def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
     return whole[order[0]] if order else None
 
 
-def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
-    """A finding by sizes.
+def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
+    """Return the finding about a checkpoint by the sizes of its files.
 
     Returns:
         None where the checkpoint is deleted at this moment.
@@ -107,20 +103,15 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFindin
         problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
         return CheckpointFinding(name, step, Worth.DAMAGED, total, (problem,))
     except RunMismatchError as error:
-        return CheckpointFinding(name, step, Worth.NEWER, total, (_newer(error),))
+        newer = str(error).partition(" was ")[2].rstrip(".")
+        return CheckpointFinding(name, step, Worth.NEWER, total, (newer,))
     except StorageError as error:
         if error.kind == "missing":
             return None
         if error.kind != "denied":
             raise
-        return CheckpointFinding(
-            name,
-            step,
-            Worth.DAMAGED,
-            total,
-            (f"{manifest.FILE} cannot be read: access is denied",),
-            CheckpointDocument(),
-        )
+        denied = f"{manifest.FILE} cannot be read: access is denied"
+        return CheckpointFinding(name, step, Worth.DAMAGED, total, (denied,))
     problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
@@ -128,12 +119,8 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFindin
     return CheckpointFinding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
 
 
-def _newer(error: RunMismatchError) -> str:
-    return str(error).partition(" was ")[2].rstrip(".")
-
-
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
-    """A finding by every byte.
+    """Return the finding about a checkpoint by every byte.
 
     Returns:
         None where the checkpoint is deleted at this moment.

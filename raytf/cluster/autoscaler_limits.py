@@ -1,4 +1,4 @@
-"""To what a cluster's autoscaler may bring it: read from the configuration of the autoscaler that runs beside us.
+"""The size to which an autoscaler may bring its cluster, read from the configuration of the one on this machine.
 
 Ray has a place for this, which Train reads; neither of its autoscalers writes to it.
 """
@@ -15,7 +15,7 @@ import yaml
 
 from raytf.storage import untrusted_yaml
 
-#: What the process of either autoscaler has in its command line.
+#: Part of the command line of either autoscaler's process.
 _MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
 _CONFIG, _GCS = "--autoscaling-config=", "--gcs-address="
 
@@ -27,22 +27,18 @@ class Growth(enum.Enum):
     UNKNOWN = "unknown"  # its autoscaler is somewhere else, as KubeRay's is, if it has one
 
 
-def find(port: int) -> Growth | dict[str, float]:
-    """The most of each resource that an autoscaler may add to the cluster whose head listens on a port.
+def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth | dict[str, float]:
+    """Return the most of each resource that an autoscaler may add to the cluster whose head listens on a port.
 
     Args:
         port: of the GCS.
+        command_lines: of the processes to search; by default those of this machine.
     """
-    return growth(port, _command_lines())
-
-
-def growth(port: int, command_lines: Iterable[list[str]]) -> Growth | dict[str, float]:
-    """What `find` says, where these processes run on this machine."""
-    for words in command_lines:
+    for words in _command_lines() if command_lines is None else command_lines:
         if not any(word.endswith(_MONITORS) for word in words):
             continue
-        given = [word.removeprefix(_GCS) for word in words if word.startswith(_GCS)]
-        if not any(address.rpartition(":")[2] == str(port) for address in given):
+        addresses = [word.removeprefix(_GCS) for word in words if word.startswith(_GCS)]
+        if not any(address.rpartition(":")[2] == str(port) for address in addresses):
             continue
         files = [word.removeprefix(_CONFIG) for word in words if word.startswith(_CONFIG)]
         if not any(files):
@@ -55,7 +51,7 @@ def growth(port: int, command_lines: Iterable[list[str]]) -> Growth | dict[str, 
 
 
 def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
-    """The most of each resource that workers of a cluster's configuration may have together.
+    """Return the most of each resource that workers of a cluster's configuration may have together.
 
     UNKNOWN where it does not say what a machine has, as that of hosts of one's own.
     """
@@ -67,13 +63,13 @@ def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
             return Growth.UNKNOWN
         for resource, amount in (kind.get("resources") or {}).items():
             counts.setdefault(resource, []).append((float(amount), workers))
-    found = {}
+    limits = {}
     for resource, amounts in counts.items():
-        left, found[resource] = limit, 0.0
+        left, limits[resource] = limit, 0.0
         for amount, workers in sorted(amounts, reverse=True):
-            found[resource] += amount * min(workers, left)
+            limits[resource] += amount * min(workers, left)
             left -= min(workers, left)
-    return found
+    return limits
 
 
 def _command_lines() -> Iterable[list[str]]:

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import ray
@@ -43,7 +42,7 @@ def check_address(address: str, seconds: float = 5.0) -> None:
 
 
 def is_connected() -> bool:
-    """Whether there is a Ray to use, so that none is started on this machine."""
+    """Return whether there is a Ray to use, so that none is started on this machine."""
     return ray.is_initialized() or bool(os.environ.get("RAY_ADDRESS"))
 
 
@@ -62,12 +61,11 @@ class Connection:
     node: Any = None
 
     def is_current(self) -> bool:
-        """Whether it still stands: a program may disconnect, and connect to another Ray."""
+        """Return whether the connection still stands: a program may disconnect, and connect to another Ray."""
         return ray.is_initialized() and worker_process.this_node() is self.node
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
-        """While the `with` statement lasts, a Ray that is lost ends the process with exit code 75 and one line; see
-        `ray_watch`."""
+        """End the process with exit code 75 and one line if Ray is lost while the `with` statement lasts."""
         if self.is_shared:
             return contextlib.nullcontext()
         return RayWatch(self.own.signs() if self.own else local_ray.signs_of_cluster())
@@ -78,13 +76,14 @@ _is_own = False
 
 
 def is_own() -> bool:
-    """Whether this process has started the Ray to which it is connected for itself, so that nobody else uses it."""
+    """Return whether this process has started the Ray to which it is connected for itself, so that nobody else
+    uses it."""
     return _is_own
 
 
 @contextlib.contextmanager
 def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
-    """Connect; what was connected is disconnected at the end.
+    """Connect, and disconnect at the end what was connected here.
 
     Args:
         cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
@@ -132,13 +131,13 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
 
 @contextlib.contextmanager
 def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
-    """As `reached`, and watched until the end. Yields whether a Ray was started here."""
+    """Connect as `reached` does, and watch Ray until the end. Yields whether a Ray was started here."""
     with reached(cpus, verbose) as connection, connection.watched():
         yield connection.own is not None
 
 
 def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> None:
-    """Connect, or start a Ray. A signal that comes meanwhile is raised when that is done.
+    """Connect, or start a Ray. A signal that arrives meanwhile is raised when that is done.
 
     Raises:
         ClusterError: neither could be done.
@@ -158,18 +157,8 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
         raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
 
 
-# -- token check -------------------------------------------------------------------------------------------------------
-
-
-class Entry(Enum):
-    """How a Ray is entered."""
-
-    AS_ASKED = "as the environment says"
-    WITH_TOKEN = "with the user's token, which the environment leaves open"
-
-
-def decide_entry(address: str, mode: str | None, token: str, is_let_in: Callable[[str], bool | None]) -> Entry:
-    """Decide how to enter.
+def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[[str], bool | None]) -> bool:
+    """Return whether to connect with the user's token although the environment does not say so.
 
     Args:
         address: of the cluster, for people.
@@ -182,7 +171,7 @@ def decide_entry(address: str, mode: str | None, token: str, is_let_in: Callable
     """
     is_on = (mode or "").lower() == "token"
     if is_let_in(token if is_on else "") is not False:
-        return Entry.AS_ASKED
+        return False
     if is_on:
         why = "does not take this token" if token else "wants a token, and there is none here"
         raise ClusterError(f"the Ray at {address} {why}. Have {_THERE}.")
@@ -191,7 +180,7 @@ def decide_entry(address: str, mode: str | None, token: str, is_let_in: Callable
     if not token or is_let_in(token) is False:
         why = "the one here is another one" if token else "there is none here"
         raise ClusterError(f"the Ray at {address} wants a token, and {why}. {_FIX}")
-    return Entry.WITH_TOKEN
+    return True
 
 
 def let_in(address: str) -> None:
@@ -201,13 +190,11 @@ def let_in(address: str) -> None:
         address: as `ray.init` takes it.
 
     Raises:
-        ClusterError: see `decide`.
+        ClusterError: see `needs_token`.
     """
     gcs = tokens.gcs_of(address)
     if gcs is None:
         return
-    entry = decide_entry(
-        address, os.environ.get(tokens.MODE), local_ray.token(), lambda token: tokens.is_let_in(gcs, token)
-    )
-    if entry is Entry.WITH_TOKEN:
+    mode = os.environ.get(tokens.MODE)
+    if needs_token(address, mode, local_ray.token(), lambda token: tokens.is_let_in(gcs, token)):
         tokens.use()

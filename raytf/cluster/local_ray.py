@@ -25,7 +25,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 class OwnRay:
-    """What is done around `ray.init` where it starts a Ray, and after its end."""
+    """Sets up and cleans up around a `ray.init` that starts a Ray."""
 
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
@@ -34,7 +34,7 @@ class OwnRay:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """A Ray that is started within it listens on the loopback only, and its processes carry a mark."""
+        """Have a Ray that starts in this `with` statement listen on the loopback only, and mark its processes."""
         keep_token_private()
         with contextlib.suppress(OSError):
             self._guard = OrphanGuard(self._mark)
@@ -49,7 +49,7 @@ class OwnRay:
             yield
 
     def _own_folder(self) -> dict[str, str]:
-        """Temporary files of Ray's processes go to a folder that the guard removes, beside Ray's sessions."""
+        """Return the variables that send temporary files of Ray's processes to a folder that the guard removes."""
         base = worker_process.system_temp_folder()
         if self._guard is None or len(base) > _LONGEST_FOLDER:
             return {}
@@ -61,19 +61,19 @@ class OwnRay:
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
     def begun(self) -> None:
-        """It has started."""
+        """Note that Ray has started."""
         node: Any = worker_process.this_node()
         self._session = Path(node.get_session_dir_path())
         if self._guard is not None:
             self._guard.remove(str(self._session / scratch.FOLDER))
 
     def forget_logs(self) -> None:
-        """All has gone well: have the guard remove the folder of this session in the end, Ray's logs included."""
+        """Have the guard remove the folder of this session, Ray's logs included, because all has gone well."""
         if self._guard is not None and self._session is not None:
             self._guard.remove(str(self._session))
 
     def signs(self) -> list[ray_watch.Sign]:
-        """How to see that it dies."""
+        """Return the signs that this Ray has died."""
         node: Any = worker_process.this_node()
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
@@ -82,14 +82,14 @@ class OwnRay:
         ]
 
     def over(self) -> None:
-        """It was told to end."""
+        """Note that Ray was asked to stop."""
         if self._guard is not None:
             self._guard.over()
 
 
 @contextlib.contextmanager
 def reaching(address: str) -> Iterator[None]:
-    """Within it `ray.init` finds the Ray at an address, also where that is another driver's own.
+    """Let `ray.init` find the Ray at an address, also if that is another driver's own, for a `with` statement.
 
     Args:
         address: HOST:PORT, or whatever Ray takes.
@@ -115,22 +115,22 @@ def _loopback() -> Iterator[None]:
 
 
 def signs_of_cluster() -> list[ray_watch.Sign]:
-    """How to see that the cluster to which this process is connected can be used no more.
+    """Return the signs that the cluster of this process can no longer be used.
 
     A raylet of this machine that has died takes the driver with it. A GCS that keeps its state may come back.
     """
     node = worker_process.this_node()
     if node is None:  # a client, of which Ray's own server looks after the driver
         return []
-    found: list[ray_watch.Sign] = []
+    signs: list[ray_watch.Sign] = []
     # As a whole: where one machine has several nodes, the name of one begins the names of others.
     socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
-            found.append(ray_watch.WatchedProcess("the raylet of this driver's node", process.pid, True))
+            signs.append(ray_watch.WatchedProcess("the raylet of this driver's node", process.pid, True))
     config = state.system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", ray_watch.RECONNECT_SECONDS))
-    return [*found, ray_watch.WatchedPort("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
+    return [*signs, ray_watch.WatchedPort("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
 
 
 def keep_token_private() -> None:
@@ -148,12 +148,12 @@ def keep_token_private() -> None:
 
 
 def token() -> str:
-    """The token that this user has, as Ray looks for it; empty for none. Ray's own reader leaves a process in which
-    actors die, where it is called before Ray is connected."""
-    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    """Return the token that this user has, as Ray looks for it; empty for none. Ray's own reader leaves a process in
+    which actors die if it is called before Ray is connected."""
+    own = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return given or _token_path().read_text().strip()
-    return given
+        return own or _token_path().read_text().strip()
+    return own
 
 
 def _token_path() -> Path:

@@ -1,4 +1,4 @@
-"""Ends what is left of a Ray when the driver that started it is gone, however it went.
+"""Kills what is left of a Ray when the driver that started it is gone, however it died.
 
 Run as a program of its own, which needs Python's own library only: what the driver itself would clean up is left behind
 by `kill -9`. It kills processes that carry the mark of this one Ray in their environment and no others, also those that
@@ -17,15 +17,15 @@ import subprocess
 import sys
 import time
 
-#: Of the environment of each process of a Ray that a driver has started.
+#: Environment variable of each process of a Ray that a driver has started.
 MARK = "RAYTF_OWN_RAY"
 #: Seconds between two looks at the driver; in which processes may end by themselves when it says so; for all of them.
-_LOOK_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
+_POLL_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
 _PR_SET_PDEATHSIG = 1
 
 
 class OrphanGuard:
-    """The program, as its driver sees it.
+    """The driver's handle of this program.
 
     Args:
         mark: that the processes carry.
@@ -47,16 +47,16 @@ class OrphanGuard:
 
     def remove(self, folder: str) -> None:
         """Have it remove this folder too, when the processes are gone."""
-        self._tell(f"+{folder}\n")
+        self._write(f"+{folder}\n")
 
     def over(self) -> None:
-        """Ray was told to end: what does not do so within seconds is ended."""
-        self._tell(".\n")
+        """Note that Ray was asked to stop: what does not do so within seconds is killed."""
+        self._write(".\n")
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
-    def _tell(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         # A second net: its loss is no reason to fail.
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
@@ -74,17 +74,17 @@ def die_with_parent() -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that carry a mark, without this one and those that have ended."""
+    """Return the processes that carry a mark, without this one and those that have exited."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and _carries(int(name), wanted):
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def end(mark: str, seconds: float = _END_SECONDS) -> None:
-    """SIGKILL to all that carry a mark, also to what they start meanwhile, for at most this many seconds."""
+    """Kill all processes that carry a mark, also those that they start meanwhile, for at most this many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = marked(mark)
@@ -105,7 +105,7 @@ def _carries(pid: int, wanted: bytes) -> bool:
 
 
 def _kill(pid: int, wanted: bytes) -> None:
-    """SIGKILL to a process that carries a mark, and not to one that has got its number a moment ago."""
+    """Kill a process that carries a mark, and not one that has got its number a moment ago."""
     with contextlib.suppress(OSError):
         try:
             handle = os.pidfd_open(pid)
@@ -126,7 +126,7 @@ def _wait(parent: int) -> tuple[bool, list[str]]:
     text, inputs, is_there = b"", [0], True
     while is_there and b".\n" not in text:
         is_there = os.getppid() == parent  # before the last look at what it has said
-        if select.select(inputs, [], [], _LOOK_SECONDS * is_there)[0]:
+        if select.select(inputs, [], [], _POLL_SECONDS * is_there)[0]:
             read = os.read(0, 65536)
             text += read
             if not read:  # a program may close what is not its own, and live

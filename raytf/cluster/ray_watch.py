@@ -1,4 +1,4 @@
-"""The driver sees at once that the Ray it needs is gone, and leaves with one line and an exit code before Ray does.
+"""Notices at once that the driver's Ray is gone, and exits with one line and an exit code before Ray does.
 
 Ray's core in the driver notices a dead raylet after some 10 s and a dead GCS after a minute. It then ends the process
 from within: with lines of its own, exit code 1 or a core dump, and without a word to Python.
@@ -24,7 +24,7 @@ from raytf.config.command_line import EXIT_AGAIN
 
 @dataclass(frozen=True)
 class Loss:
-    """What has died.
+    """A process of Ray that has died.
 
     Attributes:
         text: for people.
@@ -38,20 +38,20 @@ class Loss:
 #: Says what has died; None while it lives.
 Sign = Callable[[], Loss | None]
 #: Seconds between two looks; for what is done before the process ends; and to reach a port.
-_LOOK_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
+_POLL_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
 #: Seconds between two looks at a port, and for which Ray waits for a GCS that comes back.
 _PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
-#: Of these: to save and to leave before Ray's core ends the process.
+#: The part of these seconds in which to save and exit before Ray's core ends the process.
 _RESERVE_SECONDS = 15.0
 
-#: What is done before the process ends: takes what has died, returns what is said of it, or nothing.
+#: Is called before the process exits: takes what has died, and returns what to say of it, or nothing.
 Farewell = Callable[[Loss], str]
 _farewells: list[Farewell] = []
 
 
 @contextlib.contextmanager
 def farewell(call: Farewell) -> Iterator[None]:
-    """While the `with` statement lasts, a lost Ray has this called before the process ends, for 9 s at most.
+    """Have a lost Ray call this before the process exits, for 9 s at most, while the `with` statement lasts.
 
     Args:
         call: takes what has died; returns what to say after it. Runs in a thread of its own.
@@ -130,12 +130,12 @@ class WatchedPort:
 
 
 def patience(reconnect_seconds: float) -> float:
-    """Seconds without a GCS after which a driver leaves; Ray's core ends it after those that are given."""
+    """Return for how many seconds a driver waits for a GCS: fewer than Ray's core, which then ends the process."""
     return max(reconnect_seconds - _RESERVE_SECONDS, reconnect_seconds / 2)
 
 
 class RayWatch:
-    """Looks after the processes without which this one cannot go on; a context manager.
+    """Watches the processes without which this one cannot continue; a context manager.
 
     When one has died, the farewells are called and this process ends with exit code 75 and a line on standard error;
     nothing that Ray writes in the meantime is seen.
@@ -156,8 +156,8 @@ class RayWatch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # What is about to be asked to end must not be dead: Ray would wait for it, or end this process.
-        self._look()
+        # Before Ray is asked to stop: if it is dead already, Ray would wait for it, or end this process.
+        self._check_signs()
         self._stop.set()
         self._thread.join(5)
         for sign in self._signs:
@@ -170,10 +170,10 @@ class RayWatch:
             if isinstance(sign, WatchedProcess) and sign.handle >= 0:
                 handles.register(sign.handle, select.POLLIN)
         while not self._stop.is_set():
-            handles.poll(_LOOK_SECONDS * 1000)  # at once, before Ray shows what it thinks of it
-            self._look()
+            handles.poll(_POLL_SECONDS * 1000)  # at once, before Ray shows what it thinks of it
+            self._check_signs()
 
-    def _look(self) -> None:
+    def _check_signs(self) -> None:
         with self._lock:
             if self._stop.is_set():
                 return
@@ -189,18 +189,18 @@ def leave(loss: Loss) -> None:
     """End this process because something that it needs has died."""
     shown = sys.stdout
     terminal = _mute()
-    said: list[str] = []
+    texts: list[str] = []
 
     def say_farewell() -> None:
         for call in reversed(_farewells):
             with contextlib.suppress(Exception, SystemExit):
-                said.append(call(loss))
+                texts.append(call(loss))
 
     thread = threading.Thread(target=say_farewell, daemon=True, name="raytf-farewell")
     thread.start()
     thread.join(_FAREWELL_SECONDS)
     try:
-        why = "; ".join(filter(None, said)) or "nothing goes on with this Ray"
+        why = "; ".join(filter(None, texts)) or "nothing goes on with this Ray"
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ def leave(loss: Loss) -> None:
 
 
 def _mute() -> int:
-    """Nothing more is seen of what Ray writes, to standard error and as Python; a descriptor that still reaches it."""
+    """Hide what Ray writes from now on, and return a descriptor that still reaches standard error."""
     try:
         terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)

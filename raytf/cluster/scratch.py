@@ -1,4 +1,4 @@
-"""Temporary files of a worker: in a folder of its own, which is removed when it has trained, or by those after it.
+"""A folder for a worker's temporary files, which it removes after training, or which later workers remove.
 
 Workers end by SIGKILL or `os._exit`, so that nothing removes what TensorFlow's autograph, callbacks and copies for an
 object store have in the system's temporary folder.
@@ -13,18 +13,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-#: Of Ray's session on each node, in which workers have their folders.
+#: Folder of Ray's session on each node that holds the workers' folders.
 FOLDER = "raytf-tmp"
 
 _folder: Path | None = None
-#: What TMPDIR was.
+#: The earlier value of TMPDIR.
 _before: str | None = None
 #: Locked as long as this process lives, however it ends.
 _lock = -1
 
 
 def begin(base: Path) -> None:
-    """From now on temporary files of this process are in a folder of its own below `base`; those of the dead go."""
+    """Keep temporary files of this process in its own folder below `base`, and remove those of dead processes."""
     global _folder, _lock, _before
     if _folder is not None:
         return
@@ -41,7 +41,7 @@ def begin(base: Path) -> None:
 
 
 def end() -> None:
-    """Nothing needs them any more."""
+    """Remove the folder of this process, which nothing needs any more."""
     global _folder
     if _folder is not None:
         shutil.rmtree(_folder, ignore_errors=True)

@@ -100,7 +100,7 @@ def _online(
 ) -> Checked:
     from raytf.doctor.probe import online  # boto3 and pyarrow are not needed for --help
 
-    seen = online.look(text, here, need, offline, trust or trusted(text, name))
+    seen = online.inspect(text, here, need, offline, trust or trusted(text, name))
     findings = check_offline.in_order([*offline.findings, *seen.findings])
     return Checked(
         replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))

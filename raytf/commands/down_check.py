@@ -49,7 +49,7 @@ def main(flags: DownCheck) -> None:
     leftovers = {name: Leftovers(place=_NOWHERE, unseen=[problem]) for name, problem in unread.items()}
     for name, text in texts.items():
         try:
-            leftovers[name] = report.look(name, text, here, flags.trust or trusted(text, name))
+            leftovers[name] = report.find(name, text, here, flags.trust or trusted(text, name))
         except ConfigError as error:
             if len(texts) + len(unread) == 1:
                 raise
@@ -67,18 +67,18 @@ def exit_code(left: Leftovers, everything: bool = False) -> int:
     """Return 2 if something could not be inspected, 1 if something is left, otherwise 0."""
     if left.unseen:
         return 2
-    return 1 if (left.things if everything else left.costly) else 0
+    return 1 if (left.resources if everything else left.costly) else 0
 
 
 def _usd(left: Leftovers) -> float:
-    return round(sum(item.usd or 0.0 for item in left.things), 5)
+    return round(sum(item.usd or 0.0 for item in left.resources), 5)
 
 
 def _document(name: str, left: Leftovers) -> dict[str, object]:
     return {
         "file": name,
         "place": left.place,
-        "left": [asdict(item) for item in left.things],
+        "left": [asdict(item) for item in left.resources],
         "unseen": left.unseen,
         "usd_per_hour": _usd(left),
         "usd_per_month": round(_usd(left) * HOURS, 2),
@@ -89,18 +89,18 @@ def _document(name: str, left: Leftovers) -> dict[str, object]:
 def _print(name: str, left: Leftovers) -> None:
     rows = [
         (f"    {t.kind}", t.name, t.state, "?" if t.usd is None else f"{t.usd:.4f}", t.note)
-        for t in sorted(left.things, key=lambda t: t.is_free)
+        for t in sorted(left.resources, key=lambda t: t.is_free)
     ]
     if rows:
         show(("    what", "name", "state", "USD/h", ""), rows)
         say("    To remove:")
-        for item in left.things:
+        for item in left.resources:
             say(f"        {item.remove}")
     for text in left.unseen:
         say(f"    could not look at {text}")
-    costly, free = len(left.costly), len(left.things) - len(left.costly)
+    costly, free = len(left.costly), len(left.resources) - len(left.costly)
     if costly:
-        unknown = " and what has no known price (?)" if any(t.usd is None for t in left.things) else ""
+        unknown = " and what has no known price (?)" if any(t.usd is None for t in left.resources) else ""
         summary = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
         summary += f" (list prices of {PRICES_OF})"
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,54 +14,35 @@ from raytf.distributed.gpu import nvidia_driver, visibility
 from raytf.errors import GpuError
 
 
-class Devices(Protocol):
-    """What a training step needs to know about the devices of its process.
+class Devices:
+    """The devices of a process for a training step: by default the one that TensorFlow takes, a GPU or else the CPU.
 
     Attributes:
         names: of the devices that compute, as TensorFlow names them; at least one.
         is_home_apart: the weights are on a device of another kind, which makes the updates.
     """
 
-    names: Sequence[str]
-    is_home_apart: bool
-
-    def spread(self, shards: int) -> list[range]:
-        """Which of a worker's shards each device computes; devices without a shard are left out."""
-        ...
-
-    def on(self, device: int) -> AbstractContextManager[object]:
-        """Operations inside the `with` statement run on the device with this number."""
-        ...
-
-    def at_home(self) -> AbstractContextManager[object]:
-        """Inside the `with` statement, variables are created and operations run where the weights are."""
-        ...
-
-    def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """The sum of all devices' tensors, where the weights are."""
-        ...
-
-
-class OneDevice:
-    """The device that TensorFlow takes by default: the first GPU, else the CPU."""
-
     names: Sequence[str] = ("",)
     is_home_apart = False
 
     def spread(self, shards: int) -> list[range]:
+        """Return which of a worker's shards each device computes; devices without a shard are left out."""
         return [range(shards)]
 
     def on(self, device: int) -> AbstractContextManager[object]:
+        """Run operations inside the `with` statement on the device with this number."""
         return nullcontext()
 
     def at_home(self) -> AbstractContextManager[object]:
+        """Create variables and run operations inside the `with` statement where the weights are."""
         return nullcontext()
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Return the sum of all devices' tensors, where the weights are."""
         return parts[0]
 
 
-class LocalDevices:
+class LocalDevices(Devices):
     """Named devices.
 
     Args:
@@ -90,7 +71,7 @@ class LocalDevices:
 
 
 def computes_on_gpu(devices: Devices) -> bool:
-    """Whether shards are computed on GPUs; where TensorFlow chooses the device, whether this process has a GPU."""
+    """Return whether shards are computed on GPUs. If TensorFlow chooses the device, a GPU of this process decides."""
     named = [_kind(name) for name in devices.names if name]
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
 
@@ -111,7 +92,7 @@ class DeviceRoom:
         self._may: bool | None = None
 
     def __call__(self, size: int) -> bool:
-        """Whether a part of the state may be held. Several may be held at once, so its own `size` does not matter."""
+        """Return whether a part of the state may be held; its `size` is ignored, as several may be held at once."""
         if self._may is None:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)
@@ -152,12 +133,12 @@ def set_memory(
         mine: finds this process's GPUs.
     """
     devices = config.list_physical_devices("GPU")
-    found = mine() if devices and share < 1 else []
+    gpus = mine() if devices and share < 1 else []
     try:
         for i, device in enumerate(devices):
-            if i < len(found):
+            if i < len(gpus):
                 parts = [
-                    config.LogicalDeviceConfiguration(memory_limit=nvidia_driver.part_mib(found[i].memory_bytes, share))
+                    config.LogicalDeviceConfiguration(memory_limit=nvidia_driver.part_mib(gpus[i].memory_bytes, share))
                 ]
                 config.set_logical_device_configuration(device, parts)
             else:
@@ -167,5 +148,5 @@ def set_memory(
 
 
 def _kind(device: str) -> str:
-    """The kind of a device, such as CPU for /job:localhost/replica:0/task:0/device:CPU:0."""
+    """Return the kind of a device, such as CPU for /job:localhost/replica:0/task:0/device:CPU:0."""
     return device.split(":")[-2]

@@ -1,6 +1,4 @@
-"""A worker's group: what the training loop sees of a strategy, the groups of one process, and `make` for a strategy's
-name.
-"""
+"""A worker's group, through which the training loop uses a strategy; the groups of one process; and `make`."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """How ranks exchange values outside of the step. Each rank must make the same calls in the same order.
+    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order.
 
     Attributes:
         rank: this worker's rank.
@@ -40,15 +38,15 @@ class Ranks(Protocol):
         ...
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """The bytes of one rank, of any length, on every worker."""
+        """Return the bytes of one rank, of any length, on every worker."""
         ...
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        """Return the arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         ...
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """The arrays of some ranks, which all have the same, bit for bit, on others. Where the ranks can meet again.
+        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again.
 
         Args:
             arrays: of the givers; the takers' have the same shapes and dtypes, and are written over.
@@ -74,7 +72,7 @@ class Group(Ranks, Protocol):
     def route(self) -> SumRoute | None: ...
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums of tensors of one dtype over all workers; may be traced."""
+        """Return the sums of tensors of one dtype over all workers; may be traced."""
         ...
 
 
@@ -107,14 +105,12 @@ class SingleWorkerGroup:
         return arrays
 
 
-# -- local -------------------------------------------------------------------------------------------------------------
-#
 # All of them make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and
 # in where the weights live.
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """A strategy's devices. Each device's part of a sum goes to `home` in one piece, and is added there.
+    """Return a strategy's devices. Each device's part of a sum goes to `home` in one piece, and is added there.
 
     Args:
         strategy: that owns the devices.
@@ -135,13 +131,13 @@ def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
 
 
 def compute_devices() -> Sequence[str]:
-    """The GPUs that this process sees; without any, its logical CPUs."""
-    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return [device.name for device in found]
+    """Return the GPUs that this process sees; without any, its logical CPUs."""
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
 
 
 def central_storage() -> SingleWorkerGroup:
-    """Weights and optimizer in host memory, computation on all GPUs (or logical CPU devices).
+    """Return a group with weights and optimizer in host memory that computes on all GPUs (or logical CPU devices).
 
     For models that do not fit a GPU together with the optimizer's slots and the sums of gradients: a GPU only has a
     copy of the weights, while it computes its shards. Each step sends the weights to the GPU and the gradients back
@@ -153,7 +149,7 @@ def central_storage() -> SingleWorkerGroup:
 
 
 def mirrored() -> SingleWorkerGroup:
-    """All GPUs of one machine, or logical CPU devices in their place.
+    """Return a group of all GPUs of one machine, or logical CPU devices in their place.
 
     Each device computes its shards from its own copy of the weights. A step copies only the weights that it changes:
     weights that no step changes (frozen layers) are copied once in a call of several steps. The update is made once, on
@@ -166,13 +162,13 @@ def mirrored() -> SingleWorkerGroup:
 
 
 def one_device() -> SingleWorkerGroup:
-    """The first GPU of one worker, else its CPU. No sum, no copies; for debugging and for small models."""
+    """Return a group of one worker's first GPU, else its CPU. No sum, no copies; for debugging and for small models."""
     name = compute_devices()[0]
     return SingleWorkerGroup(devices_of(tf.distribute.OneDeviceStrategy(name), home=name))
 
 
 def tpu() -> SingleWorkerGroup:
-    """The TPU cores of one machine, each as a device. Tested only up to the error that there is no TPU.
+    """Return a group of the TPU cores of one machine. Tested only up to the error that there is no TPU.
 
     Ray gives the worker all chips of a node (its resource `TPU`), and TPUClusterResolver finds those of this machine.
 
@@ -191,11 +187,8 @@ def tpu() -> SingleWorkerGroup:
     return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))
 
 
-# -- factory -----------------------------------------------------------------------------------------------------------
-
-
 def make(section: StrategySection, gpus: float = 0.0) -> Group:
-    """The group of a synchronous strategy.
+    """Return the group of a synchronous strategy.
 
     Call it before any TensorFlow operation, in a process that `worker.set_up` has prepared.
 
@@ -224,7 +217,7 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
 
 
 def make_again(section: StrategySection, gpus: float = 0.0) -> MultiWorkerGroup:
-    """As `make`, for a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
+    """Return the group of a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
     from raytf.distributed import multi_worker
     from raytf.distributed.membership import rendezvous
 

@@ -11,7 +11,7 @@ NODE_SPARE = 1 << 30
 
 
 def may_hold(free: int | None, size: int) -> bool:
-    """Whether a device can hold values of `size` bytes during training; if not, training waits until they are copied.
+    """Return whether a device can hold values of `size` bytes during training; otherwise training waits for their copy.
 
     Args:
         free: free bytes of the device after some steps; None where that is not known, which counts as too few.
@@ -21,7 +21,7 @@ def may_hold(free: int | None, size: int) -> bool:
 
 
 def held(state: int, ranks: int, keeps_best: bool) -> int:
-    """Bytes of a rank's device that copies of the state may hold at a time, each a rank's share at another step.
+    """Return the bytes of a rank's device that copies of the state may hold at a time: shares of different steps.
 
     One copy is on its way into memory, one on its way to storage, and with `--keep-best` one waits.
 
@@ -77,7 +77,7 @@ class MemoryNeeds:
         return self.slots + self.rest
 
     def text(self) -> str:
-        """The needs in one line, for the user."""
+        """Return the needs in one line, for the user."""
         parts = [f"{_size(self.ranks * self.state)} of variables"] if self.is_on_host else []
         parts += [f"{_size(self.slots)} for two copies in memory"] if self.has_slots else []
         written = self.rest - self.ranks * self.state * self.is_on_host
@@ -93,7 +93,7 @@ class MemoryNeeds:
 
 
 def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | None:
-    """Why a run cannot start on a node.
+    """Return why a run cannot start on a node.
 
     Where copies in memory were not asked for and do not fit, the run starts without them, and its keeper says so.
 

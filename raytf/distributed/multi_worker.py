@@ -33,7 +33,7 @@ from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, S
 from raytf.distributed.allreduce.host import HostSum, host_identity
 from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.allreduce.routes import RankSeat, SumPath, SumRoute
-from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.devices import Devices
 from raytf.distributed.gpu import nvidia_driver
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError, WorkerLostError
@@ -49,22 +49,22 @@ OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """What identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
+    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
 
     Returns:
         None where it has none.
     """
     if not tf.config.list_logical_devices("GPU"):
         return None
-    found = nvidia_driver.mine()
-    if found:
-        return found[0].uuid, found[0].name
+    gpus = nvidia_driver.mine()
+    if gpus:
+        return gpus[0].uuid, gpus[0].name
     # The UUID is unknown; on one host no two GPUs have the same number.
     return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
 class MultiWorkerGroup:
-    """This worker's place among the workers, and their sum.
+    """This worker's place among the workers, and their sum. A `raytf.distributed.group.Group`.
 
     Where it needs TensorFlow's cluster it reads TF_CONFIG, which Ray Train's backend has set; create it before any
     TensorFlow operation.
@@ -97,7 +97,7 @@ class MultiWorkerGroup:
         gpu: OwnGpu = own_gpu,
         meets_again: bool = False,
     ) -> None:
-        self.devices: Devices = OneDevice()
+        self.devices: Devices = Devices()
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.route: SumRoute | None = None
         self._communication: Communication = communication
@@ -108,7 +108,7 @@ class MultiWorkerGroup:
         if self.world_size == 1 and not meets_again:
             _check_gpus([self._seat()], 0)
             return
-        self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane.connect(meeting)
+        self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane(meeting)
         self._take_route()
 
     @property
@@ -138,15 +138,10 @@ class MultiWorkerGroup:
         return None if self._control is None else self._control.on_host
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
         if self._control is None or self.route is None:
             return [tf.identity(t) for t in tensors]
-        return packed(self._strategy_sum)(tensors) if self.uses_collective else self._control.add(tensors)
-
-    @property
-    def uses_collective(self) -> bool:
-        """Whether the strategy's collective adds gradients, on the devices that compute: GPUs, if there are any."""
-        return self.route is not None and self.route.path.is_collective
+        # The strategy's collective adds gradients on the devices that compute: GPUs, if there are any.
+        return packed(self._strategy_sum)(tensors) if self.route.path.is_collective else self._control.add(tensors)
 
     def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.route is not None
@@ -165,15 +160,12 @@ class MultiWorkerGroup:
         return values if self._control is None else self._control.sum(values)
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """The bytes of one rank, of any length, on every worker."""
         return data if self._control is None else self._control.share(data, giver)
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         return arrays if self._control is None else self._control.broadcast(arrays, giver=giver)
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """The arrays of some ranks on others; see `Ranks.hand`."""
         return self._control.hand(arrays, givers, takers) if isinstance(self._control, SocketPlane) else arrays
 
     def _take_route(self) -> None:
@@ -191,13 +183,13 @@ class MultiWorkerGroup:
     def _connect(self) -> None:
         """Make a first sum, during which NCCL connects all GPUs."""
         first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
-        found = float(first()[0])
-        if found != self.world_size:
-            raise GpuError(f"NCCL's sum of {self.world_size} ones is {found:g}. {_WITHOUT_NCCL}")
+        total = float(first()[0])
+        if total != self.world_size:
+            raise GpuError(f"NCCL's sum of {self.world_size} ones is {total:g}. {_WITHOUT_NCCL}")
 
 
 def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
-    """A strategy with a server of TensorFlow's at this rank's address."""
+    """Return a strategy with a server of TensorFlow's at this rank's address."""
     try:
         meeting.server().close()  # the port is free from now on
     except OSError as error:
@@ -208,7 +200,7 @@ def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
 
 
 def _strategy_alone() -> tf.distribute.Strategy:
-    """A strategy of this process's own devices, whatever TF_CONFIG says."""
+    """Return a strategy of this process's own devices, whatever TF_CONFIG says."""
     own = {"GPU": len(tf.config.list_logical_devices("GPU"))}
     alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}), num_accelerators=own)
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone)

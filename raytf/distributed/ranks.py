@@ -38,23 +38,26 @@ def take(place: RankInfo | None) -> None:
 
 
 def rank() -> int:
-    """Number of this worker among all workers of the run, from 0. Only rank 0 runs callbacks and writes files."""
+    """Return the number of this worker among all of the run, from 0. Only rank 0 runs callbacks and writes files."""
     return _find("rank").rank
 
 
 def size() -> int:
-    """Workers of the run now; the number changes with a resize. The devices of one worker do not count, nor do the
-    workers of parameter servers, which do not run your code: there it is 1, and this process is the coordinator."""
+    """Return the number of workers of the run now, which changes with a resize.
+
+    The devices of one worker do not count, nor do the workers of parameter servers, which do not run your code. There
+    it is 1, and this process is the coordinator.
+    """
     return _find("size").size
 
 
 def local_rank() -> int:
-    """Number of this worker among the workers on its node of the cluster, from 0."""
+    """Return the number of this worker among the workers on its node of the cluster, from 0."""
     return _find("local_rank").local_rank
 
 
 def local_size() -> int:
-    """Workers on this worker's node of the cluster."""
+    """Return the number of workers on this worker's node of the cluster."""
     return _find("local_size").local_size
 
 

@@ -16,7 +16,6 @@ import stat
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from types import TracebackType
 from typing import IO, Any
 
 #: Seconds for a caller to say who it is.
@@ -61,7 +60,7 @@ class Callers:
         self._server, self._size, self._seconds, self._clock = server, size, seconds, clock
         self._most = most_callers() if most is None else most
         #: What each has said so far, and when it connected; the oldest first.
-        self._said: dict[socket.socket, tuple[bytes, float]] = {}
+        self._received: dict[socket.socket, tuple[bytes, float]] = {}
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
@@ -69,11 +68,9 @@ class Callers:
     def __enter__(self) -> Callers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._selector.close()
-        for peer in self._said:
+        for peer in self._received:
             peer.close()
         self._server.close()
 
@@ -86,11 +83,11 @@ class Callers:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._server:
                 self._accept()
-            elif key.fileobj in self._said:
-                said = self._hear(key.fileobj)
-                if said is not None:
-                    yield key.fileobj, said
-        while self._said and self._clock() - next(iter(self._said.values()))[1] > self._seconds:
+            elif key.fileobj in self._received:
+                message = self._hear(key.fileobj)
+                if message is not None:
+                    yield key.fileobj, message
+        while self._received and self._clock() - next(iter(self._received.values()))[1] > self._seconds:
             self._drop_oldest()
 
     def _accept(self) -> None:
@@ -99,48 +96,46 @@ class Callers:
         except BlockingIOError:
             return
         except OSError:  # mostly, this process has too many open files
-            if self._said:
+            if self._received:
                 self._drop_oldest()
             else:
                 time.sleep(_FULL_SECONDS)
             return
         peer.setblocking(False)
-        self._said[peer] = b"", self._clock()
+        self._received[peer] = b"", self._clock()
         self._selector.register(peer, selectors.EVENT_READ)
-        if len(self._said) > self._most:
+        if len(self._received) > self._most:
             self._drop_oldest()
 
     def _hear(self, peer: Any) -> bytes | None:
         """Return what a caller has said, if that is all; one that has hung up is forgotten."""
-        before, began = self._said[peer]
+        before, began = self._received[peer]
         try:
             more = peer.recv(self._size - len(before))
         except BlockingIOError:
             return None
         except OSError:
             more = b""
-        said = before + more
-        if more and len(said) < self._size:
-            self._said[peer] = said, began
+        received = before + more
+        if more and len(received) < self._size:
+            self._received[peer] = received, began
             return None
         self._selector.unregister(peer)
-        del self._said[peer]
+        del self._received[peer]
         if not more:
             peer.close()
             return None
         peer.setblocking(True)
-        return said
+        return received
 
     def _drop_oldest(self) -> None:
-        peer = next(iter(self._said))
-        del self._said[peer]
+        peer = next(iter(self._received))
+        del self._received[peer]
         with contextlib.suppress(KeyError):
             self._selector.unregister(peer)
         peer.close()
 
 
-# -- forked children ---------------------------------------------------------------------------------------------------
-#
 # A connection ends when the last process that holds it closes it. If a child held it, the others would not see that
 # this process is gone.
 
@@ -182,7 +177,7 @@ def _end_connections_with(paths: Collection[str]) -> None:
 
 
 def _peer_of(descriptor: int) -> Any:
-    """The address of a socket's other end: of a Unix socket, the path that it is bound to."""
+    """Return the address of a socket's other end: of a Unix socket, the path that it is bound to."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         return connection.getpeername()
 

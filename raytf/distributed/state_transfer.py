@@ -39,7 +39,7 @@ def hand(
     givers: Sequence[int],
     takers: Sequence[int],
 ) -> list[np.ndarray]:
-    """The arrays of some ranks, which all have the same, bit for bit, on others; every rank must call it.
+    """Return the arrays of some ranks, which all have the same, bit for bit, on others; every rank must call it.
 
     Args:
         ranks: of the group.
@@ -66,7 +66,7 @@ def hand(
 
 
 def givers_of(givers: Sequence[int], takers: Sequence[int]) -> dict[int, int]:
-    """From whom each taker gets the arrays: who has them takes turns."""
+    """Return from whom each taker gets the arrays: the ranks that have them take turns."""
     return {taker: givers[place % len(givers)] for place, taker in enumerate(takers)}
 
 
@@ -96,8 +96,8 @@ class Giver:
         answers: list[Future[bool]] = []
         with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:
             while len(answers) < takers and not is_over() and time.monotonic() - began < SILENT_SECONDS:
-                for peer, said in callers.calls(_LOOK_SECONDS):
-                    if hmac.compare_digest(said, self._word):
+                for peer, message in callers.calls(_LOOK_SECONDS):
+                    if hmac.compare_digest(message, self._word):
                         answers.append(pool.submit(_serve, peer, views))
                     else:
                         peer.close()  # a stranger
@@ -105,7 +105,7 @@ class Giver:
 
 
 def _serve(peer: socket.socket, views: Sequence[memoryview]) -> bool:
-    """Whether a taker has got all."""
+    """Send all to a taker, and return whether it has received all."""
     with peer:
         peer.settimeout(SILENT_SECONDS)
         try:

@@ -1,5 +1,4 @@
-"""What ranks exchange with every step: flags, and the bits of a hash that show whether their replicas of the weights
-are equal.
+"""The vector that ranks exchange with every step: flags, and the bits of a hash of their replica of the weights.
 
 A hash has 64 bits. The ranks exchange its bits with the flags of the next call, which are summed over them anyway: all
 hashes are equal exactly if each bit's sum is 0 or the number of ranks. Only if they differ do the ranks exchange the
@@ -21,31 +20,26 @@ DEVICE_BIT = 1 << 63
 
 
 def bits_of(value: int) -> np.ndarray:
-    """The bits of a hash, float32 [64] of 0 and 1, the highest first."""
+    """Return the bits of a hash, float32 [64] of 0 and 1, the highest first."""
     return np.unpackbits(np.frombuffer(value.to_bytes(BITS // 8), np.uint8)).astype(np.float32)
 
 
-def value_of(bits: np.ndarray) -> int:
-    """The hash that has these bits."""
-    return int.from_bytes(np.packbits(np.asarray(bits) > 0.5).tobytes())
-
-
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
-    """Whether all ranks sent the same hash.
+    """Return whether all ranks sent the same hash.
 
     Args:
         sums: [64] each bit, summed over the ranks.
         world_size: number of ranks.
     """
-    told = np.rint(sums)
-    if 0 < told[0] < world_size:  # hashes of CPUs and of devices cannot be compared
+    counts = np.rint(sums)
+    if 0 < counts[0] < world_size:  # hashes of CPUs and of devices cannot be compared
         return True
-    return bool(((told == 0) | (told == world_size)).all())
+    return bool(((counts == 0) | (counts == world_size)).all())
 
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """What to do about replicas that are not equal.
+    """The decision about replicas that are not equal.
 
     Attributes:
         apart: ranks whose weights differ from those of the majority; all ranks if there is no majority.
@@ -92,15 +86,15 @@ class StepFlag(enum.IntEnum):
 LENGTH = len(StepFlag) + BITS
 
 
-def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
-    """Flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
+def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
+    """Return flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
     flags = np.zeros(LENGTH, np.float32)
-    for flag, value in given.items():
+    for flag, value in values.items():
         flags[flag] = value
     flags[len(StepFlag) :] = bits_of(weights_hash)
     return flags
 
 
 def agree(sums: np.ndarray, world_size: int) -> bool:
-    """Whether all ranks sent the same hash, given the sum of their vectors."""
+    """Return whether all ranks sent the same hash, given the sum of their vectors."""
     return all_equal(sums[len(StepFlag) :], world_size)

@@ -1,4 +1,4 @@
-"""What is kept of a step's digests, and a chain over all steps. Bytes only, without TensorFlow.
+"""The bytes that are kept of a step's digests, and a chain over all steps. This module loads no TensorFlow.
 
 A step has 8 bytes of its own, 4 of each logical shard and 1 of each tensor. With them, whoever computes the step again
 knows at once whether it is the same, and if not, which shard of which tensor differs. A tensor's byte may be equal by
@@ -21,7 +21,7 @@ GENESIS = bytes(32)
 
 
 class DigestKind(StrEnum):
-    """How digests are made, see `raytf.distributed.encoding.digests`; those of different kinds cannot be compared."""
+    """A way to make digests, see `raytf.distributed.encoding.digests`. Different kinds cannot be compared."""
 
     FOLDED = "folded"
     DEVICE = "device"
@@ -31,7 +31,7 @@ class DigestKind(StrEnum):
 
 @dataclass(frozen=True)
 class DigestLayout:
-    """What the bytes of a step's digests stand for.
+    """The meaning of the bytes of a step's digests.
 
     Attributes:
         shards: V.
@@ -51,7 +51,7 @@ class DigestLayout:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what two digests of a step differ.
+    """The difference between two digests of a step.
 
     Attributes:
         shards: indices of logical shards.
@@ -70,12 +70,12 @@ class Difference:
 
 
 def number(digest: bytes) -> int:
-    """A step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
+    """Return a step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
     return int.from_bytes(digest[:STEP_BYTES], "little")
 
 
 def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | None:
-    """How two digests of one step differ; None if they are equal.
+    """Return how two digests of one step differ; None if they are equal.
 
     Args:
         layout: of both.
@@ -92,16 +92,20 @@ def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | N
     )
 
 
-def chained(chain: bytes, step: int, told: Sequence[tuple[float, float]], digests: Sequence[bytes]) -> bytes:
-    """The chain after some steps: SHA-256 of the chain before a step, its number, loss, learning rate and digests.
+def chained(
+    chain: bytes, step: int, losses_and_rates: Sequence[tuple[float, float]], digests: Sequence[bytes]
+) -> bytes:
+    """Return the chain after some steps.
+
+    After each it is the SHA-256 of the chain before it, its number, loss, learning rate and digests.
 
     Args:
         chain: before them, 32 bytes.
         step: the first one, from 1.
-        told: loss and learning rate of each, float32.
+        losses_and_rates: loss and learning rate of each, float32.
         digests: of each; empty where steps have none.
     """
-    for place, numbers in enumerate(told):
+    for place, numbers in enumerate(losses_and_rates):
         digest = digests[place] if len(digests) else b""
         chain = hashlib.sha256(chain + struct.pack("<qff", step + place, *numbers) + digest).digest()
     return chain

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -17,23 +17,14 @@ from rich.text import Text
 
 from raytf.config.terminal_text import visible
 
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.distributed.group import Ranks
+
 _WIDTH = 200
 _GIB = 2**30
 
 
-class TableRanks(Protocol):
-    """The part of a strategy's `Group` that is needed here."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def sum(self, values: np.ndarray) -> np.ndarray: ...
-
-
-def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
+def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
     """Show the user a table of all workers; every rank must call it.
 
     Args:
@@ -49,12 +40,12 @@ def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str],
 
 
 def count(number: int, what: str) -> str:
-    """A number with its noun, such as "2 workers"."""
+    """Return a number with its noun, such as "2 workers"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def gather(group: TableRanks, data: bytes) -> list[bytes]:
-    """Each rank's bytes, on every rank."""
+def gather(group: Ranks, data: bytes) -> list[bytes]:
+    """Return each rank's bytes, on every rank."""
     longest = np.zeros(group.world_size, np.int32)
     longest[group.rank] = len(data)
     lengths = group.sum(longest)
@@ -65,7 +56,7 @@ def gather(group: TableRanks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """The table, as lines for the terminal.
+    """Return the table, as lines for the terminal.
 
     Args:
         title: shown above the table.
@@ -86,18 +77,20 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
     out = io.StringIO()
     Console(file=out, width=_WIDTH).print(shown)
     cluster = json.loads(processes[0]["tf_config"] or "{}").get("cluster")
-    told = f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
-    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), told])
+    config_line = (
+        f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
+    )
+    return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), config_line])
 
 
 def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
-    """What a process says about itself, without the list of all others, which is long if there are many."""
+    """Return what a process says about itself without the list of all others, which is long if there are many."""
     config = json.loads(process["tf_config"] or "{}")
     return process | {"tf_config": json.dumps({"task": config["task"]}) if "task" in config else ""}
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Facts about this process, as values for JSON.
+    """Return facts about this process, as values for JSON.
 
     Args:
         serves: it has a TensorFlow server, so listing logical devices would take its devices a second time.
@@ -114,18 +107,18 @@ def about_me(serves: bool = False) -> dict[str, Any]:
 
 
 def whereabouts() -> str:
-    """This process's address and the devices that it computes on."""
+    """Return this process's address and the devices that it computes on."""
     return f"{ray.util.get_node_ip_address()}, {', '.join(_devices(serves=False))}"
 
 
 def _devices(serves: bool) -> list[str]:
-    """Devices that compute: accelerators if there are any, else CPUs."""
+    """Return the devices that compute: accelerators if there are any, else CPUs."""
     import tensorflow as tf  # not for the driver, which prints the table
 
     found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices
     kinds = ("TPU", "GPU", "CPU")
-    found = next(devices for kind in kinds if (devices := found_by(kind)))
-    return [f"{d.device_type}:{d.name.rpartition(':')[2]}{_details(d)}" for d in found]
+    computing = next(devices for kind in kinds if (devices := found_by(kind)))
+    return [f"{d.device_type}:{d.name.rpartition(':')[2]}{_details(d)}" for d in computing]
 
 
 def _details(device: Any) -> str:

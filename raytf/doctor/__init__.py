@@ -1,1 +1,1 @@
-"""What tells people about their clusters: mistakes in files, answers of clouds, and leftovers. No run imports it."""
+"""Tells people about their clusters: mistakes in files, answers of clouds, and leftovers. No run imports it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -28,14 +28,14 @@ class Document:
     odd_keys: tuple[Path, ...] = ()
 
     def line(self, path: Path) -> int | None:
-        """The line of a path, or of the nearest part of it that exists."""
+        """Return the line of a path, or of the nearest part of it that exists."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
         return None
 
     def get(self, *path: str | int, default: Any = None) -> Any:
-        """The value at a path; the default where something on the way is missing or of another type."""
+        """Return the value at a path, or the default if something on the way is missing or of another type."""
         value = self.value
         for part in path:
             in_mapping = isinstance(value, dict) and part in value
@@ -46,18 +46,29 @@ class Document:
         return value
 
     def mapping(self, *path: str | int) -> dict[str, Any]:
-        """The mapping at a path; an empty one where there is none."""
+        """Return the mapping at a path, or an empty one if there is none."""
         value = self.get(*path)
         return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
 
     def sequence(self, *path: str | int) -> list[Any]:
-        """The list at a path; an empty one where there is none."""
+        """Return the list at a path, or an empty one if there is none."""
         value = self.get(*path)
         return value if isinstance(value, list) else []
 
+    def with_lines(self, findings: Iterable[ConfigFinding]) -> list[ConfigFinding]:
+        """Return findings with the lines of their paths, if they have none yet."""
+        return [f if f.line is not None else replace(f, line=self.line(f.path)) for f in findings]
+
+    def commands(self, *keys: str) -> Iterator[tuple[Path, str]]:
+        """Yield the shell commands below top-level keys, each with its path."""
+        for key in keys:
+            for i, command in enumerate(self.sequence(key)):
+                if isinstance(command, str):
+                    yield (key, i), command
+
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
-    """All documents of a file that are not empty, and what is wrong with its YAML."""
+    """Return all documents of a file that are not empty, and what is wrong with its YAML."""
     documents: list[Document] = []
     findings: list[ConfigFinding] = []
     try:
@@ -85,17 +96,17 @@ def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
 
 def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     mark = getattr(problem, "problem_mark", None)
-    said = str(getattr(problem, "problem", None) or problem).splitlines()[0]
+    description = str(getattr(problem, "problem", None) or problem).splitlines()[0]
     line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
     source = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     if "\t" in source[: len(source) - len(source.lstrip())]:
         fix = "Indent with spaces: YAML allows no tabs there."
-    elif "mapping values are not allowed" in said:
+    elif "mapping values are not allowed" in description:
         fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
     else:
         fix = "Fix the line, or the one before: often an indentation, a bracket or a quote."
-    found = error("yaml-syntax", (), f"this is not YAML: {said}", "Ray reads nothing of this file.", fix)
-    return replace(found, line=line)
+    finding = error("yaml-syntax", (), f"this is not YAML: {description}", "Ray reads nothing of this file.", fix)
+    return replace(finding, line=line)
 
 
 def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
@@ -104,14 +115,14 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in seen and name != "<<":
-                found = error(
+                finding = error(
                     "duplicate-key",
                     (*path, name),
                     f"{name!r} is given twice, first in line {seen[name]}",
                     "YAML keeps the last one and drops the first without a word.",
                     "Join the two, or leave one out.",
                 )
-                yield replace(found, line=key.start_mark.line + 1)
+                yield replace(finding, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
@@ -131,8 +142,11 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int]) -> None:
             _walk(item, (*path, i), lines)
 
 
+CLOUDS = ("aws", "gcp", "azure")
+
+
 class Platform(StrEnum):
-    """Where nodes come from."""
+    """The place that nodes come from."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -151,9 +165,9 @@ _SIGNS = {
 
 
 def place_of(document: Document) -> Platform:
-    """The place of a cluster YAML."""
+    """Return the place of a cluster YAML."""
     kind = document.get("provider", "type")
-    if isinstance(kind, str) and kind in ("aws", "gcp", "azure", "local"):
+    if isinstance(kind, str) and kind in (*CLOUDS, "local"):
         return Platform(kind)
     if kind == "external":
         for name in document.mapping("available_node_types"):

@@ -1,4 +1,4 @@
-"""What a check says: one mistake, where it is, why it matters and how to fix it."""
+"""A finding of a check: one mistake, where it is, why it matters and how to fix it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ConfigFinding:
 
     Attributes:
         code: its kind, stable for scripts, such as `unknown-key`.
-        severity: see there.
+        severity: how bad it is.
         path: where in the document; the root for what concerns all of it.
         what: what is wrong, with the value.
         why: what comes of it.
@@ -49,17 +49,23 @@ class ConfigFinding:
 
 
 def error(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
-    """A finding that stops the cluster or the job."""
+    """Return a finding that stops the cluster or the job."""
     return ConfigFinding(code, Severity.ERROR, path, what, why, fix)
 
 
 def warning(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
-    """A finding that costs something."""
+    """Return a finding that costs something."""
     return ConfigFinding(code, Severity.WARNING, path, what, why, fix)
 
 
+def zone_not_in_region(zone: str, region: str, why: str, fix: str) -> ConfigFinding:
+    """Return the finding that a zone of the provider is not in its region."""
+    path = ("provider", "availability_zone")
+    return error("zone-not-in-region", path, f"zone {zone!r} is not in region {region!r}", why, fix)
+
+
 def place(path: Path) -> str:
-    """A path for people: `available_node_types.gpu.node_config.disks[0]`."""
+    """Return a path for people: `available_node_types.gpu.node_config.disks[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
@@ -67,20 +73,20 @@ def place(path: Path) -> str:
 
 
 def near(word: object, known: Iterable[str]) -> str:
-    """`. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
+    """Return `. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
     by_fold = {name.casefold().replace("_", "").replace("-", ""): name for name in known}
     folded = str(word).casefold().replace("_", "").replace("-", "")
-    found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
-    return f". Did you mean {by_fold[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
+    return f". Did you mean {by_fold[matches[0]]!r}?" if matches else ""
 
 
 def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:
-    """What to write for a word that is not known: the close one, or all."""
+    """Say what to write for an unknown word: the close one, or any of all."""
     names = sorted(known)
     return near(word, names).removeprefix(". ") or f"{what} {listed(names, 40)}."
 
 
 def listed(names: Iterable[object], most: int = 12) -> str:
-    """Names for a message, cut where there are many."""
+    """Return names for a message, cut if there are many."""
     texts = [str(name) for name in names]
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

@@ -1,4 +1,4 @@
-"""Where YAML comes from: files, folders of them, kustomizations and standard input."""
+"""Reads YAML from files, folders of them, kustomizations and standard input."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from raytf.errors import ConfigError, one_line
 from raytf.storage import untrusted_yaml
 
 _KUSTOMIZATION = "kustomization.yaml"
-#: What a kustomization takes from elsewhere; `kubectl kustomize` fetches what is not a path, with git.
+#: Keys whose entries a kustomization builds upon; `kubectl kustomize` fetches those that are no paths, with git.
 _BASES = ("resources", "bases", "components", "crds", "configurations", "generators", "transformers", "validators")
-#: Of its keys, those that hold no file's name.
+#: Keys of a kustomization that hold no name of a file.
 _WORDS = ("commonAnnotations", "commonLabels", "labels", "images", "metadata", "namespace")
 _REMOTE = re.compile(r"^([^=]*=)?([a-z+]+::|[a-z+]+://)", re.I)
 #: A manifest of Kubernetes ends at 1 MiB.
@@ -34,7 +34,7 @@ _BUILD_SECONDS = 30
 
 
 def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool = False) -> dict[str, str]:
-    """The text of each source, by name.
+    """Return the text of each source, by name.
 
     Args:
         names: files; folders, which stand for all YAML in them; kustomizations, which are built; `-`.
@@ -52,16 +52,16 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
         path = Path(name).expanduser()
         before = len(unread or ())
         alone = not path.is_dir() or (path / _KUSTOMIZATION).is_file()
-        found = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
-        if not found and len(unread or ()) == before:
+        parts = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
+        if not parts and len(unread or ()) == before:
             raise ConfigError(f"{name} holds no .yaml file. Expected a cluster YAML, or a folder of them.")
-        texts |= found
+        texts |= parts
     return texts
 
 
-def unreadable(said: str) -> ConfigFinding:
-    """One of a folder's sources that could not be looked at; the others are."""
-    return error("unreadable", (), said, "Nothing is known of it.", "Fix that, or name the other files alone.")
+def unreadable(problem: str) -> ConfigFinding:
+    """Return the finding that one of a folder's sources could not be read; the others are checked."""
+    return error("unreadable", (), problem, "Nothing is known of it.", "Fix that, or name the other files alone.")
 
 
 def _folder(
@@ -100,7 +100,7 @@ def _text(path: Path) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """What a file holds, or a pipe gives that is not slow, and a little more than may be.
+    """Return what a file holds, or what a pipe gives without delay; at most a little more than is allowed.
 
     Raises:
         OSError: it cannot be read, or nothing comes.
@@ -136,7 +136,7 @@ def _line_of(problem: UnicodeDecodeError) -> int:
 
 
 def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
-    """What a kustomization, or one that it builds upon, takes that is not a path on this machine."""
+    """Return what a kustomization, or one that it builds upon, takes that is not a path on this machine."""
     folder = folder.resolve()
     names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
     if folder in seen or not names:
@@ -154,14 +154,13 @@ def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
     remote = [text for key, part in value.items() if key not in _WORDS for text in _texts(part) if _REMOTE.search(text)]
     if remote:
         return repr(remote[0][:200])
-    listed: list[Any] = [value[key] for key in _BASES if isinstance(value.get(key), list)]
-    given = [entry for entries in listed for entry in entries]
-    for entry in [e for e in given if isinstance(e, str) and "\n" not in e]:
+    entries = [entry for key in _BASES if isinstance(value.get(key), list) for entry in value[key]]
+    for entry in [e for e in entries if isinstance(e, str) and "\n" not in e]:
         if "\0" in entry or not (folder / entry).exists():
             return repr(entry[:200])
-        found = _from_elsewhere(folder / entry, seen) if (folder / entry).is_dir() else ""
-        if found:
-            return found
+        inner = _from_elsewhere(folder / entry, seen) if (folder / entry).is_dir() else ""
+        if inner:
+            return inner
     return ""
 
 
@@ -174,7 +173,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _build(folder: Path, trust: bool) -> str:
-    """What a kustomization comes to; line numbers are those of that."""
+    """Build a kustomization; line numbers are those of the result."""
     tool = shutil.which("kubectl")
     if tool is None:
         raise ConfigError(

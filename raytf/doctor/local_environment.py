@@ -1,4 +1,4 @@
-"""What a check may know of this machine, passed in; and which names ssh may be given."""
+"""The facts about this machine that checks use, and the names that ssh may be given."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: What ssh takes for an option, or a shell of the user's own configuration (%h) for more than a name, is not a host.
+#: A host is no text that ssh takes for an option, or a shell of the user's configuration (%h) for more than a name.
 _HOST = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*")
+_TOOL_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -36,37 +39,55 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def local(self, path: str) -> Path:
-        """A path of the YAML as a file of this machine."""
+        """Return a path of the YAML as a file of this machine."""
         home = self.environ.get("HOME", "~")
         return self.folder / (path.replace("~", home, 1) if path.startswith("~") else path)
 
 
 def here() -> Surroundings:
-    """Those of this process."""
+    """Return the surroundings of this process."""
     return Surroundings(platform.python_version(), importlib.metadata.version("ray"), Path.cwd(), os.environ)
+
+
+def package_file(package: str, name: str) -> Path | None:
+    """Return the path of a file in an installed package, which is not imported, or None if there is no such file."""
+    spec = importlib.util.find_spec(package)
+    paths = (Path(folder) / name for folder in (spec.submodule_search_locations or () if spec else ()))
+    return next((path for path in paths if path.is_file()), None)
 
 
 @cache
 def ray_file(name: str) -> Any:
-    """A JSON file of the installed Ray, read without importing it: that would take seconds.
+    """Read a JSON file of the installed Ray, such as `autoscaler/ray-schema.json`. Importing Ray would take seconds."""
+    path = package_file("ray", name)
+    if path is None:
+        raise FileNotFoundError(f"the installed Ray has no {name}")
+    return json.loads(path.read_text(encoding="utf-8"))
 
-    Args:
-        name: such as `autoscaler/ray-schema.json`.
-    """
-    spec = importlib.util.find_spec("ray")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    for folder in folders:
-        path = Path(folder) / name
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-    raise FileNotFoundError(f"the installed Ray has no {name}")
+
+def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
+    """Run a command of this machine that only reads, and return what it prints; empty if it fails."""
+    path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
+    try:
+        done = subprocess.run(
+            [path, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environ},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def is_host(name: object) -> bool:
-    """Whether it may be an address or a host's name, and nothing else to ssh or a shell."""
+    """Return whether it may be an address or a host's name, and nothing else to ssh or a shell."""
     return _HOST.fullmatch(str(name)) is not None
 
 
 def is_user(name: object) -> bool:
-    """Whether it may be the name of a user, and nothing else to ssh or a shell."""
+    """Return whether it may be the name of a user, and nothing else to ssh or a shell."""
     return _USER.fullmatch(str(name)) is not None

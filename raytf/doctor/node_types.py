@@ -19,7 +19,7 @@ DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": 
 
 @dataclass(frozen=True)
 class FallbackType:
-    """What a node may be instead of the first choice of its type: an entry of `fallback`, merged."""
+    """Another machine for the nodes of a type: an entry of `fallback`, merged with the node_config."""
 
     config: dict[str, Any]
     machine: Machine | None
@@ -59,7 +59,7 @@ class NodeType:
         return ("available_node_types", self.name)
 
     def has(self, resource: str) -> float:
-        """How much of a resource Ray schedules on a node of this type."""
+        """Return how much of a resource Ray schedules on a node of this type."""
         if resource in self.resources:
             return self.resources[resource]
         if self.machine is None:
@@ -68,15 +68,14 @@ class NodeType:
 
 
 def node_types(document: Document) -> list[NodeType]:
-    """All node types that are mappings; types that are not, the schema reports."""
+    """Return all node types that are mappings; the schema reports the others."""
     provider = str(document.get("provider", "type"))
     head = document.get("head_node_type", default=DEFAULT_HEADS.get(provider))
     names = document.mapping("available_node_types")
     if not isinstance(head, str) or head not in names:  # reported once, not as a head that is missing everywhere
         hint = near(head, names)
         head = hint.split("'")[1] if hint else next(iter(names), None)
-    cluster_most = document.get("max_workers", default=2)
-    found = []
+    types = []
     for name, value in names.items():
         if not isinstance(value, dict):
             continue
@@ -87,12 +86,12 @@ def node_types(document: Document) -> list[NodeType]:
         most = value.get("max_workers")
         resources = value.get("resources")
         resources = resources if isinstance(resources, dict) else {}
-        found.append(
+        types.append(
             NodeType(
                 name,
                 name == head,
                 _whole(value.get("min_workers"), 0),
-                _whole(most, 0 if name == head else _whole(cluster_most, 2)),
+                _whole(most, 0 if name == head else most_workers(document)),
                 most is not None,
                 {str(k): float(v) for k, v in resources.items() if isinstance(v, int | float) and math.isfinite(v)},
                 config,
@@ -104,7 +103,12 @@ def node_types(document: Document) -> list[NodeType]:
                 ),
             )
         )
-    return found
+    return types
+
+
+def most_workers(document: Document) -> int:
+    """Return the most workers of all types together: the cluster's max_workers, for which Ray takes 2 by default."""
+    return _whole(document.get("max_workers"), 2)
 
 
 def _whole(value: Any, default: int) -> int:
@@ -112,16 +116,12 @@ def _whole(value: Any, default: int) -> int:
 
 
 def market(provider: str, config: dict[str, Any]) -> str:
-    """spot or on-demand, as the provider's node_config says."""
+    """Return spot or on-demand, as the provider's node_config says."""
     if provider in ("aws", "external"):
         options = config.get("InstanceMarketOptions")
         return "spot" if isinstance(options, dict) and options.get("MarketType") == "spot" else "on-demand"
     if provider == "gcp":
-        scheduling = config.get("scheduling") or config.get("schedulingConfig") or {}
-        entries = scheduling if isinstance(scheduling, list) else [scheduling]
-        merged = {k: v for entry in entries if isinstance(entry, dict) for k, v in entry.items()}
-        spot = merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT"
-        return "spot" if spot else "on-demand"
+        return "spot" if fallback.is_spot_of_gcp(config) else "on-demand"
     if provider == "azure":
         parameters = config.get("azure_arm_parameters")
         return "spot" if isinstance(parameters, dict) and parameters.get("priority") == "Spot" else "on-demand"
@@ -129,7 +129,7 @@ def market(provider: str, config: dict[str, Any]) -> str:
 
 
 def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
-    """The most that a cluster may use of something that nodes have: its head, and the workers that have most of it.
+    """Return the most that a cluster may use of something: its head's, and that of the workers which have most.
 
     Args:
         members: node types, each with how much one node has.
@@ -171,29 +171,50 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             yield from _resources(t, t.machine, provider)
 
 
+def stopped_nodes(why: str) -> ConfigFinding:
+    """Return the finding that the provider keeps stopped nodes because the config does not say."""
+    what = "cache_stopped_nodes is not given: Ray takes true"
+    return warning("cache-stopped-nodes", ("provider",), what, why, "Add `cache_stopped_nodes: false`.")
+
+
+def spot_head(path: Path, cloud: str, key: str) -> ConfigFinding:
+    """Return the finding that the head is a spot machine."""
+    return warning(
+        "spot-head",
+        path,
+        "the head is a spot machine",
+        f"When {cloud} takes it, the whole cluster is gone, and workers run on that nobody stops.",
+        f"Leave {key} out of the head's type.",
+    )
+
+
+def too_many_gpus(t: NodeType, machine: str, gpus: float, fix: str) -> ConfigFinding:
+    """Return the finding that a type's resources have more GPUs than its machine."""
+    has = f"{gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+    return error(
+        "gpu-count",
+        (*t.path, "resources", "GPU"),
+        f"GPU: {t.resources['GPU']:g} on {machine}, which has {has}",
+        "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
+        fix,
+    )
+
+
 def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigFinding]:
     path = (*t.path, "resources")
-    given = t.resources.get("GPU")
-    if given is not None and given > machine.gpus:
-        has = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else "no GPU"
-        yield error(
-            "gpu-count",
-            (*path, "GPU"),
-            f"GPU: {given:g} on {machine.name}, which has {has}",
-            "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
-            f"Give GPU: {machine.gpus}, or a machine with {given:g}."
-            if machine.gpus
-            else "Leave GPU out of resources.",
-        )
-    elif machine.gpus and given is not None and given < machine.gpus and not t.is_head:
+    declared = t.resources.get("GPU")
+    if declared is not None and declared > machine.gpus:
+        fix = f"Give GPU: {machine.gpus}, or a machine with {declared:g}."
+        yield too_many_gpus(t, machine.name, machine.gpus, fix if machine.gpus else "Leave GPU out of resources.")
+    elif machine.gpus and declared is not None and declared < machine.gpus and not t.is_head:
         yield warning(
             "gpu-count",
             (*path, "GPU"),
-            f"GPU: {given:g} on {machine.name}, which has {machine.gpus}",
+            f"GPU: {declared:g} on {machine.name}, which has {machine.gpus}",
             "The others are paid for, and Ray gives them to nobody.",
             f"Give GPU: {machine.gpus}.",
         )
-    elif machine.gpus and given is None and provider in ("gcp", "azure") and not t.is_head:
+    elif machine.gpus and declared is None and provider in ("gcp", "azure") and not t.is_head:
         yield error(
             "gpu-not-declared",
             path,

@@ -111,7 +111,7 @@ class Arbitration:
     def look(self) -> Commands:
         """Some time has passed: let go who is silent, or does not leave its generation."""
         commands: Commands = []
-        self._membership.look()
+        self._membership.count_look()
         for name in self._silence.look(self._membership.living):
             commands += self._let_go(name)
         missing, generation = self._membership.missing(), self._membership.generation

@@ -18,7 +18,7 @@ import numpy as np
 
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
-from raytf.distributed.devices import OneDevice
+from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, SingleWorkerGroup
 from raytf.distributed.membership.generations import Generation
 from raytf.distributed.ranks import RankInfo
@@ -93,7 +93,7 @@ class ParameterServerExecutor:
             WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
         """
         self._coordinator = state.connect(self._cluster)
-        return SingleWorkerGroup(OneDevice())
+        return SingleWorkerGroup(Devices())
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> AsyncStep | SyncStep:
         plan, section = pipeline.plan, self._config.strategy

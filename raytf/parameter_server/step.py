@@ -123,7 +123,7 @@ class ServerStep:
 
     def reduction_state(self) -> dict[str, keras.Variable]:
         """Return the state of the reduction, which is empty: nothing is kept from step to step."""
-        return self.reduction.state()
+        return self.reduction.state(0)
 
     def trace(self, is_late: bool = False) -> None:
         """Do nothing: each kind of call is traced when it is first made."""

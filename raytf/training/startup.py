@@ -249,7 +249,7 @@ def _ready(
 ) -> Context:
     # Only after the restore: the keeper drops copies that are no longer needed.
     tiers.memory.reserve(variables.sizes(program.named), live.make)
-    attempt.pulse.also(tiers.memory.look)
+    attempt.pulse.also(tiers.memory.poll)
     saving = _checkpointer(attempt, program, tiers, live)
     evaluators, state = _evaluators(attempt, program, callbacks), live.progress
     context = Context(

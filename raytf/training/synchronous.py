@@ -136,7 +136,7 @@ class SynchronousExecutor:
     def meet(self, step: int) -> Generation:
         assert self._link is not None
         while True:
-            address, is_member = rendezvous.listen(ray.util.get_node_ip_address()), self._link.is_member
+            address, is_member = rendezvous.listen(ray.util.get_node_ip_address()), self._link.member.has_joined
             self._group.leave()
             if is_member:
                 generation, place = self._link.leave(address, step)
@@ -277,7 +277,7 @@ class SynchronousExecutor:
             call = self._calls.take()
         context.callbacks.begin("call", call.start)
         context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
-        if self._link is not None and self._link.is_lost:
+        if self._link is not None and self._link.member.is_lost:
             raise LeftBehindError("the connection with the driver's arbiter is lost")
         began, is_first = time.perf_counter(), not self._traced
         try:
@@ -360,7 +360,7 @@ class SynchronousExecutor:
         if context.is_first_rank:
             votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
             votes[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
-            is_awaited = self._link is not None and self._link.is_pause_wanted
+            is_awaited = self._link is not None and self._link.member.is_pause_wanted
             votes[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
             if not self._config.compute.steps_per_call and context.has_trained:
                 votes[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)

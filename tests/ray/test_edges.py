@@ -71,7 +71,8 @@ link, step = ArbiterLink.connect(ArbiterAddress(arbiter, bytes.fromhex(key)), na
 while True:
     address = rendezvous.listen(host)
     try:
-        generation, place = link.leave(address, step) if link.is_member else link.join(address, int(wanted), int(order))
+        has_joined = link.member.has_joined
+        generation, place = link.leave(address, step) if has_joined else link.join(address, int(wanted), int(order))
     except Exception as error:
         print(type(error).__name__, flush=True)
         break
@@ -85,7 +86,7 @@ while True:
     link.member.met()
     step = max(*generation.steps, 0)
     print("met", *generation.members, flush=True)
-    while not (link.is_pause_wanted or place.is_over()):
+    while not (link.member.is_pause_wanted or place.is_over()):
         time.sleep(0.05)
     for peers in found.values():
         for peer in peers.values():

@@ -178,7 +178,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     until(lambda: snapshots.is_empty)
     assert snapshots.step is None
     copy(10)
-    until(lambda: snapshots.step == 10, snapshots.look)
+    until(lambda: snapshots.step == 10, snapshots.poll)
     assert not snapshots.is_empty
 
     # The rank's own mapping stays valid: what it copies now, nobody could restore.
@@ -187,7 +187,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     until(lambda: snapshots.step is None, lambda: copy(20))
     until(lambda: snapshots.is_empty)  # another one is there, and all ranks are asked to copy
     copy(30)
-    until(lambda: snapshots.step == 30, snapshots.look)
+    until(lambda: snapshots.step == 30, snapshots.poll)
     assert [g.step for g in held()] == [30]
     assert snapshots.load(held()[0]).tensors["w"].tolist() == [30] * 1000
     assert len(said) == 1
@@ -198,12 +198,12 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen = psutil.Process(owner(place[0].path))
     frozen.suspend()
     began = time.monotonic()
-    until(lambda: snapshots.step is None, snapshots.look)
+    until(lambda: snapshots.step is None, snapshots.poll)
     assert time.monotonic() - began >= keeper_health.FRESH_SECONDS / 2
-    until(lambda: snapshots.is_empty, snapshots.look)
+    until(lambda: snapshots.is_empty, snapshots.poll)
     assert not frozen.is_running()
     copy(40)
-    until(lambda: snapshots.step == 40, snapshots.look)
+    until(lambda: snapshots.step == 40, snapshots.poll)
     assert [g.step for g in held()] == [40]
     memory_keeper.dismiss(uri)
 

@@ -211,7 +211,7 @@ class Trials:
         def one(number: int) -> Any:
             rank, replica = self.group.ranks[number], replicas[number]
             if start % COPIES == 0 and start:
-                replica.look(start)
+                replica.hash_weights(start)
             told = step_agreement.vector({}, replica.tell())
             try:
                 replica.hear(groups[number].sum(told), start)

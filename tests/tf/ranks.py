@@ -18,7 +18,7 @@ from raytf.data.sources import Source
 from raytf.data.sources.batches import plan_of
 from raytf.distributed.allreduce.buckets import Overlap
 from raytf.distributed.allreduce.reduction import packed
-from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.devices import Devices
 from raytf.distributed.encoding.wire import AllReduce, WireWords
 from raytf.training.model.model import build
 from raytf.training.step.step import StepOptions, TrainStep
@@ -84,7 +84,7 @@ def train(
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
-    compute, devices = compute or ComputeSection(), devices or OneDevice()
+    compute, devices = compute or ComputeSection(), devices or Devices()
     plan, world = plan_of(source, batch, shards), World(world_size, order)
     ranks = []
     for rank in range(world_size):
@@ -123,7 +123,7 @@ class Rank:
         has_old_digests: bool = False,
         **pipeline_options: Any,
     ):
-        compute, devices, self._plan = compute or ComputeSection(), devices or OneDevice(), plan
+        compute, devices, self._plan = compute or ComputeSection(), devices or Devices(), plan
         self._pipeline = Pipeline(source, plan, own, seed=0, **pipeline_options)
         with devices.at_home():
             self.model = build(factory, self._pipeline.sample(), [source], compute, seed=0)

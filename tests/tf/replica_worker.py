@@ -195,7 +195,7 @@ class Rank:
         variables.restore(self.named, found.tensors)
         self.state.step = found.step
         self.state.durable_step = found.step
-        self.replicas._pending = self.replicas._told = None
+        self.replicas._pending = self.replicas._sent = None
         self.saving = self._saving()
 
 

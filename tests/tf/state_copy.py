@@ -119,7 +119,7 @@ class Run:
         group: Any = SingleWorkerGroup(None)  # type: ignore[arg-type]
         self.snapshots = MemoryTier(folder, group, GroupAttempt(ATTEMPT), 10, None, print, (0, 1))
         self.snapshots._source = make(list(named))
-        self.snapshots._keeping = SimpleNamespace(is_lost=False, look=lambda: None, tidy=lambda: None)  # type: ignore[assignment]
+        self.snapshots._keeping = SimpleNamespace(is_lost=False, poll=lambda: None, tidy=lambda: None)  # type: ignore[assignment]
         self.snapshots._is_tidy = True
         self.files = [os.memfd_create("state") for _ in range(2)]
         self.snapshots._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{fd}") for fd in self.files]

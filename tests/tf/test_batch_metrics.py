@@ -16,7 +16,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.devices import OneDevice
+from raytf.distributed.devices import Devices
 from raytf.training.evaluation import Evaluator
 from raytf.training.model import batch_metrics, remarks
 from raytf.training.model import model as models
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], tuple[Any, ...]]] = {
 class Group(Alone):
     """A rank of a group of threads."""
 
-    devices = OneDevice()
+    devices = Devices()
 
     def __init__(self, world: World, rank: int):
         self._add = world.all_reduce(rank)

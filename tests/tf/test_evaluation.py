@@ -16,7 +16,7 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource, Source
 from raytf.data.sources.batches import BatchedSource
 from raytf.distributed.allreduce.reduction import packed
-from raytf.distributed.devices import OneDevice
+from raytf.distributed.devices import Devices
 from raytf.training.evaluation import Evaluator, Evaluators
 from raytf.training.model import model as models
 from raytf.training.step.evaluation_step import EvalStep
@@ -27,7 +27,7 @@ SHARDS = 4
 
 
 class One(Alone):
-    devices = OneDevice()
+    devices = Devices()
 
 
 def model(loss: str) -> keras.Model:

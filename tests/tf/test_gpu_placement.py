@@ -24,7 +24,7 @@ from raytf.data.sources import Spec
 from raytf.distributed import group
 from raytf.distributed.allreduce.buckets import Overlap
 from raytf.distributed.allreduce.reduction import packed
-from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes_on_gpu
+from raytf.distributed.devices import Devices, LocalDevices, computes_on_gpu
 from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
 from raytf.testing.gpu_placement import PlacementFinding, findings, operations
 from raytf.training.step.step import StepOptions, TrainStep
@@ -83,7 +83,7 @@ def traced(
     devices: Devices | None = None,
     overlap: Overlap | None = None,
 ) -> TrainStep:
-    devices = devices or OneDevice()
+    devices = devices or Devices()
     x, y = BATCHES[build]
     with devices.at_home():
         model = build()
@@ -240,7 +240,7 @@ def on(*names: str) -> LocalDevices:
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [
-        (OneDevice(), False),
+        (Devices(), False),
         (on("/job:localhost/replica:0/task:0/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:1"), False),
         (on("/job:localhost/replica:0/task:0/device:GPU:0"), True),
         (on("/job:localhost/replica:0/task:0/device:TPU:0"), False),

@@ -30,7 +30,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
     shards = len(values)
     reduction = reduction or FixedPointReduction(WireLayout([values.shape[1:]], [tf.float32]), shards)
     ranks = [range(a, b) for a, b in zip([0, *splits], [*splits, shards], strict=True) if b > a]
-    before = [v.numpy() for v in reduction.state().values()]
+    before = [v.numpy() for v in reduction.state(0).values()]
     sent: list[list[tf.Tensor]] = []
 
     def run(own: range, all_reduce) -> np.ndarray:
@@ -46,7 +46,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
     for _ in range(3):
         heard: list[list[tf.Tensor]] = []
         for own in ranks:
-            for variable, value in zip(reduction.state().values(), before, strict=True):
+            for variable, value in zip(reduction.state(0).values(), before, strict=True):
                 variable.assign(value)
             mine: list[tf.Tensor] = []
 
@@ -143,7 +143,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
 
 def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
     reduction = FixedPointReduction(WireLayout([(1,)], [tf.float32]), 1)
-    (exponents,) = reduction.state().values()
+    (exponents,) = reduction.state(0).values()
     before, calls = [int(exponents.numpy()[0])], []
 
     def step(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Ray's job server, as a place that may be away: what it says of a job, and what it does for one."""
+"""Ray's job server, which may be unreachable for a while: the state of a job, and requests for one."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from raytf.cluster.jobs.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
 
-#: Of most requests; of a job's whole log; of an upload, whose answer may take minutes.
+#: Limits of most requests, of reading a job's whole log, and of an upload, whose answer may take minutes.
 _LIMITS = jobs.RequestLimits(5.0, 30.0, 30.0, 32 << 20)
 _LOG_LIMITS = jobs.RequestLimits(5.0, 30.0, 300.0, 256 << 20)
 _UPLOAD_LIMITS = jobs.RequestLimits(5.0, 300.0, 1800.0, 1 << 20)
 #: Metadata of the jobs that raytf submits: their names, and whose they are.
 MARK, ORIGIN = "raytf", "raytf_origin"
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-#: Between two tries to read a job's log.
+#: Seconds between two tries to read a job's log.
 _AGAIN_SECONDS = 1.0
 _TEXT = untrusted_json.optional(untrusted_json.text)
 
 
 def _code(value: Any) -> str | None:
-    """An exit code, negative for a signal."""
+    """Check that a value is an exit code, which is negative for a signal. Return what is wrong with it, or None."""
     return None if type(value) is int and abs(value) < 2**31 else "is not an exit code"
 
 
-#: What is asked of the server's answers.
+#: Shapes that the server's answers must have.
 _JOB = untrusted_json.record(
     {"status": untrusted_json.text},
     {
@@ -90,8 +90,8 @@ class JobServer:
             if "already exists" not in str(error):
                 raise
 
-    def look(self, name: str) -> JobSighting:
-        """What there is to know of a job."""
+    def inspect(self, name: str) -> JobSighting:
+        """Return what the server knows of a job."""
         sight = self._details(name)
         if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
             return sight
@@ -101,7 +101,8 @@ class JobServer:
         return JobSighting(sight.status, sight.code, sight.error, is_dead, sight.text)
 
     def running(self, command: str, origin: str) -> str | None:
-        """The name of a job that raytf submitted with this command from there and that has not ended, or None."""
+        """Return the name of a job that raytf submitted from there with this command and that has not ended, or
+        None."""
         for job in sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True):
             is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
             name = job.get("submission_id")
@@ -110,7 +111,7 @@ class JobServer:
         return None
 
     def log(self, name: str) -> str:
-        """All that a job has printed."""
+        """Return everything that a job has printed."""
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
@@ -138,7 +139,7 @@ class JobServer:
         return {actor["state"] for actor in actors} == {"DEAD"}
 
     def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
-        """The JSON at a path.
+        """Return the JSON at a path.
 
         Args:
             shape: that it must have, or the server is none of Ray's.
@@ -177,7 +178,7 @@ class JobServer:
 
 
 class Follower:
-    """Shows what a job prints; begins again where the connection breaks, and shows nothing twice.
+    """Shows what a job prints; reconnects if the connection breaks, and shows nothing twice.
 
     Args:
         tail: gives the log from its beginning on, part by part.
@@ -232,7 +233,7 @@ class Follower:
 
 
 def reach(address: str) -> JobServer:
-    """The job server at an address, which has to answer now.
+    """Return the job server at an address, which has to answer now.
 
     Raises:
         ClusterError: nothing answers there, or it wants another token.

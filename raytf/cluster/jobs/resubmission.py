@@ -1,4 +1,4 @@
-"""Whether a submitted job is waited for, submitted again or given up: decided by what is known of it. No Ray here.
+"""Decides whether to wait for a submitted job, to submit it again or to give up. No Ray here.
 
 Ray runs a submitted command once. When its driver or the head of the cluster dies, the run in storage is as it was, and
 the same command goes on from there: raytf's lease keeps a second driver out as long as the first one lives.
@@ -24,7 +24,7 @@ REFUSALS = 3
 
 @dataclass(frozen=True)
 class JobSighting:
-    """What the job server says of a job.
+    """The state of a job, as the job server reports it.
 
     Attributes:
         status: Ray's: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None where the server does not know the job.
@@ -43,7 +43,7 @@ class JobSighting:
 
 @dataclass(frozen=True)
 class ResubmissionLimits:
-    """When it is enough.
+    """The limits at which resubmission gives up.
 
     Attributes:
         resubmits: in a row, without a job that lasted; None is without end.
@@ -68,7 +68,7 @@ class NextMove(enum.Enum):
 
 @dataclass(frozen=True)
 class ResubmissionDecision:
-    """What to do.
+    """The next move, and why.
 
     Attributes:
         why: for people, without a full stop.
@@ -81,7 +81,7 @@ class ResubmissionDecision:
 
 
 def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) -> ResubmissionDecision:
-    """What has become of a job; RESUBMIT where it died and its run may go on.
+    """Decide by the state of a job; RESUBMIT if it died and its run can continue.
 
     Args:
         sight: None where the head does not answer.
@@ -139,35 +139,35 @@ def _name(number: int) -> str:
 
 
 class Resubmission:
-    """Decides, look by look, about one command that is submitted until its run finishes.
+    """Decides, each time the job is polled, about one command that is submitted until its run finishes.
 
     Args:
-        limits: see there.
+        limits: when to give up.
         random: numbers from 0 to below 1, so that many that lost one head do not come back at once.
     """
 
     def __init__(self, limits: ResubmissionLimits, random: Callable[[], float]):
         self._limits, self._random = limits, random
         self._in_a_row = self._refusals = 0
-        #: Of all time.
+        #: Resubmissions in all.
         self.resubmits = 0
 
     def decide(self, sight: JobSighting | None, silent: float, lived: float) -> ResubmissionDecision:
-        """What to do now; RESUBMIT is counted as done.
+        """Decide what to do now; a RESUBMIT is counted as done.
 
         Args:
             sight: None where the head does not answer.
             silent: seconds since it last did.
             lived: seconds since the job was submitted.
         """
-        found = judge(sight, silent, self._limits)
-        if found.move is NextMove.REFUSED and self.resubmits and self._refusals < REFUSALS:
+        decision = judge(sight, silent, self._limits)
+        if decision.move is NextMove.REFUSED and self.resubmits and self._refusals < REFUSALS:
             self._refusals += 1
-            found = ResubmissionDecision(NextMove.RESUBMIT, f"{found.why}, and had been taken before")
-        elif found.move is NextMove.RESUBMIT:
+            decision = ResubmissionDecision(NextMove.RESUBMIT, f"{decision.why}, and had been taken before")
+        elif decision.move is NextMove.RESUBMIT:
             self._refusals = 0
-        if found.move is not NextMove.RESUBMIT:
-            return found
+        if decision.move is not NextMove.RESUBMIT:
+            return decision
         if lived >= LASTING_SECONDS:
             self._in_a_row = 0
         most = self._limits.resubmits
@@ -175,8 +175,8 @@ class Resubmission:
             times = (
                 f"after {most} resubmission{'' if most == 1 else 's'} in a row" if most else "and is not resubmitted"
             )
-            return ResubmissionDecision(NextMove.GIVE_UP, f"{found.why}, {times}")
+            return ResubmissionDecision(NextMove.GIVE_UP, f"{decision.why}, {times}")
         self._in_a_row += 1
         self.resubmits += 1
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 30))
-        return ResubmissionDecision(NextMove.RESUBMIT, found.why, longest * (0.5 + 0.5 * self._random()))
+        return ResubmissionDecision(NextMove.RESUBMIT, decision.why, longest * (0.5 + 0.5 * self._random()))

@@ -12,9 +12,9 @@ import shlex
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from raytf.cluster.jobs.job_server import ORIGIN, AwayError
+from raytf.cluster.jobs.job_server import ORIGIN, AwayError, Follower, JobServer
 from raytf.cluster.jobs.resubmission import (
     JobSighting,
     NextMove,
@@ -26,8 +26,8 @@ from raytf.config import continuing, program
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
-#: Between two looks at a job, and within which a job that was stopped ends.
-LOOK_SECONDS, STOP_SECONDS = 2.0, 60.0
+#: Seconds between two polls of a job, and within which a job that was stopped exits.
+POLL_SECONDS, STOP_SECONDS = 2.0, 60.0
 EXIT_CODES = {
     NextMove.FINISHED: 0,
     NextMove.FAILED: EXIT_FAILED,
@@ -37,30 +37,9 @@ EXIT_CODES = {
 }
 
 
-class JobLog(Protocol):
-    """A job's log, which is being shown."""
-
-    def renew(self) -> None: ...
-    def finish(self, log: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Server(Protocol):
-    """A job server; see `job_server.JobServer`."""
-
-    address: str
-
-    def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None: ...
-    def look(self, name: str) -> JobSighting: ...
-    def running(self, command: str, origin: str) -> str | None: ...
-    def log(self, name: str) -> str: ...
-    def stop(self, name: str) -> None: ...
-    def follow(self, name: str, show: Callable[[str], None]) -> JobLog: ...
-
-
 @dataclass(frozen=True)
 class Environment:
-    """What a submission needs of the world around it.
+    """The output, clock and random numbers that a submission uses.
 
     Attributes:
         say: takes a line for the user.
@@ -85,14 +64,14 @@ class Submission:
         name: of the present job.
     """
 
-    server: Server
+    server: JobServer
     command: str
     origin: str
     runtime_env: dict[str, Any]
     limits: ResubmissionLimits
     outside: Environment
     name: str = ""
-    _log: JobLog | None = None
+    _log: Follower | None = None
     _heard: float = 0.0
     _away: bool = False
     _names: str = field(default_factory=lambda: secrets.token_hex(3))
@@ -117,11 +96,11 @@ class Submission:
         began = self._heard = out.clock()
         self._log = self.server.follow(self.name, out.show)
         while True:
-            sight = self._look()
+            sight = self._poll()
             now = out.clock()
             decision = resubmission.decide(sight, now - self._heard, now - began)
             if decision.move is NextMove.WAIT:
-                out.sleep(LOOK_SECONDS)
+                out.sleep(POLL_SECONDS)
                 continue
             is_shown = self._end_log()
             if decision.move is not NextMove.RESUBMIT:
@@ -141,7 +120,7 @@ class Submission:
         out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
         with contextlib.suppress(AwayError, ClusterError):  # a head that was started again knows of no job
             self.server.stop(self.name)
-            while self.server.look(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
+            while self.server.inspect(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
                 out.sleep(0.5)
         self._end_log()
 
@@ -150,9 +129,9 @@ class Submission:
         if self._log is not None:
             self._log.stop()
 
-    def _look(self) -> JobSighting | None:
+    def _poll(self) -> JobSighting | None:
         try:
-            sight = self.server.look(self.name)
+            sight = self.server.inspect(self.name)
         except AwayError as error:
             if not self._away:
                 self._away = True
@@ -172,7 +151,7 @@ class Submission:
                 if not self._is_running():  # somebody else follows it too, and was faster
                     self._submit(number)
             except AwayError:
-                self.outside.sleep(LOOK_SECONDS)
+                self.outside.sleep(POLL_SECONDS)
                 continue
             self._heard = self.outside.clock()
             return True
@@ -225,7 +204,7 @@ class Submission:
 
 
 def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
-    """What tells a command from the same one of another user, in another folder or with other variables.
+    """Return a hash that tells a command from the same one of another user, in another folder or with other variables.
 
     Args:
         who: user and machine.
@@ -236,7 +215,7 @@ def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
 
 
 def address_of(text: str) -> str:
-    """The address of a job server, as a user gives it: http://HOST:PORT, or HOST:PORT.
+    """Return the address of a job server, which a user writes as http://HOST:PORT or HOST:PORT.
 
     Raises:
         ConfigError: it is none.
@@ -255,18 +234,18 @@ def address_of(text: str) -> str:
 
 
 def environment_of(pairs: Sequence[str]) -> dict[str, str]:
-    """Variables out of NAME=VALUE.
+    """Parse variables of the form NAME=VALUE.
 
     Raises:
         ConfigError: one is none.
     """
-    found = {}
+    variables = {}
     for pair in pairs:
         name, mark, value = pair.partition("=")
         if not mark or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError(f"--env {pair}: expected NAME=VALUE, such as --env AWS_REGION=us-east-1.")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def run_of(command: str) -> str:

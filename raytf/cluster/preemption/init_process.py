@@ -21,8 +21,8 @@ from raytf.errors import ConfigError
 _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
-_LOOK_SECONDS = 0.2
-#: What Ray calls Ray Train's workers.
+_POLL_SECONDS = 0.2
+#: Part of the title that Ray gives Ray Train's workers.
 _WORKER = "RayTrainWorker"
 
 
@@ -40,7 +40,7 @@ class Raylet:
 
 
 class Command:
-    """A command and all that descends from it, also what has lost its parent.
+    """A command and all its descendants, also those that have lost their parent.
 
     Made in the main thread of a process that starts no other children: those would be reaped here.
 
@@ -73,7 +73,7 @@ class Command:
             self._reap()
             left = deadline - time.monotonic()
             try:
-                number = self._signals.get(timeout=min(_LOOK_SECONDS, max(0.0, left)))
+                number = self._signals.get(timeout=min(_POLL_SECONDS, max(0.0, left)))
             except queue.Empty:
                 if left <= 0:
                     break
@@ -84,17 +84,17 @@ class Command:
         return None
 
     def send(self, number: int) -> None:
-        """A signal to the command itself, as long as it lives."""
+        """Send a signal to the command itself while it lives."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def workers(self) -> int:
-        """Ray Train workers that descend from it."""
+        """Return how many Ray Train workers descend from it."""
         return sum(_WORKER in " ".join(line) for line in self._lines())
 
     def raylet(self) -> Raylet | None:
-        """The Ray node that it has started.
+        """Return the Ray node that it has started.
 
         Returns:
             None as long as there is none.

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from raytf.errors import RaytfError, one_line
 
-#: Where all three clouds serve it, to the instance alone.
+#: The address at which all three clouds serve metadata, to the instance alone.
 LINK_LOCAL = "http://169.254.169.254"
 #: A service of the same machine answers in milliseconds; each request may take so long.
 TIMEOUT_SECONDS = 2.0
@@ -38,14 +38,14 @@ _MOST_BYTES = 1 << 20
 
 
 class MetadataError(RaytfError):
-    """The metadata service cannot be reached, or answers what no cloud documents. A watch goes on."""
+    """The metadata service cannot be reached, or answers what no cloud documents. A watch continues."""
 
     retryable = True
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What a cloud says of this instance's future.
+    """An announcement of a cloud about this instance.
 
     Attributes:
         cloud: aws, gcp or azure.
@@ -68,11 +68,11 @@ class NoticeSource(Protocol):
     cloud: str
 
     def is_here(self) -> bool:
-        """Whether the service at this address is that of this cloud. Never raises."""
+        """Return whether the service at this address is that of this cloud. Never raises."""
         ...
 
-    def look(self) -> Iterator[Notice]:
-        """All notices that hold now, the most urgent first.
+    def poll(self) -> Iterator[Notice]:
+        """Yield all notices that hold now, the most urgent first.
 
         Raises:
             MetadataError: it does not answer, or not as documented; perhaps after it has given some.
@@ -138,12 +138,12 @@ class AwsNotices:
     def is_here(self) -> bool:
         return _succeeds(self._new_token)
 
-    def look(self) -> Iterator[Notice]:
+    def poll(self) -> Iterator[Notice]:
         answer = self._get("/latest/meta-data/spot/instance-action")
         if answer is not None:
-            said = _document(answer.text, "spot/instance-action")
-            action = str(said.get("action"))
-            at = _iso_time(said.get("time"))
+            document = _document(answer.text, "spot/instance-action")
+            action = str(document.get("action"))
+            at = _iso_time(document.get("time"))
             known = None if at is None else answer.seconds_until(at)
             left = AWS_SECONDS if known is None else known
             yield Notice("aws", f"instance-action {action}", f"AWS will {action} it (spot interruption)", left)
@@ -189,7 +189,7 @@ class GcpNotices:
     def is_here(self) -> bool:
         return _succeeds(lambda: self._get("preempted"))
 
-    def look(self) -> Iterator[Notice]:
+    def poll(self) -> Iterator[Notice]:
         preempted = self._get("preempted")
         if preempted not in ("TRUE", "FALSE"):
             raise MetadataError(f"instance/preempted is {preempted[:60]!r}, expected TRUE or FALSE")
@@ -233,7 +233,7 @@ class AzureNotices:
     def is_here(self) -> bool:
         return _succeeds(self._own_name)
 
-    def look(self) -> Iterator[Notice]:
+    def poll(self) -> Iterator[Notice]:
         name = self._own_name()
         answer = self._get(_AZURE_EVENTS)
         document = _document(answer.text, "scheduledevents")
@@ -270,13 +270,13 @@ class AzureNotices:
 
 
 def sources(url: str, timeout: float) -> dict[str, NoticeSource]:
-    """A client of each cloud's protocol for one address, by the cloud's name."""
+    """Return a client of each cloud's protocol for one address, by the cloud's name."""
     endpoint = Endpoint(url, timeout)
     return {"aws": AwsNotices(endpoint), "gcp": GcpNotices(endpoint), "azure": AzureNotices(endpoint)}
 
 
 def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
-    """The name of the cloud whose metadata service is at an address.
+    """Return the name of the cloud whose metadata service is at an address.
 
     Returns:
         None where there is none, or it is silent.
@@ -309,7 +309,7 @@ def _document(text: str, what: str) -> dict[str, Any]:
 
 
 def _iso_time(text: object) -> float | None:
-    """Unix time of `2017-09-18T08:22:00Z`.
+    """Return the Unix time of `2017-09-18T08:22:00Z`.
 
     Returns:
         None where it is something else.
@@ -322,7 +322,7 @@ def _iso_time(text: object) -> float | None:
 
 
 def _http_time(text: object) -> float | None:
-    """Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`.
+    """Return the Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`.
 
     Returns:
         None where it is something else.

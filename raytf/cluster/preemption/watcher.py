@@ -1,4 +1,4 @@
-"""Watches this node for notices of preemption, and has Ray leave it: a look every few seconds, from a thread."""
+"""Polls for notices of preemption of this node every few seconds, from a thread, and has Ray leave the node."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from raytf.cluster.preemption.notices import (
 from raytf.config.sections import NoticeSection
 from raytf.errors import ClusterError, one_line
 
-#: Between two looks. AWS asks for one every 5 s, Azure for one a second; what is lost here is lost to saving.
-LOOK_SECONDS = 2.0
+#: Seconds between two polls. AWS asks for one every 5 s, Azure for one a second; time lost here is lost to saving.
+POLL_SECONDS = 2.0
 #: Pauses before each try to find out which cloud this is: the service may be slow while a machine starts.
 _DETECT_PAUSES = (0.0, 5.0, 30.0)
 #: Failures in a row for so long are worth a word. Azure answers the first request for events after up to two minutes.
 _SILENCE_SECONDS = 180.0
-#: Within which Ray's head answers.
+#: Seconds within which Ray's head answers.
 _RAY_SECONDS = 10.0
 
 
 class NoticeWatch:
-    """Passes each notice of a source on once, and has Ray told until Ray has accepted it.
+    """Reports each notice of a source once, and asks Ray to drain the node until Ray has accepted it.
 
     Args:
         source: the cloud's metadata service.
@@ -56,15 +56,15 @@ class NoticeWatch:
         self._source, self._node, self._say, self._event, self._drain = source, node, say, event, drain
         self._follow_warnings, self._clock = follow_warnings, clock
         self._seen: set[str] = set()
-        self._told: set[str] = set()
+        self._accepted: set[str] = set()
         self._refused = ""
         self._well_at = clock()
         self._is_silent = False
 
-    def look(self) -> None:
-        """Look once, and do what is to be done; never raises what a service or Ray may do wrong."""
+    def poll(self) -> None:
+        """Poll once and act on each notice. Never raises what a service or Ray may do wrong."""
         try:
-            for notice in self._source.look():
+            for notice in self._source.poll():
                 self._heed(notice)
         except MetadataError as error:
             if not self._is_silent and self._clock() - self._well_at >= _SILENCE_SECONDS:
@@ -79,7 +79,7 @@ class NoticeWatch:
             when = "" if notice.seconds is None else f", in {notice.seconds:.0f} s"
             self._say(f"notice for node {self._node}: {notice.text}{when}")
             self._event(cloud=notice.cloud, notice=notice.kind, deadline_seconds=notice.seconds, leaves=notice.leaves)
-        if notice.kind in self._told or not (notice.leaves or self._follow_warnings):
+        if notice.kind in self._accepted or not (notice.leaves or self._follow_warnings):
             return
         try:
             self._drain(f"{notice.cloud}: {notice.kind}", notice.seconds)
@@ -88,11 +88,11 @@ class NoticeWatch:
                 self._refused = str(error)
                 self._say(f"node {self._node}: {error}; trying on")
             return
-        self._told.add(notice.kind)
+        self._accepted.add(notice.kind)
 
 
 def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> NoticeSource | None:
-    """The metadata service to ask.
+    """Return the metadata service to ask.
 
     Args:
         notices: aws, gcp, azure, or auto to find out.
@@ -142,14 +142,14 @@ def start(
         while among is not None and turn is None:
             turn = _take_turn(f"raytf-notices-{zlib.crc32(among.encode()):08x}-{node_id}")
             if turn is None:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         source = find(config.notices, url)
         if source is None:
             return
         watch = NoticeWatch(source, node, say, event, drain, config.follow_warnings)
         while True:
-            watch.look()
-            time.sleep(LOOK_SECONDS)
+            watch.poll()
+            time.sleep(POLL_SECONDS)
 
     thread = threading.Thread(target=watch, daemon=True, name="raytf-notices")
     thread.start()
@@ -157,7 +157,7 @@ def start(
 
 
 def _take_turn(name: str) -> socket.socket | None:
-    """A lock of this machine, held until the process ends, however it does.
+    """Take a lock of this machine, which is held until the process exits, however it does.
 
     Returns:
         None where another process has it.

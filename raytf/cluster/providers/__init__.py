@@ -1,1 +1,1 @@
-"""Ray's node providers of AWS, Google Cloud and Azure, which go on to the next machine where there is no capacity."""
+"""Ray's node providers of AWS, Google Cloud and Azure, which try the next machine if there is no capacity."""

@@ -27,7 +27,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
         self.ec2_fail_fast = _Ec2(self.ec2_fail_fast)
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Each machine in each of its subnets; Ray itself would try all subnets, five times."""
+        """Return each machine in each of its subnets; Ray itself would try all subnets, five times."""
         return list(self._offers(node_config))
 
     def _offers(self, node_config: Mapping[str, Any]) -> Iterator[CapacityOffer]:
@@ -44,7 +44,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
                 yield CapacityOffer(machine, "", config, candidate.at_most, kind)
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """One call of RunInstances; should Ray repeat it after an error, AWS knows it by its token."""
+        """Call RunInstances once; if Ray repeats it after an error, AWS recognizes the call by its token."""
         config = {**copy.deepcopy(dict(offer.config)), "ClientToken": uuid.uuid4().hex}
         return AWSNodeProvider.create_node(self, config, tags, count)
 
@@ -61,22 +61,22 @@ class Provider(FallbackProvider, AWSNodeProvider):
         }
         head = f"{config['head_node_type']}\n0"
         asked = {**config, "available_node_types": apart, "head_node_type": head}
-        found = AWSNodeProvider.fillout_available_node_types_resources(asked)["available_node_types"]
+        filled = AWSNodeProvider.fillout_available_node_types_resources(asked)["available_node_types"]
         for name, node_type in types.items():
-            machines = [entry["resources"] for key, entry in found.items() if key.partition("\n")[0] == name]
+            machines = [entry["resources"] for key, entry in filled.items() if key.partition("\n")[0] == name]
             node_type["resources"] = {**least(machines), **node_type.get("resources", {})}
         return config
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """As Ray does for AWS, once the fallbacks are known to be what Ray believes of their types."""
+        """Do what Ray does for AWS, after checking that the fallbacks have what Ray believes of their types."""
         refuse_malformed(cluster_config)
         config = with_defaults(cluster_config, "aws")
         _refuse_other_machines(config)
         config = AWSNodeProvider.bootstrap_config(config)
         subnets = {s for t in config["available_node_types"].values() for s in t["node_config"].get("SubnetIds", ())}
-        found = _ec2(config).subnets.filter(SubnetIds=sorted(subnets)) if subnets else ()
-        config["provider"][_ZONES] = {subnet.id: subnet.availability_zone for subnet in found}
+        known = _ec2(config).subnets.filter(SubnetIds=sorted(subnets)) if subnets else ()
+        config["provider"][_ZONES] = {subnet.id: subnet.availability_zone for subnet in known}
         return config
 
 
@@ -94,14 +94,14 @@ class _Ec2:
             return self._ec2.create_instances(**config)
         except Exception as error:
             response = getattr(error, "response", None)
-            found = capacity.aws_shortage(response["Error"]["Code"]) if isinstance(response, dict) else None
-            if found is None:
+            shortage = capacity.aws_shortage(response["Error"]["Code"]) if isinstance(response, dict) else None
+            if shortage is None:
                 raise
-            raise NoCapacity(found, one_line(error, 200)) from None
+            raise NoCapacity(shortage, one_line(error, 200)) from None
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Type and market of a node_config, for people and for tags."""
+    """Return the type and market of a node_config, for people and for tags."""
     options = config.get("InstanceMarketOptions")
     market = options.get("MarketType", "on-demand") if isinstance(options, Mapping) else "on-demand"
     return f"{config.get('InstanceType', 'machine')} {market}"

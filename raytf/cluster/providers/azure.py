@@ -23,7 +23,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
     cloud = "azure"
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Each machine."""
+        """Return each machine."""
         zone = self.provider_config.get("availability_zone")
         return [
             CapacityOffer(machine, place(c.config, zone), c.config, c.at_most, kind_name(c.config))
@@ -31,16 +31,16 @@ class Provider(FallbackProvider, AzureNodeProvider):
         ]
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """One deployment, of which some machines may come up and others not; what those leave is deleted."""
+        """Start one deployment, of which some machines may come up and others not; what those leave is deleted."""
         mark = uuid.uuid4().hex
         lack: tuple[Shortage, str] | None = None
         try:
             AzureNodeProvider.create_node(self, copy.deepcopy(dict(offer.config)), {**tags, TAG_LAUNCH: mark}, count)
         except Exception as error:
-            found = capacity.azure_shortage(capacity.text_of(error))
-            if found is None:
+            shortage = capacity.azure_shortage(capacity.text_of(error))
+            if shortage is None:
                 raise
-            lack = found, one_line(error, 200)
+            lack = shortage, one_line(error, 200)
         if lack is None:
             # With cache_stopped_nodes some have come back instead; the number is right either way.
             return {f"{mark}-{i}": None for i in range(count)}
@@ -53,28 +53,28 @@ class Provider(FallbackProvider, AzureNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Azure's machines are not looked up: `resources` say what they have."""
+        """Fill in Ray's defaults. Azure's machines are not looked up: `resources` say what they have."""
         return with_defaults(cluster_config, "azure")
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """As Ray does for Azure."""
+        """Do what Ray does for Azure."""
         refuse_malformed(cluster_config)
         return AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure"))
 
 
 def kind_name(config: Mapping[str, Any]) -> str:
-    """Size of a node_config."""
+    """Return the size of a node_config."""
     return str((config.get("azure_arm_parameters") or {}).get("vmSize", "machine"))
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Size and market of a node_config, for people and for tags."""
+    """Return the size and market of a node_config, for people and for tags."""
     spot = (config.get("azure_arm_parameters") or {}).get("priority") in ("Spot", "Low")
     return f"{kind_name(config)} {'spot' if spot else 'on-demand'}"
 
 
 def place(config: Mapping[str, Any], zone: object) -> str:
-    """The zones that a node_config names, or its provider; empty where Azure chooses."""
+    """Return the zones that a node_config or its provider names; empty if Azure chooses."""
     named = (config.get("azure_arm_parameters") or {}).get("availability_zone", zone)
     return "" if named in (None, "auto", "none", "None") else f"zone {named}"

@@ -1,4 +1,4 @@
-"""What raytf adds to each of Ray's node providers: fallbacks, Ray's own defaults, and resources that stay true."""
+"""Common part of raytf's node providers: fallbacks, Ray's own defaults, and resources that stay true."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from raytf.cluster.providers.capacity import CapacityOffer, EmptyPools, NoCapaci
 #: On each node, which machine it is, so that `at_most` can be kept; and where it is and of which kind, so that others
 #: can be beside it.
 TAG_MACHINE, TAG_PLACE, TAG_KIND = "raytf-machine", "raytf-place", "raytf-kind"
-#: Within which a new node is in the cloud's list.
+#: Seconds within which a new node is in the cloud's list.
 _SEEN_SECONDS = 60.0
-#: Of Ray's defaults, what a provider of type external is to have as well: all but what says which cluster it is.
+#: Keys of Ray's defaults that a provider of type external does not take: they say which cluster it is.
 _OWN = {"cluster_name", "provider", "auth", "available_node_types", "head_node_type", "max_workers"}
 
 logger = logging.getLogger(__name__)
 
 
 class FallbackProvider:
-    """Goes before one of Ray's providers in the bases of a class.
+    """A base class that comes before one of Ray's providers.
 
     Args:
         provider_config, cluster_name: as for Ray's providers.
@@ -60,11 +60,11 @@ class FallbackProvider:
         self._counting = threading.Lock()
 
     def offers(self, node_config: Mapping[str, Any]) -> Sequence[CapacityOffer]:
-        """What the cloud may be asked for, in order."""
+        """Return what the cloud may be asked for, in order."""
         raise NotImplementedError
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Have Ray's provider launch nodes; those that came up, by id.
+        """Have Ray's provider launch nodes, and return those that came up, by id.
 
         Raises:
             NoCapacity: the cloud has no more.
@@ -72,7 +72,7 @@ class FallbackProvider:
         raise NotImplementedError
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Launch nodes, from the first offers that have any; called by both autoscalers, from several threads."""
+        """Launch nodes from the first offers that have any; called by both autoscalers, from several threads."""
         offers = self.offers(node_config)
         node_type = tags.get(TAG_RAY_USER_NODE_TYPE, "")
         is_spread = self._is_spread or tags.get(TAG_RAY_NODE_KIND) != NODE_KIND_WORKER
@@ -109,12 +109,12 @@ class FallbackProvider:
         if offer.at_most is None:
             return math.inf
         wanted = (node_type, slug(offer.machine))
-        found = self._tags().values()
-        return offer.at_most - sum((t.get(TAG_RAY_USER_NODE_TYPE), t.get(TAG_MACHINE)) == wanted for t in found)
+        nodes = self._tags().values()
+        return offer.at_most - sum((t.get(TAG_RAY_USER_NODE_TYPE), t.get(TAG_MACHINE)) == wanted for t in nodes)
 
     def _tags(self) -> dict[str, Mapping[str, str]]:
-        """Of each node that there is. One that went within the minute still counts: rather one too few for a while than
-        one too many."""
+        """Return the tags of each node. One that disappeared within the minute still counts: one node too few for a
+        while is better than one too many."""
         now = self._clock()
         self._recent = {node: entry for node, entry in self._recent.items() if entry[1] > now}
         there: dict[str, Mapping[str, str]] = {node: tags for node, (tags, _) in self._recent.items()}
@@ -126,7 +126,7 @@ class FallbackProvider:
 def named(
     node_config: Mapping[str, Any], name: Callable[[Mapping[str, Any]], str]
 ) -> Iterator[tuple[str, fallback.Candidate]]:
-    """The candidates of a node_config, each with a name of its own: two may differ in what the name leaves out."""
+    """Yield the candidates of a node_config, each with its own name: two may differ in what the name leaves out."""
     seen: Counter[str] = Counter()
     for candidate in fallback.candidates(node_config):
         machine = name(candidate.config)
@@ -135,13 +135,13 @@ def named(
 
 
 def with_defaults(config: Mapping[str, Any], cloud: str) -> dict[str, Any]:
-    """A cluster's config with what Ray adds for the cloud's own type, and for type external does not."""
+    """Return a cluster's config with what Ray adds for the cloud's own type, and not for type external."""
     defaults = {key: value for key, value in default_config(cloud).items() if key not in _OWN}
     return copy.deepcopy({**defaults, **config})
 
 
 def least(all_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The resources that each of several machines has."""
+    """Return the resources that each of several machines has."""
     common = set.intersection(*(set(one) for one in all_of)) if all_of else set()
     return {key: min(one[key] for one in all_of) for key in all_of[0] if key in common} if all_of else {}
 
@@ -149,9 +149,9 @@ def least(all_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def refuse_malformed(config: Mapping[str, Any]) -> None:
     """End with one line where a fallback is none."""
     for name, node_type in config["available_node_types"].items():
-        found = fallback.malformed(node_type["node_config"])
-        if found is not None:
-            refuse(f"available_node_types.{name}.node_config: {found[1]}.")
+        problem = fallback.malformed(node_type["node_config"])
+        if problem is not None:
+            refuse(f"available_node_types.{name}.node_config: {problem[1]}.")
 
 
 def refuse(text: str) -> None:

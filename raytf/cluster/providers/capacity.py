@@ -1,4 +1,4 @@
-"""Goes on to the next offer of a cloud where there is no capacity, and remembers for a while what was empty."""
+"""Tries the next offer of a cloud if one has no capacity, and remembers for a while which were empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from raytf.errors import one_line
 
-#: What is not offered at a place at all, or bounded by a quota, does not change within minutes.
+#: Seconds: an offer that a place does not have at all, or that a quota bounds, does not change within minutes.
 LONG_SECONDS = 900.0
 #: AWS, "Error codes for the Amazon EC2 API": after these another zone may do, ...
 _AWS_HERE = {
@@ -65,7 +65,7 @@ class CapacityOffer:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a cloud gave no machine, where another offer may be had.
+    """The reason why a cloud gave no machine, where another offer may have one.
 
     Attributes:
         code: the cloud's word for it.
@@ -87,7 +87,7 @@ class NoCapacity(Exception):
 
 
 class EmptyPools:
-    """What was empty, and until when it is not asked again. Used by several threads.
+    """The offers that were empty, and until when each is not asked again. Used by several threads.
 
     Args:
         hold_seconds: for a shortage that may pass.
@@ -104,7 +104,7 @@ class EmptyPools:
         self._lock = threading.Lock()
 
     def put(self, offer: CapacityOffer, shortage: Shortage) -> None:
-        """An offer was empty just now."""
+        """Note that an offer was empty just now."""
         seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
         with self._lock:
             now = self._clock()
@@ -113,12 +113,12 @@ class EmptyPools:
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = now + seconds, shortage.code
 
     def gave(self, offer: CapacityOffer) -> None:
-        """An offer had all that was asked for just now."""
+        """Note that an offer had everything that was asked for just now."""
         with self._lock:
             self._lacking.pop(offer, None)
 
     def lacking_seconds(self, offer: CapacityOffer) -> float:
-        """For how long an offer that is asked again and again has given too few; 0 where nobody asked of late."""
+        """Return for how long an offer that is asked again and again has given too few; 0 if nobody asked of late."""
         with self._lock:
             now = self._clock()
             return now - self._since(offer, now)
@@ -128,15 +128,15 @@ class EmptyPools:
         return first if now - last <= 2 * max(self._hold, LONG_SECONDS) else now
 
     def seconds(self, offer: CapacityOffer) -> float:
-        """For how long an offer is not to be asked for; 0 where it may be now."""
+        """Return for how many seconds an offer is not to be asked for; 0 if it may be asked now."""
         return self._held(offer)[0]
 
     def code(self, offer: CapacityOffer) -> str:
-        """What the cloud said of an offer that is not to be asked for."""
+        """Return the cloud's word for why an offer is not to be asked for."""
         return self._held(offer)[1]
 
     def was_short(self, offer: CapacityOffer) -> bool:
-        """Whether its place had too few of its kind within the last quarter of an hour."""
+        """Return whether its place had too few of its kind within the last quarter of an hour."""
         with self._lock:
             at = self._short_at.get((offer.place, offer.kind))
             return at is not None and self._clock() - at < LONG_SECONDS
@@ -144,13 +144,13 @@ class EmptyPools:
     def _held(self, offer: CapacityOffer) -> tuple[float, str]:
         with self._lock:
             now = self._clock()
-            found = [self._until.get((offer.machine, place), (-math.inf, "")) for place in (offer.place, None)]
-        until, code = max(found)
+            holds = [self._until.get((offer.machine, place), (-math.inf, "")) for place in (offer.place, None)]
+        until, code = max(holds)
         return max(0.0, until - now), code
 
 
 def slug(text: str) -> str:
-    """A text as a label of any cloud."""
+    """Return a text as a label that any cloud takes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
 
 
@@ -161,7 +161,7 @@ def together(
     empty: EmptyPools,
     room: Callable[[CapacityOffer], float] = lambda offer: math.inf,
 ) -> list[CapacityOffer]:
-    """The offers that keep nodes in one place and of one kind, in their order.
+    """Return the offers that keep nodes in one place and of one kind, in their order.
 
     Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
     Where nodes run, and what would be beside them has had none for a quarter of an hour, the others come after it: a
@@ -174,13 +174,13 @@ def together(
         room: how many nodes may be added of an offer's machine.
     """
     place, kind = _most_common(places), _most_common(kinds)
-    found = [o for o in offers if place in (None, slug(o.place)) and kind in (None, slug(o.kind))]
+    beside = [o for o in offers if place in (None, slug(o.place)) and kind in (None, slug(o.kind))]
     if place is None and kind is None:
-        found.sort(key=empty.was_short)
-    elif found and all(room(offer) <= 0 or empty.lacking_seconds(offer) >= LONG_SECONDS for offer in found):
-        others = [offer for offer in offers if offer not in found]
-        found += sorted(others, key=lambda offer: kind not in (None, slug(offer.kind)))
-    return found or list(offers)  # the cluster's config has changed since
+        beside.sort(key=empty.was_short)
+    elif beside and all(room(offer) <= 0 or empty.lacking_seconds(offer) >= LONG_SECONDS for offer in beside):
+        others = [offer for offer in offers if offer not in beside]
+        beside += sorted(others, key=lambda offer: kind not in (None, slug(offer.kind)))
+    return beside or list(offers)  # the cluster's config has changed since
 
 
 def _most_common(names: Iterable[str]) -> str | None:
@@ -232,27 +232,27 @@ def obtain(
             continue
         lack = None
         try:
-            given = dict(launch(offer, wanted))
+            launched = dict(launch(offer, wanted))
         except NoCapacity as error:
-            given, lack = error.nodes, error
+            launched, lack = error.nodes, error
         except Exception as error:
             if not nodes:
                 raise
-            # What was launched is to be known: Ray would ask for it again.
+            # Return what was launched, or Ray would ask for it again.
             say(f"{len(nodes)} of {count} started; {offer} failed: {one_line(error, 200)}")
             return nodes
-        nodes |= given
-        chosen = offer if given else chosen
-        left[offer.machine] -= len(given)
-        if given and first:
-            say(f"{len(given)} x {offer} started instead of {first}")
-        if lack is None and len(given) >= wanted:
+        nodes |= launched
+        chosen = offer if launched else chosen
+        left[offer.machine] -= len(launched)
+        if launched and first:
+            say(f"{len(launched)} x {offer} started instead of {first}")
+        if lack is None and len(launched) >= wanted:
             empty.gave(offer)
         else:
             shortage = lack.shortage if lack is not None else Shortage("fewer than asked for")
             empty.put(offer, shortage)
             first = first or str(offer)
-            say(f"no capacity for {wanted - len(given)} x {offer} ({shortage.code})")
+            say(f"no capacity for {wanted - len(launched)} x {offer} ({shortage.code})")
         if len(nodes) >= count:
             return nodes
     allowed = [offer for offer in offers if left[offer.machine] > 0]
@@ -268,11 +268,8 @@ def obtain(
     raise NoCapacity(Shortage("NoCapacity"), text)
 
 
-# -- error codes -------------------------------------------------------------------------------------------------------
-
-
 def aws_shortage(code: str) -> Shortage | None:
-    """What an error's code says of capacity.
+    """Return the shortage that an error's code stands for.
 
     Returns:
         None where it is about something else.
@@ -283,17 +280,17 @@ def aws_shortage(code: str) -> Shortage | None:
 
 
 def gcp_shortage(text: str) -> Shortage | None:
-    """What the text of an operation's error, or of an HTTP error, says of capacity."""
+    """Return the shortage that the text of an operation's error, or of an HTTP error, stands for."""
     return _found(text, _GCP)
 
 
 def azure_shortage(text: str) -> Shortage | None:
-    """What the text of a deployment's error says of capacity."""
+    """Return the shortage that the text of a deployment's error stands for."""
     return _found(text, _AZURE)
 
 
 def text_of(error: BaseException) -> str:
-    """All that a client library's error says, with the details that its own text may leave out."""
+    """Return all the text of a client library's error, with the details that its own message may leave out."""
     inner = getattr(error, "error", None)
     content = getattr(error, "content", b"")
     parts = [str(error), content.decode(errors="replace") if isinstance(content, bytes) else str(content)]
@@ -301,13 +298,13 @@ def text_of(error: BaseException) -> str:
 
 
 def _details(error: object, depth: int = 5) -> list[str]:
-    """Codes and messages of Azure's error and of those below it."""
+    """Return the codes and messages of Azure's error and of those below it."""
     if error is None or not depth:
         return []
-    said = [str(getattr(error, key)) for key in ("code", "message") if getattr(error, key, None)]
+    texts = [str(getattr(error, key)) for key in ("code", "message") if getattr(error, key, None)]
     for below in getattr(error, "details", None) or ():
-        said += _details(below, depth - 1)
-    return said
+        texts += _details(below, depth - 1)
+    return texts
 
 
 def _found(text: str, table: tuple[tuple[str, bool, bool], ...]) -> Shortage | None:

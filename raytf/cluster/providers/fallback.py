@@ -1,4 +1,4 @@
-"""What nodes of a type are to be where the first choice has no capacity: the list `fallback` of its node_config.
+"""The list `fallback` of a node_config: other machines for a node type whose first choice has no capacity.
 
 Each entry says what differs from the node_config around it: mappings are merged, other values replaced, and null takes
 a key away. `at_most` bounds how many nodes of the type may be of that entry.
@@ -42,23 +42,37 @@ class Candidate:
 
 
 def cloud_of(provider: Mapping[str, Any]) -> str:
-    """The cloud of a provider: of raytf's own by its module, else its type."""
+    """Return the cloud of a provider: of raytf's own by its module, else its type."""
     kind = str(provider.get("type"))
     return MODULES.get(str(provider.get("module")), kind) if kind == "external" else kind
 
 
+def zones_of(provider: Mapping[str, Any]) -> list[str]:
+    """Return the zones of a provider's `availability_zone`, in its order; none stands for all of the region."""
+    zones = provider.get("availability_zone")
+    return [zone.strip() for zone in zones.split(",") if zone.strip()] if isinstance(zones, str) else []
+
+
+def is_spot_of_gcp(node_config: Mapping[str, Any]) -> bool:
+    """Return whether a node_config of Google Cloud asks for a spot machine. Ray's own examples have a list there."""
+    scheduling = node_config.get("scheduling") or node_config.get("schedulingConfig") or {}
+    entries = scheduling if isinstance(scheduling, list) else [scheduling]
+    merged = {key: value for entry in entries if isinstance(entry, dict) for key, value in entry.items()}
+    return bool(merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT")
+
+
 def candidates(node_config: Mapping[str, Any]) -> list[Candidate]:
-    """What nodes may be, in the order in which it is tried: the node_config itself, then its fallbacks."""
+    """Return what nodes may be, in the order in which it is tried: the node_config itself, then its fallbacks."""
     base = {key: value for key, value in node_config.items() if key != KEY}
-    found = [Candidate(copy.deepcopy(base))]
+    machines = [Candidate(copy.deepcopy(base))]
     for entry in node_config.get(KEY) or ():
         change = {key: value for key, value in entry.items() if key != AT_MOST}
-        found.append(Candidate(merge(base, change), entry.get(AT_MOST)))
-    return found
+        machines.append(Candidate(merge(base, change), entry.get(AT_MOST)))
+    return machines
 
 
 def malformed(node_config: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    """What is wrong with the shape of a node_config's fallback, and where in it.
+    """Return what is wrong with the shape of a node_config's fallback, and where in it.
 
     Returns:
         None where nothing is.
@@ -78,7 +92,7 @@ def malformed(node_config: Mapping[str, Any]) -> tuple[tuple[str | int, ...], st
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A node_config with the changes of a fallback; what is given is not touched."""
+    """Return a node_config with the changes of a fallback; the arguments are not changed."""
     merged = dict(copy.deepcopy(dict(base)))
     for key, value in change.items():
         if value is None:
@@ -92,7 +106,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong(resources: Mapping[str, float], cpus: float, gpus: float) -> str | None:
-    """What a machine lacks, or has too much, of what Ray believes of its node type.
+    """Return what a machine lacks, or has too much, of what Ray believes of its node type.
 
     Args:
         resources: of the node type.

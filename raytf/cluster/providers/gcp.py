@@ -16,7 +16,7 @@ from raytf._ray.autoscaler_gcp import (
     get_node_type,
     retry,
 )
-from raytf.cluster.providers import capacity
+from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
@@ -28,7 +28,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
     cloud = "gcp"
 
     def _clients(self) -> tuple[Any, Any]:
-        """Google's clients of Compute Engine and, where it is needed, of Cloud TPU."""
+        """Return Google's clients of Compute Engine and, where it is needed, of Cloud TPU."""
         _, _, compute, tpu = construct_clients_from_provider_config(self.provider_config)
         return compute, tpu
 
@@ -36,7 +36,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
         compute, tpu = self._clients()
         project = self.provider_config["project_id"]
         self._zones: dict[str, dict[Any, Any]] = {}
-        for zone in zones_of(self.provider_config):
+        for zone in fallback.zones_of(self.provider_config):
             self._zones[zone] = {GCPNodeType.COMPUTE: GCPCompute(compute, project, zone, self.cluster_name)}
             if tpu is not None:
                 self._zones[zone][GCPNodeType.TPU] = GCPTPU(tpu, project, zone, self.cluster_name)
@@ -44,16 +44,16 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     @retry
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        """Those of all zones."""
+        """Return the nodes of all zones."""
         with self.lock:
-            found = [
+            nodes = [
                 node
                 for resources in self._zones.values()
                 for resource in resources.values()
                 for node in resource.list_instances(dict(tag_filters))
             ]
-            self.cached_nodes = {node["name"]: node for node in found}
-            return [node["name"] for node in found]
+            self.cached_nodes = {node["name"]: node for node in nodes}
+            return [node["name"] for node in nodes]
 
     def _get_resource_depending_on_node_name(self, node_name: str) -> Any:
         with self.lock:
@@ -63,7 +63,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
             return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Each machine in each zone."""
+        """Return each machine in each zone."""
         return [
             CapacityOffer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))
             for machine, candidate in named(node_config, machine_name)
@@ -71,7 +71,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
         ]
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """All nodes at once, each waited for by itself: some may come up and others not."""
+        """Launch all nodes at once, and wait for each by itself: some may come up and others not."""
         config = _with_disks_of(offer.place, offer.config)
         resource = self._zones[offer.place][get_node_type(config)]
         nodes: dict[str, Any] = {}
@@ -96,12 +96,12 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """As Ray does for Google Cloud."""
+        """Do what Ray does for Google Cloud."""
         return GCPNodeProvider.fillout_available_node_types_resources(with_defaults(cluster_config, "gcp"))
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """As Ray does for Google Cloud."""
+        """Do what Ray does for Google Cloud."""
         refuse_malformed(cluster_config)
         return GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp"))
 
@@ -117,19 +117,14 @@ def _with_disks_of(zone: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lack(error: Exception) -> NoCapacity:
-    found = capacity.gcp_shortage(capacity.text_of(error))
-    if found is None:
+    shortage = capacity.gcp_shortage(capacity.text_of(error))
+    if shortage is None:
         raise error
-    return NoCapacity(found, one_line(error, 200))
-
-
-def zones_of(provider: Mapping[str, Any]) -> list[str]:
-    """The zones of `availability_zone`, in its order."""
-    return [zone.strip() for zone in str(provider["availability_zone"]).split(",") if zone.strip()]
+    return NoCapacity(shortage, one_line(error, 200))
 
 
 def kind_name(config: Mapping[str, Any]) -> str:
-    """Machine and its GPUs."""
+    """Return a machine and its GPUs, for people and for labels."""
     machine = str(config.get("machineType") or config.get("acceleratorType") or "machine").rsplit("/", 1)[-1]
     attached = config.get("guestAccelerators") or ()
     return " ".join(
@@ -138,9 +133,5 @@ def kind_name(config: Mapping[str, Any]) -> str:
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Machine, its GPUs and its market, for people and for labels."""
-    scheduling = config.get("scheduling") or config.get("schedulingConfig") or {}
-    entries = scheduling if isinstance(scheduling, list) else [scheduling]
-    merged = {key: value for entry in entries for key, value in entry.items()}
-    spot = merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT"
-    return f"{kind_name(config)} {'spot' if spot else 'on-demand'}"
+    """Return a machine, its GPUs and its market, for people and for labels."""
+    return f"{kind_name(config)} {'spot' if fallback.is_spot_of_gcp(config) else 'on-demand'}"

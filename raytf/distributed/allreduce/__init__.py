@@ -1,1 +1,1 @@
-"""How arrays of all ranks become one sum: on one host, between hosts, and by TensorFlow's collectives."""
+"""Sums of arrays over all ranks: on one host, between hosts, and by TensorFlow's collectives."""

@@ -14,16 +14,20 @@ Parts = list[np.ndarray]
 
 
 class PeerLostError(RuntimeError):
-    """A process is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
+    """Another process is gone.
+
+    The message begins with `Collective`. From a graph, TensorFlow raises errors of its own that keep only the message,
+    so `raytf.training.worker` recognizes a lost peer by this word.
+    """
 
 
 class OrderError(RuntimeError):
-    """Two processes add different things: what they computed from then on would have no meaning."""
+    """Two processes add different arrays, so that their sums would have no meaning."""
 
 
 @contextlib.contextmanager
 def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Iterator[None]:
-    """Whoever cannot finish a sum hangs up, so that nobody waits for it.
+    """Close the connections if a sum fails, so that no other process waits for this one.
 
     Args:
         whose: the processes, for messages.
@@ -46,7 +50,7 @@ def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Itera
 
 
 def empty(like: np.ndarray) -> np.ndarray:
-    """An array as large as another one, in memory that TensorFlow takes over without a copy."""
+    """Return an array as large as another one, in memory that TensorFlow takes over without a copy."""
     memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
@@ -55,7 +59,7 @@ def empty(like: np.ndarray) -> np.ndarray:
 def pieces(
     values: Sequence[np.ndarray], out: Sequence[np.ndarray], most_bytes: int
 ) -> Iterator[tuple[Parts, Parts, int]]:
-    """Parts of the values and of the results, together of so many bytes at most, and how many numbers these are."""
+    """Yield parts of the values and of the results, `most_bytes` in all at most, and how many numbers these are."""
     room = most_bytes // values[0].itemsize
     mine, total, size = [], [], 0
     for value, result in zip(values, out, strict=True):

@@ -22,7 +22,7 @@ BYTES = 32 << 20
 
 
 class Overlap(NamedTuple):
-    """How gradients are added while others are computed; the same on all workers.
+    """Settings for adding gradients while others are computed. They are the same on all workers.
 
     Attributes:
         bytes: on the wire, up to which a bucket is filled.
@@ -38,7 +38,7 @@ AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
 
 
 def cut(sizes: Sequence[int], most: int) -> list[range]:
-    """Which neighbouring tensors form a bucket, from the first bucket to the last.
+    """Return which neighbouring tensors form a bucket, from the first bucket to the last.
 
     Buckets are filled from the last tensor on, so the first one gets what is left, and is small: it is known last, and
     nothing is computed while it is summed.
@@ -47,18 +47,18 @@ def cut(sizes: Sequence[int], most: int) -> list[range]:
         sizes: the tensors' bytes on the wire.
         most: bytes in a bucket, unless it is a single tensor.
     """
-    found: list[range] = []
+    ranges: list[range] = []
     end, held = len(sizes), 0
     for i in reversed(range(len(sizes))):
         if i + 1 < end and held + sizes[i] > most:
-            found.append(range(i + 1, end))
+            ranges.append(range(i + 1, end))
             end, held = i + 1, 0
         held += sizes[i]
-    return [*([range(end)] if end else []), *reversed(found)]
+    return [*([range(end)] if end else []), *reversed(ranges)]
 
 
 def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
-    """Which tensors travel together, in order.
+    """Return which tensors travel together, in order.
 
     Args:
         numbers: how many numbers each tensor has.
@@ -66,16 +66,16 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
             the others.
         most: bytes in a bucket; None for one bucket of each kind.
     """
-    found = []
+    ranges = []
     for begin, end in pairwise([0, compressed, len(numbers)]):
         sizes = [n * (2 if end <= compressed else 4) for n in numbers[begin:end]]
         parts = cut(sizes, sum(sizes) if most is None else most)
-        found += [range(begin + part.start, begin + part.stop) for part in parts]
-    return found
+        ranges += [range(begin + part.start, begin + part.stop) for part in parts]
+    return ranges
 
 
 def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, but not before the others are known.
+    """Return the tensors, but not before the others are known.
 
     The order is in the data, not in the context in which a sum is traced: the strategy may trace it in another one.
     """
@@ -96,19 +96,19 @@ class Buckets:
         self._parts, self._add, self.rounds = parts, add, rounds
 
     def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors unchanged, or, after the last shard, summed over the workers.
+        """Return the tensors unchanged, or, after the last shard, summed over the workers.
 
         Args:
             is_last: whether the tensors include this worker's last shard; None where there is no loop.
             tensors: summed over the shards so far.
         """
-        found: dict[int, list[tf.Tensor]] = {}
+        sums: dict[int, list[tf.Tensor]] = {}
         for place in reversed(range(len(self._parts))):
             part = self._parts[place]
             # Each waits for the sum before it, not for all gradients.
-            own = after(found.get(place + 1, []), tensors[part.start : part.stop])
-            found[place] = self._one(place, is_last, own)
-        return [tensor for place in range(len(self._parts)) for tensor in found[place]]
+            own = after(sums.get(place + 1, []), tensors[part.start : part.stop])
+            sums[place] = self._one(place, is_last, own)
+        return [tensor for place in range(len(self._parts)) for tensor in sums[place]]
 
     def _one(self, place: int, is_last: tf.Tensor | None, own: list[tf.Tensor]) -> list[tf.Tensor]:
         if is_last is None:

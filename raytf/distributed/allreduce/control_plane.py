@@ -1,4 +1,4 @@
-"""What ranks exchange outside of the step, over CPUs and host memory only.
+"""The exchange of values between ranks outside of the step, over CPUs and host memory only.
 
 TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
 the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its
@@ -22,7 +22,7 @@ from raytf.distributed.allreduce.array_parts import PeerLostError
 from raytf.distributed.allreduce.host import HostSum
 from raytf.distributed.allreduce.network import NetworkSum
 from raytf.distributed.allreduce.reduction import packed
-from raytf.distributed.membership.rendezvous import Meeting, parsed
+from raytf.distributed.membership.rendezvous import Meeting, UnreachedError, parsed
 from raytf.errors import WorkerLostError
 
 #: Bytes of the row in which a rank describes itself.
@@ -62,7 +62,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
+        """Return on this rank's CPU the sums of tensors of one dtype over all ranks; may be traced."""
 
     @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def _sum_before(self, values: np.ndarray) -> np.ndarray:
-        """As `sum`, before the ranks of a host share memory."""
+        """Return the sum as `sum` does, before the ranks of a host share memory."""
 
     @abc.abstractmethod
     def _join_hosts(self, firsts: Sequence[int]) -> None:
@@ -85,11 +85,11 @@ class ControlPlane(abc.ABC):
         """
 
     def gather(self, row: bytes) -> list[bytes]:
-        """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
+        """Return each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
-        found = self._sum_before(table.view(np.int32))
-        return [each.tobytes().rstrip(b"\0") for each in found.view(np.uint8)]
+        rows = self._sum_before(table.view(np.int32))
+        return [each.tobytes().rstrip(b"\0") for each in rows.view(np.uint8)]
 
     def meet(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
         """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
@@ -122,20 +122,20 @@ class ControlPlane(abc.ABC):
             on_host.close()
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """The bytes of one rank, of any length, on every rank."""
+        """Return the bytes of one rank, of any length, on every rank."""
         length = int(self.sum(np.array([len(data) if self.rank == giver else 0], np.float64))[0])
         own = data if self.rank == giver else bytes(length)
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
-        """The arrays of one rank, bit for bit, on every rank; see `broadcast`."""
+        """Return the arrays of one rank, bit for bit, on every rank; see `broadcast`."""
         return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
-    found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
-    return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]
+    """Call a function of arrays with tensors; its results have the shapes of these. May be traced."""
+    arrays = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
+    return [tf.ensure_shape(each, t.shape) for each, t in zip(arrays, tensors, strict=True)]
 
 
 @contextlib.contextmanager
@@ -147,16 +147,13 @@ def as_tensorflow() -> Iterator[None]:
         raise tf.errors.UnavailableError(None, None, str(error)) from None
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
-
-
 def broadcast(
     arrays: list[np.ndarray],
     is_first: bool,
     add: Callable[[np.ndarray], np.ndarray],
     piece_bytes: int = PIECE_BYTES,
 ) -> list[np.ndarray]:
-    """Rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
+    """Return rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
 
     Adding integer zeros keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot of
     Adam in a new run, does not travel: one number marks it.
@@ -191,14 +188,14 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 def _has_bits(array: np.ndarray) -> bool:
-    """Whether any bit is set; -0.0 has one."""
+    """Return whether any bit is set; -0.0 has one."""
     data = _bytes_of(array)
     whole = len(data) - len(data) % 8
     return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
 
 
 def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
-    """The arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
+    """Yield the arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
     left = sum(a.nbytes for a in arrays)
     piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
     for array in arrays:
@@ -216,7 +213,7 @@ def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
 
 
 def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
-    """Byte arrays of these sizes, as the `_pieces` of another rank arrive."""
+    """Return byte arrays of these sizes, filled from the `_pieces` of another rank."""
     out = [np.empty(size, np.uint8) for size in sizes]
     left, number, begin = sum(sizes), 0, 0
     while left > 0:
@@ -235,34 +232,27 @@ def _words(size: int) -> int:
     return -(-size // 4)
 
 
-# -- socket plane ------------------------------------------------------------------------------------------------------
-
-
 class SocketPlane(ControlPlane):
     """A control plane over TCP; see `ControlPlane`. A graph that adds stays valid when the ranks meet again.
 
+    Args:
+        meeting: ranks that have met.
+
     Attributes:
         loss: why the last sum failed, because a rank is lost; empty while all are there.
+
+    Raises:
+        WorkerLostError: the ranks do not reach each other. The message names those that were not reached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Meeting) -> None:
         super().__init__(0, 1, _DEVICE)
         self.loss = ""
         #: Address at which others reach this rank.
         self._host = ""
         #: Over all ranks at first, then over the first ones of each host; None on any other rank.
         self._network: NetworkSum | None = None
-
-    @classmethod
-    def connect(cls, meeting: Meeting) -> SocketPlane:
-        """A plane of ranks that have met.
-
-        Raises:
-            WorkerLostError: they do not reach each other; says which.
-        """
-        plane = cls()
-        plane.join(meeting)
-        return plane
+        self.join(meeting)
 
     def join(self, meeting: Meeting) -> None:
         """Connect this rank with all others of a meeting, and leave those of the one before; `meet` comes next.
@@ -284,7 +274,7 @@ class SocketPlane(ControlPlane):
                 f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
                 "be able to reach each other at any port."
             )
-            lost.unreached = getattr(error, "ranks", frozenset())
+            lost.unreached = error.ranks if isinstance(error, UnreachedError) else frozenset()
             raise lost from None
 
     def leave(self) -> None:
@@ -320,18 +310,18 @@ class SocketPlane(ControlPlane):
             self._network = None
 
     def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
+        """Return the sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
         with self._hanging_up():
-            found = list(values) if self.on_host is None else self.on_host.add(*values)
+            sums = list(values) if self.on_host is None else self.on_host.add(*values)
             if self._network is not None:
-                found = self._network.add(*found)
+                sums = self._network.add(*sums)
             if self.on_host is not None and self.hosts > 1:
-                found = self.on_host.hand_out(*found)
-        return found
+                sums = self.on_host.hand_out(*sums)
+        return sums
 
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:
-        """If another host or a rank of this one is lost, tell the others that wait for this rank."""
+        """Hang up if another host or a rank of this one is lost, so that the ranks that wait for this one notice."""
         if self.loss:
             raise PeerLostError(self.loss)
         try:
@@ -345,8 +335,6 @@ class SocketPlane(ControlPlane):
             raise
 
 
-# -- ring plane --------------------------------------------------------------------------------------------------------
-#
 # The ranks' CPUs form a group of collectives separate from the strategy's, just as TensorFlow's strategy has a separate
 # one for host values. What is traced here names its device, so that none of it is placed on a GPU.
 
@@ -365,7 +353,7 @@ class Ring:
         self._all_reduce = _tensorflow.ring(key, size, device)
 
     def add(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the ranks; may be traced."""
+        """Return the sum over the ranks; may be traced."""
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
                 return self._all_reduce(tensor)

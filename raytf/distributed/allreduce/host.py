@@ -42,7 +42,6 @@ from raytf.distributed.allreduce.array_parts import (
 )
 from raytf.distributed.membership.peer_liveness import (
     PROCESS_LOOK_SECONDS,
-    STOPPED_SECONDS,
     Loss,
     Sign,
     Waiting,
@@ -66,7 +65,7 @@ _HELLO = struct.Struct("<i32s")
 
 
 def host_identity() -> str | None:
-    """What processes have in common that can share memory through sockets.
+    """Return what processes that can share memory through sockets have in common.
 
     Returns:
         None where it cannot be determined.
@@ -89,7 +88,6 @@ class HostSum:
         count: how many processes there are, at least two.
         is_over: whether a process of the group is known to be lost; ends every wait.
         secret: at most 32 bytes that the processes of the group know. The name is not secret: the system shows it.
-        stopped_seconds: how long a process may be stopped before it counts as lost.
         is_left: whether a process is known to have left the group; ends the meeting, but no sum.
 
     Raises:
@@ -103,10 +101,9 @@ class HostSum:
         count: int,
         is_over: Callable[[], bool] = lambda: False,
         secret: bytes = b"",
-        stopped_seconds: float = STOPPED_SECONDS,
         is_left: Callable[[], bool] = lambda: False,
     ):
-        self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
+        self.number, self.count, self._is_over = number, count, is_over
         self._secret, self._is_left = secret.ljust(32, b"\0"), is_left
         self._peers: list[tuple[socket.socket, _Process]] = []
         # An abstract address leaves no file to remove.
@@ -124,7 +121,7 @@ class HostSum:
         self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
+        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
 
         Raises:
             PeerLostError: a process is gone, or stopped.
@@ -136,7 +133,7 @@ class HostSum:
         return out
 
     def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The first process's values, on every process.
+        """Return the first process's values, on every process.
 
         Raises:
             PeerLostError: a process is gone, or stopped.
@@ -181,31 +178,29 @@ class HostSum:
         self._turn = 1 - self._turn
         return [slot[: size * dtype.itemsize].view(dtype) for slot in self._slots[self._turn]]
 
-    # -- meeting -------------------------------------------------------------------------------------------------------
-
     def _open(self, address: str) -> mmap.mmap:
         size = (2 * self.count + 1) * CHUNK_BYTES
         descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)
         with contextlib.closing(_server(address, self.count)) as server:
             try:
                 os.ftruncate(descriptor, size)
-                found: dict[int, socket.socket] = {}
+                callers: dict[int, socket.socket] = {}
                 deadline = time.monotonic() + _MEET_SECONDS
                 server.settimeout(_MEET_LOOK_SECONDS)
-                while len(found) < self.count - 1:
+                while len(callers) < self.count - 1:
                     self._check_time(deadline)
                     try:
                         peer, _ = server.accept()
                     except TimeoutError:
                         continue
                     caller = self._caller(peer)
-                    if caller is None or caller in found:
+                    if caller is None or caller in callers:
                         peer.close()  # a stranger
                     else:
-                        found[caller] = peer
-                for number in sorted(found):
-                    socket.send_fds(found[number], [b"\0"], [descriptor])
-                    self._add_peer(found[number])
+                        callers[caller] = peer
+                for number in sorted(callers):
+                    socket.send_fds(callers[number], [b"\0"], [descriptor])
+                    self._add_peer(callers[number])
                 return mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)
@@ -296,14 +291,14 @@ class HostSum:
         waiting: Waiting | None = None
         while True:
             try:
-                found = peer.recv(1)
+                received = peer.recv(1)
             except BlockingIOError:
-                waiting = waiting or Waiting.for_processes(self._stopped_seconds)
-                _check(waiting.look({0: process.sign()}, self._is_over()), process)
+                waiting = waiting or Waiting.for_processes()
+                _check(waiting.check_signs({0: process.sign()}, self._is_over()), process)
                 continue
-            if found == mark:
+            if received == mark:
                 return
-            if found:
+            if received:
                 raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
             raise PeerLostError("Collective: a worker of this host is gone")
 

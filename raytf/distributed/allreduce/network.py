@@ -19,7 +19,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -85,31 +84,31 @@ class NetworkSum:
         Raises:
             OSError: the ranks did not connect; says which.
         """
-        found = connect_all(meeting, silent_seconds)
+        connections = connect_all(meeting, silent_seconds)
         names = [f"rank {rank} at {address}" for rank, address in enumerate(meeting.addresses)]
-        return cls(meeting.rank, names, found[DATA], found[HEARTBEATS], silent_seconds)
+        return cls(meeting.rank, names, connections[DATA], connections[HEARTBEATS], silent_seconds)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
+        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
 
         Raises:
             PeerLostError: a process is gone, stopped or cut off.
             OrderError: another process adds something else.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("another host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, PIECE_BYTES):
                 dtype = mine[0].dtype
                 # What lies in one place is sent from there, and added to where it is wanted.
-                own, found = (
+                own, target = (
                     each[0] if len(each) == 1 else memory[: size * dtype.itemsize].view(dtype)
                     for each, memory in ((mine, self._mine), (total, self._total))
                 )
                 if len(mine) > 1:
                     copy_in(mine, own)
-                self._sum(own, found)
+                self._sum(own, target)
                 if len(total) > 1:
-                    copy_out(found, total)
+                    copy_out(target, total)
             if time.monotonic() - self._heard_at > self._hear_seconds:
                 self._heard_at = time.monotonic()
                 for n in self._peers:
@@ -162,23 +161,18 @@ class NetworkSum:
 
     def _sum(self, mine: np.ndarray, total: np.ndarray) -> None:
         if self.count == 2:
-            self._sum_of_two(mine, total)
+            other = 1 - self.number
+            theirs = self._exchange({other: mine}, {other: slice(0, len(mine))})[other]
+            sum_of([mine, theirs] if self.number == 0 else [theirs, mine], total)
             return
         bounds = [len(mine) * i // self.count for i in range(self.count + 1)]
         parts = [slice(bounds[i], bounds[i + 1]) for i in range(self.count)]
         own = parts[self.number]
-        found = self._exchange({n: mine[parts[n]] for n in self._peers}, dict.fromkeys(self._peers, own))
-        sum_of([mine[own] if n == self.number else found[n] for n in range(self.count)], total[own])
-        found = self._exchange(dict.fromkeys(self._peers, total[own]), {n: parts[n] for n in self._peers})
-        for n, part in found.items():
+        received = self._exchange({n: mine[parts[n]] for n in self._peers}, dict.fromkeys(self._peers, own))
+        sum_of([mine[own] if n == self.number else received[n] for n in range(self.count)], total[own])
+        received = self._exchange(dict.fromkeys(self._peers, total[own]), {n: parts[n] for n in self._peers})
+        for n, part in received.items():
             total[parts[n]] = part
-
-    def _sum_of_two(self, mine: np.ndarray, total: np.ndarray) -> None:
-        other = 1 - self.number
-        theirs = self._exchange({other: mine}, {other: slice(0, len(mine))})[other]
-        sum_of([mine, theirs] if self.number == 0 else [theirs, mine], total)
-
-    # -- bytes ---------------------------------------------------------------------------------------------------------
 
     def _exchange(self, outgoing: dict[int, np.ndarray], parts: dict[int, slice]) -> dict[int, np.ndarray]:
         """Send each process its numbers, and get those of a part of the piece from each."""
@@ -206,7 +200,7 @@ class NetworkSum:
                 else:
                     poll.unregister(descriptor)
             if not ready:
-                self._look({*awaited, *left})
+                self._check_heartbeats({*awaited, *left})
         self._sequence = (self._sequence + 1) % 2**32
         return {n: self._theirs[n][_HEAD.size : _HEAD.size + length].view(dtype) for n, length in lengths.items()}
 
@@ -249,9 +243,9 @@ class NetworkSum:
                 f"{sequence} instead of {length} of type {dtype.num} as {self._sequence}), which is a mistake"
             )
 
-    def _look(self, numbers: Iterable[int]) -> None:
+    def _check_heartbeats(self, numbers: Iterable[int]) -> None:
         """Check whether processes that are waited for still send heartbeats."""
-        loss = self._waiting.look({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
+        loss = self._waiting.check_signs({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
         if loss is not None and loss.number is not None:
             name = self._names[loss.number]
             raise PeerLostError(f"Collective: {name} has been silent for {self._silent_seconds:g} s")
@@ -275,6 +269,3 @@ class NetworkSum:
 
     def _gone(self, n: int, error: OSError | None = None) -> PeerLostError:
         return PeerLostError(f"Collective: {self._names[n]} is gone" + ("" if error is None else f" ({error})"))
-
-    def _all_or_none(self) -> AbstractContextManager[None]:
-        return all_or_none("another host", bool(self._peers), self.close)

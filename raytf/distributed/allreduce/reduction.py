@@ -1,4 +1,4 @@
-"""What travels between workers in a step: reduced in one go, with a sum that does not depend on the order of addition.
+"""The reduction of a step over workers: one sum, which does not depend on the order of addition.
 
 Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
 a matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
@@ -94,23 +94,29 @@ class Reduction(Protocol):
     dtype: tf.DType
     extra: int
 
-    def state(self) -> dict[str, keras.Variable]:
-        """What must be saved with the weights."""
+    def state(self, place: int) -> dict[str, keras.Variable]:
+        """Return the variables that must be saved with the weights, by name.
+
+        Args:
+            place: index of this reduction among those of a training step.
+        """
         ...
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """A shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
+        """Return a shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
         ...
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
-        """[digest_width] columns of a shard's row, before those of `encode`: digests of each tensor, of all packed
-        slices and of the row."""
+        """Return [digest_width] columns of a shard's row, which come before those of `encode`.
+
+        They are the digests of each tensor, of all packed slices and of the row.
+        """
         ...
 
     def digest_width(self, slices: int) -> int:
-        """How many columns `digest` appends, for so many packed slices."""
+        """Return how many columns `digest` appends, for so many packed slices."""
         ...
 
     def reduce(
@@ -159,7 +165,7 @@ class FloatReduction:
         sizes = [size * dtype.size for size in layout.sizes]
         self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
 
-    def state(self) -> dict[str, keras.Variable]:
+    def state(self, place: int) -> dict[str, keras.Variable]:
         return {}
 
     def encode(
@@ -185,13 +191,13 @@ class FloatReduction:
         outputs: int = 0,
     ) -> Reduced:
         if all_reduce is None:
-            summed, rows, found = compute(tf.zeros([0]), None)
+            summed, rows, own_slices = compute(tf.zeros([0]), None)
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
-            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), found)
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), own_slices)
         early = None
         if self._overlap is not None:
             early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
-        summed, rows, found = compute(tf.zeros([0]), early)
+        summed, rows, own_slices = compute(tf.zeros([0]), early)
         beside = [tf.cast(placed(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
             *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
@@ -200,10 +206,10 @@ class FloatReduction:
         finite = all_finite(tensors)
         tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
         row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
-        return Reduced(tensors, row, flags_sum, finite, found)
+        return Reduced(tensors, row, flags_sum, finite, own_slices)
 
     def settle(self, reduced: Reduced) -> None:
-        """A step needs nothing of the one before."""
+        """Do nothing: a step needs nothing of the one before."""
 
 
 class FixedPointReduction:
@@ -247,8 +253,8 @@ class FixedPointReduction:
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
         )
 
-    def state(self) -> dict[str, keras.Variable]:
-        return {"reduction/00000/exponents": self._exponents}
+    def state(self, place: int) -> dict[str, keras.Variable]:
+        return {f"reduction/{place:05d}/exponents": self._exponents}
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -282,7 +288,7 @@ class FixedPointReduction:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, matrix, found = compute(self.scales(used), early)
+            summed, matrix, own_slices = compute(self.scales(used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
                 if audit is None:
@@ -297,7 +303,7 @@ class FixedPointReduction:
                 matrix = words.bits(bits)
             largest = _largest(matrix[:total_shards], self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
-            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *found, *summed)
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *own_slices, *summed)
 
         # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
         rows = total_shards if audit is None else total_shards + 1
@@ -311,7 +317,7 @@ class FixedPointReduction:
         shapes = *invariants, *(s.shape for s in slices), *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again
-        found, sums = sums[: len(slices)], sums[len(slices) :]
+        own_slices, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
         beside, every, matrix = self.extra + self.digest_width(len(slices) - outputs), matrix, matrix[:total_shards]
@@ -324,7 +330,7 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
-        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), own_slices, following)
         if self._digests is None:
             return reduced
         digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])
@@ -335,7 +341,7 @@ class FixedPointReduction:
         self._exponents.assign(reduced.exponents)
 
     def scales(self, exponents: tf.Tensor) -> tf.Tensor:
-        """[extra] by which values are multiplied before they are rounded."""
+        """Return [extra] factors by which values are multiplied before they are rounded."""
         return power_of_two(self._bits - exponents)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -347,7 +353,7 @@ class FixedPointReduction:
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """Makes a sum of tensors from a sum of one vector over workers."""
+    """Return a sum of tensors over workers, made from a sum of one vector."""
 
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
@@ -358,7 +364,7 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether all numbers of some tensors are finite."""
+    """Return whether all numbers of some tensors are finite."""
     # A value that is not finite makes the sum so, in one pass without writes. A finite sum may overflow: check again.
     quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
     slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
@@ -368,7 +374,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def everyones(
     all_reduce: AllReduce, rows: tf.Tensor, shards: Span, total_shards: int, words: WireWords = HOST
 ) -> tf.Tensor:
-    """[V, M] float32 rows of all shards, bit for bit, on every worker.
+    """Return [V, M] float32 rows of all shards, bit for bit, on every worker.
 
     Args:
         all_reduce: sums tensors over workers; None if this is the only worker.
@@ -384,17 +390,17 @@ def everyones(
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
-    """The largest value of each of the last `count` columns."""
+    """Return the largest value of each of the last `count` columns."""
     largest = matrix[:, -count:]
     # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
     return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """The least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
+    """Return the least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
     return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
 
 
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
-    """2**e as float32, exactly, for e in [-126, 127]."""
+    """Return 2**e as float32, exactly, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)

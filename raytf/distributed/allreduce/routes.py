@@ -1,4 +1,4 @@
-"""Which path gradients take from rank to rank, chosen from what each rank says about its place. No TensorFlow here.
+"""The path of gradients from rank to rank, chosen from the seat that each rank reports. It loads no TensorFlow.
 
 TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL is only used if it is named; NCCL
 refuses two ranks on one GPU, and parts of a GPU (MIG). So each rank says where it computes, and all decide alike.
@@ -23,7 +23,7 @@ _LONGEST = 80
 
 
 class SumPath(enum.Enum):
-    """How a vector of gradients becomes the sum over all ranks."""
+    """A path on which a vector of gradients is summed over all ranks."""
 
     CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over TCP
     HOST = "host"  # the same path, but asked for, or for GPUs: copied to the host, summed there, and copied back
@@ -57,12 +57,12 @@ class RankSeat:
     kind: str = ""
 
     def to_row(self) -> bytes:
-        """The seat as JSON, at most a kilobyte."""
+        """Return the seat as JSON, at most a kilobyte."""
         return json.dumps({k: _short(v) if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
 
     @classmethod
     def of_row(cls, row: bytes) -> RankSeat:
-        """The seat from a row of `to_row`."""
+        """Return the seat from a row of `to_row`."""
         return cls(**json.loads(row))
 
 
@@ -90,12 +90,12 @@ _WAYS = {
 
 
 def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
-    """Ranks that were promised a GPU, or a part of one, and have none."""
+    """Return the ranks that were promised a GPU, or a part of one, and have none."""
     return [rank for rank, seat in enumerate(seats) if seat.promised and seat.gpu is None]
 
 
 def needs_cluster(communication: Communication, promised: float) -> bool:
-    """Whether ranks may need TensorFlow's own cluster, which has to exist before they know of each other's places.
+    """Return whether ranks may need TensorFlow's own cluster, which has to exist before they know each other's seats.
 
     Args:
         communication: as the user gave it.
@@ -105,7 +105,7 @@ def needs_cluster(communication: Communication, promised: float) -> bool:
 
 
 def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
-    """The path for a group of ranks that have the GPUs they were promised; every rank chooses the same.
+    """Return the path for a group of ranks that have the GPUs they were promised; every rank chooses the same.
 
     Args:
         communication: as the user gave it.
@@ -136,7 +136,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
 
 
 def _against_nccl(seats: Sequence[RankSeat]) -> str:
-    """Why NCCL cannot add what these ranks have; empty if it can."""
+    """Return why NCCL cannot add what these ranks have; empty if it can."""
     gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
     if ranks > 1:
         node = next(seat.node for seat in seats if seat.gpu == gpu)

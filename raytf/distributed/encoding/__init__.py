@@ -1,1 +1,1 @@
-"""How gradients and metrics of a step look while they travel: fixed point, packed vectors, digests."""
+"""The form in which gradients and metrics of a step travel: fixed point, packed vectors, digests."""

@@ -37,7 +37,7 @@ _WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint32}
 
 
 def columns(tensors: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-    """[T, COLUMNS] float32, the digest of each tensor; to be traced.
+    """Return [T, COLUMNS] float32, the digest of each tensor; to be traced.
 
     Args:
         tensors: of any shapes, which need not be known; that of a tensor without elements is 0.
@@ -45,17 +45,17 @@ def columns(tensors: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
     if kind == DigestKind.DEVICE:
         return of_sums(tf.stack([_device_digest(each) for each in tensors]))
     # As few operations as can be: where weights are small, they cost more than the bytes.
-    found = tf.concat([_digest(each, kind == DigestKind.FOLDED) for each in tensors], 0)
-    return tf.bitcast(tf.reshape(found, [-1, COLUMNS, 4]), tf.float32)
+    fingerprints = tf.concat([_digest(each, kind == DigestKind.FOLDED) for each in tensors], 0)
+    return tf.bitcast(tf.reshape(fingerprints, [-1, COLUMNS, 4]), tf.float32)
 
 
 def of_sums(sums: tf.Tensor) -> tf.Tensor:
-    """[..., COLUMNS] float32 of multilinear digests, int64 [...]."""
+    """Return [..., COLUMNS] float32 of multilinear digests, int64 [...]."""
     return tf.bitcast(sums, tf.float32)
 
 
 def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
-    """What is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
+    """Return what is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
 
     Args:
         rows: [V, T * COLUMNS] float32 digests of each shard's T tensors.
@@ -73,7 +73,7 @@ def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
 
 
 def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
-    """The multilinear digest of tensors, int64 []; may be traced.
+    """Return the multilinear digest of tensors, int64 []; may be traced.
 
     Args:
         most: elements at a time, for which a device takes some 40 bytes each.
@@ -90,7 +90,7 @@ def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
 
 
 def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """[...] int64 sums over the last axis of uint64 words, each times the number of its place.
+    """Return [...] int64 sums over the last axis of uint64 words, each times the number of its place.
 
     Args:
         words: [..., n]; places count on from one row to the next.
@@ -111,7 +111,7 @@ def _digest(tensor: tf.Tensor, folds: bool) -> tf.Tensor:
 
 
 def folded(flat: tf.Tensor) -> tf.Tensor:
-    """[1, n] int32 that say whether two vectors of int32 are equal, n far below count; may be traced.
+    """Return [1, n] int32 that say whether two vectors of int32 are equal, n far below count; may be traced.
 
     Args:
         flat: [count], a number that is known when it is traced.
@@ -127,7 +127,7 @@ def folded(flat: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def fold_factors() -> np.ndarray:
-    """[`FOLD_ROWS`] odd int32, by Steele, Lea and Flood's mixing of their places."""
+    """Return [`FOLD_ROWS`] odd int32, by Steele, Lea and Flood's mixing of their places."""
     with tf.init_scope(), tf.device("CPU:0"):  # also while a graph is traced
         mixed = _mixed(tf.cast(tf.range(FOLD_ROWS), tf.uint64)).numpy()
     return (mixed >> np.uint64(32)).astype(np.uint32).view(np.int32) | np.int32(1)
@@ -139,20 +139,20 @@ def _device_digest(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
-    """[N, 8] uint8, of each row of [N, ...]."""
-    found = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
-    return tf.ensure_shape(found, [rows.shape[0], STEP_BYTES])
+    """Return [N, 8] uint8, of each row of [N, ...]."""
+    fingerprints = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
+    return tf.ensure_shape(fingerprints, [rows.shape[0], STEP_BYTES])
 
 
 def _sums_as_bytes(rows: tf.Tensor) -> tf.Tensor:
-    """[N, 8] uint8, the multilinear digest of each row of [N, ...] uint8, whose length is a multiple of 4."""
+    """Return [N, 8] uint8, the multilinear digest of each row of [N, ...] uint8, whose length is a multiple of 4."""
     words = tf.cast(tf.bitcast(tf.reshape(rows, [rows.shape[0], -1, 4]), tf.uint32), tf.uint64)
     # The first bytes are kept, so they must depend on all of a sum's.
     return tf.bitcast(_mixed(tf.bitcast(multilinear(words, tf.constant(0, tf.int64)), tf.uint64)), tf.uint8)
 
 
 def _words(flat: tf.Tensor) -> tf.Tensor:
-    """The elements' bits as uint64 [n], at most 32 of them in each."""
+    """Return the elements' bits as uint64 [n], at most 32 of them in each."""
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.uint8)
     words = tf.bitcast(flat, _WORDS[flat.dtype.size])

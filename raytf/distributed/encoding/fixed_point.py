@@ -40,7 +40,7 @@ class Encoding(Protocol):
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Whole numbers near tensor * weight * scale, and [tensors] the largest magnitude in each tensor * weight.
+        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight.
 
         Args:
             tensors: of a shard.
@@ -50,11 +50,11 @@ class Encoding(Protocol):
         ...
 
     def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-        """[tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
+        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         ...
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
+        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
         ...
 
 
@@ -76,8 +76,10 @@ class EachTensor:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        found = [self._encode(part, tensors, weight, scales) for part in self.parts]
-        return [each for encoded, _ in found for each in encoded], tf.concat([largest for _, largest in found], 0)
+        encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
+        return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
+            [largest for _, largest in encoded_parts], 0
+        )
 
     def _encode(
         self, part: range, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -127,9 +129,9 @@ class InBlocks:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         factors, encoded, largest = scales * weight, [], []
         for part, encoder in zip(self._ranges, self._encoders, strict=True):
-            whole, found = encoder([tensors[i] for i in part], factors[part.start : part.stop])
+            whole, part_largest = encoder([tensors[i] for i in part], factors[part.start : part.stop])
             encoded.append(whole)
-            largest.append(found)
+            largest.append(part_largest)
         return encoded, tf.concat(largest, 0) * weight
 
     def _encode(self, place: int, tensors: list[tf.Tensor], factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -144,10 +146,10 @@ class InBlocks:
         return digests.of_sums(tf.concat(sums, 0))
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        found = []
+        tensors = []
         for part, decoder, whole in zip(self._ranges, self._decoders, sums, strict=True):
-            found += decoder(whole, steps[part.start : part.stop])
-        return found
+            tensors += decoder(whole, steps[part.start : part.stop])
+        return tensors
 
     def _decode(self, place: int, whole: tf.Tensor, steps: tf.Tensor) -> list[tf.Tensor]:
         blocks = self._blocks[place]
@@ -167,8 +169,6 @@ def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) ->
     return words.whole(product)
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
-#
 # On a GPU every operation is a kernel launch of some microseconds, and a model has hundreds of tensors. What differs
 # from tensor to tensor, such as an exponent, is looked up for each block.
 
@@ -193,7 +193,7 @@ class Blocks:
         self._levels = tree(counts)
 
     def lay(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The tensors as float32 [blocks, SIZE]."""
+        """Return the tensors as float32 [blocks, SIZE]."""
         parts = []
         for tensor, size in zip(tensors, self._sizes, strict=True):
             parts.append(tf.reshape(tf.cast(tensor, tf.float32), [-1]))
@@ -202,7 +202,7 @@ class Blocks:
         return tf.reshape(tf.concat(parts, 0), self.shape)
 
     def largest(self, blocks: tf.Tensor) -> tf.Tensor:
-        """[tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
+        """Return [tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
         largest = tf.maximum(tf.reduce_max(blocks, 1), -tf.reduce_min(blocks, 1))
         # Devices may drop NaN when they compute a maximum. Numbers whose sum overflows count as not finite, too.
         largest += 0.0 * tf.reduce_sum(blocks, 1)
@@ -214,7 +214,7 @@ class Blocks:
         return largest
 
     def digests(self, blocks: tf.Tensor) -> tf.Tensor:
-        """[tensors] int64, the multilinear digest of each tensor's words.
+        """Return [tensors] int64, the multilinear digest of each tensor's words.
 
         Args:
             blocks: 32-bit words [blocks, SIZE].
@@ -224,23 +224,23 @@ class Blocks:
         return tf.math.unsorted_segment_sum(of_blocks, self._owners, len(self._shapes))
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
-        """[blocks, 1] the value of each block's tensor, from [tensors] values."""
+        """Return [blocks, 1] the value of each block's tensor, from [tensors] values."""
         return tf.gather(values, self._owners)[:, None]
 
     def tensors(self, blocks: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors from [blocks, SIZE]."""
+        """Return the tensors from [blocks, SIZE]."""
         cuts = [cut for size in self._sizes for cut in ([size, -size % SIZE] if size % SIZE else [size])]
         parts = iter(tf.split(tf.reshape(blocks, [-1]), cuts))
-        found = []
+        tensors = []
         for size, shape in zip(self._sizes, self._shapes, strict=True):
-            found.append(tf.reshape(next(parts), shape))
+            tensors.append(tf.reshape(next(parts), shape))
             if size % SIZE:
                 next(parts)
-        return found
+        return tensors
 
 
 def tree(counts: Sequence[int]) -> list[np.ndarray]:
-    """How to find the largest of each of some rows of values, `_FAN` of them at a time.
+    """Return how to find the largest of each of some rows of values, `_FAN` of them at a time.
 
     The values of all rows are one vector, with a zero at its end. A maximum of segments would do it at once, but on a
     GPU its kernel compares in turn: thousands of blocks of one tensor all wait for the same number.

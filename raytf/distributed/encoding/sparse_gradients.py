@@ -38,7 +38,7 @@ class SliceLayout:
 
     @classmethod
     def of(cls, variable: Any, gradient: tf.IndexedSlices) -> SliceLayout:
-        """Of a variable's gradient in a shard."""
+        """Return the layout of a variable's gradient in a shard."""
         return cls(tuple(variable.shape), tf.as_dtype(variable.dtype), gradient.indices.shape[0])
 
     @property
@@ -57,7 +57,7 @@ class SliceLayout:
         return tf.TensorSpec([None, self.width], tf.float32)
 
     def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
-        """[n, width] the occurrences of a shard, their values multiplied by the shard's weight."""
+        """Return [n, width] the occurrences of a shard, their values multiplied by the shard's weight."""
         wide = tf.float64 if self.dtype == tf.float64 else tf.float32
         values = tf.reshape(tf.cast(slices.values, wide), [-1, self.size]) * tf.cast(weight, wide)
         if wide == tf.float64:
@@ -67,7 +67,7 @@ class SliceLayout:
         return tf.ensure_shape(tf.concat([index, filled], 1), self.spec.shape)
 
     def unpack(self, words: tf.Tensor) -> tf.IndexedSlices:
-        """The slices of [n, width] occurrences."""
+        """Return the slices of [n, width] occurrences."""
         values = words[:, 2:]
         if self.dtype == tf.float64:
             values = tf.bitcast(tf.reshape(values, [-1, self.size, 2]), tf.float64)
@@ -78,7 +78,7 @@ class SliceLayout:
 def gather(
     all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
 ) -> list[tf.Tensor]:
-    """The occurrences of all shards, in shard order, on every worker: for each variable [n of all shards, width].
+    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width].
 
     Args:
         all_reduce: sums tensors over workers; None if this is the only worker.
@@ -104,20 +104,20 @@ def gather(
 def _places(
     all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """For each variable: at which occurrence this worker's begin, and how many there are of all shards."""
+    """Return for each variable at which occurrence this worker's begin, and how many all shards have."""
     assert all_reduce is not None
     if all(count is not None for count in counts):
         known = [tf.constant(count, tf.int64) for count in counts]
         begin = tf.cast(shards.start, tf.int64)
         return [count * begin for count in known], [count * total_shards for count in known]
-    found = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
-    (every,) = all_reduce([placed(found[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
+    own_counts = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
+    (every,) = all_reduce([placed(own_counts[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
     before, total = tf.reduce_sum(every[: shards.start], 0), tf.reduce_sum(every, 0)
     return tf.unstack(before, len(own)), tf.unstack(total, len(own))
 
 
 def unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same sum with each row once.
+    """Return the same sum with each row once.
 
     TensorFlow's kernels that add slices to a variable add several occurrences of a row in an order of their own, so
     the last bits would differ from run to run.

@@ -46,29 +46,29 @@ class WireWords(Protocol):
     is_on_gpu: bool
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
-        """float32 values within int32 as words, rounded towards zero."""
+        """Return float32 values within int32 as words, rounded towards zero."""
         ...
 
     def real(self, words: tf.Tensor) -> tf.Tensor:
-        """The numbers as float32, rounded to the nearest."""
+        """Return the numbers as float32, rounded to the nearest."""
         ...
 
     def of_bits(self, values: tf.Tensor) -> tf.Tensor:
-        """The bits of float32 values as words; added to zeros, they stay as they are."""
+        """Return the bits of float32 values as words; added to zeros, they stay as they are."""
         ...
 
     def bits(self, words: tf.Tensor) -> tf.Tensor:
-        """The float32 values of words from `of_bits`."""
+        """Return the float32 values of words from `of_bits`."""
         ...
 
     def travelling(self, tensors: int, small: int) -> int:
-        """How many sums `add` returns for this many tensors, of which the first `small` are within 16 bits."""
+        """Return how many sums `add` returns for this many tensors, of which the first `small` are within 16 bits."""
         ...
 
     def add(
         self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Sums over all workers: of the tensors, to be given to `unpack`; and of the others, ready to use.
+        """Return the sums over all workers: of the tensors, to be given to `unpack`; and of the others, ready to use.
 
         Args:
             all_reduce: sums tensors of one dtype.
@@ -79,7 +79,7 @@ class WireWords(Protocol):
         ...
 
     def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
-        """The sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
+        """Return the sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
         ...
 
 
@@ -160,17 +160,17 @@ DEVICE: WireWords = _DeviceWords()
 
 
 def zeros(shape: Sequence[int] | tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Zeros of any dtype, made on the device: GPUs have no Fill for uint32."""
+    """Return zeros of any dtype, made on the device: GPUs have no Fill for uint32."""
     return tf.bitcast(tf.zeros(shape), dtype) if dtype == tf.uint32 else tf.zeros(shape, dtype)
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All values of some tensors of one dtype in a vector."""
+    """Return all values of some tensors of one dtype in a vector."""
     return tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
 
 
 def widen(words: tf.Tensor) -> tf.Tensor:
-    """[n] uint32, two's complements of numbers, as [ceil(n/2)] int64 that may be added; see `narrow`.
+    """Return [n] uint32, two's complements of numbers, as [ceil(n/2)] int64 that may be added; see `narrow`.
 
     Two numbers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 for the sums A, B, and as long as A is
     within 32 bits, both can be recovered: A is the lower half as a signed number, B is what is left. Laid side by side,
@@ -181,18 +181,18 @@ def widen(words: tf.Tensor) -> tf.Tensor:
 
 
 def narrow(wide: tf.Tensor, count: int) -> tf.Tensor:
-    """The [count] numbers of a sum of `widen` words, if these sums are within 32 bits: uint32, two's complements."""
+    """Return the [count] numbers of a sum of `widen` words, as two's complements in uint32; each must fit 32 bits."""
     return tf.reshape(tf.bitcast(wide - _borrow(wide), tf.uint32), [-1])[:count]
 
 
 def _borrow(wide: tf.Tensor) -> tf.Tensor:
-    """-2**32 where the lower half of an int64 is a negative number, else 0."""
+    """Return -2**32 where the lower half of an int64 is a negative number, else 0."""
     sign = tf.bitwise.right_shift(tf.bitwise.left_shift(wide, tf.constant(32, tf.int64)), tf.constant(63, tf.int64))
     return tf.bitwise.left_shift(sign, tf.constant(32, tf.int64))
 
 
 def join(values: tf.Tensor) -> tf.Tensor:
-    """[n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`.
+    """Return [n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`.
 
     With a sum of -2**15 and a negative one beside it a word exceeds 32 bits. `part` is right all the same, but not
     `narrow` before it; values that were clipped to -(2**15 - 1)/V of V shards have no such sum.
@@ -207,7 +207,7 @@ def join(values: tf.Tensor) -> tf.Tensor:
 
 
 def part(words: tf.Tensor, count: int) -> tf.Tensor:
-    """The [count] values of a sum of `join` words, where each of these sums is within 16 bits."""
+    """Return the [count] values of a sum of `join` words, where each of these sums is within 16 bits."""
     if words.dtype == tf.uint32:
         low = _shift_right(tf.bitwise.left_shift(words, tf.constant(16, tf.uint32)))
         return tf.concat([_shift_right(words - low), low], 0)[:count]
@@ -217,7 +217,7 @@ def part(words: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _shift_right(words: tf.Tensor) -> tf.Tensor:
-    """uint32 shifted right by 16 bits, keeping the sign that they have as int32."""
+    """Return uint32 shifted right by 16 bits, keeping the sign that they have as int32."""
     return tf.bitcast(tf.bitwise.right_shift(tf.bitcast(words, tf.int32), 16), tf.uint32)
 
 
@@ -226,7 +226,7 @@ def _even(words: tf.Tensor) -> tf.Tensor:
 
 
 def _lay(blocks: list[tf.Tensor]) -> tf.Tensor:
-    """All values in a vector, where each block starts at an even index: no two blocks share an int64.
+    """Return all values in a vector, where each block starts at an even index: no two blocks share an int64.
 
     Sums of a block that exceed 32 bits, such as those of values that are not finite, then do not affect other blocks.
     """
@@ -234,7 +234,7 @@ def _lay(blocks: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _take(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
-    """The blocks of `_lay`, as vectors of these sizes."""
+    """Return the blocks of `_lay`, as vectors of these sizes."""
     cuts = [cut for size in sizes for cut in ([size, 1] if size % 2 else [size])]
     parts = iter(_split(vector, cuts))
     taken = []
@@ -272,7 +272,7 @@ Span = range | ShardSpan
 def in_graph(
     shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor, audit: tf.Tensor | None = None
 ) -> Span:
-    """A worker's shards in a graph.
+    """Return a worker's shards in a graph.
 
     Args:
         shards: those that it has now.
@@ -288,7 +288,7 @@ def in_graph(
 
 
 def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
-    """[V, M] with this worker's rows in their places and zeros elsewhere.
+    """Return [V, M] with this worker's rows in their places and zeros elsewhere.
 
     Args:
         rows: [L, M].
@@ -297,9 +297,6 @@ def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
     """
     padded = tf.pad(rows, [[shards.start, total_shards - shards.stop], [0, 0]])
     return tf.ensure_shape(padded, [total_shards, rows.shape[1]])
-
-
-# -- audit rows --------------------------------------------------------------------------------------------------------
 
 
 class AuditRow(NamedTuple):
@@ -331,7 +328,7 @@ class AuditPlaces(NamedTuple):
 
 
 def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlaces:
-    """Where the rows of a call are.
+    """Return where the rows of a call are.
 
     Args:
         audit: int32 [2]: the shard that another worker computes, too, or -1; and `AuditPlaces.beside`.
@@ -347,13 +344,15 @@ def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlac
 
 
 def place_audited(rows: tf.Tensor, where: AuditPlaces) -> tf.Tensor:
-    """[V + 1, M] with this worker's rows in their places and zeros elsewhere, bit for bit; the last row is that of the
-    audited shard, on the worker that has computed it beside its own."""
+    """Return [V + 1, M] with this worker's rows in their places and zeros elsewhere, bit for bit.
+
+    The last row is that of the audited shard, on the worker that has computed it beside its own.
+    """
     return tf.gather(tf.concat([rows, tf.zeros([1, rows.shape[1]])], 0), where.rows)
 
 
 def compare_audited(digests: tf.Tensor, where: AuditPlaces, exponents: tf.Tensor) -> AuditRow:
-    """The digests of an audited shard, by its own worker and by the other one."""
+    """Return the digests of an audited shard, by its own worker and by the other one."""
     pair = tf.gather(digests, where.pair)
     own, other = tf.unstack(tf.bitcast(pair, tf.int32))  # numbers may be NaN
     return AuditRow(tf.reduce_all(own == other), pair, exponents)

@@ -30,7 +30,7 @@ def prepare(environ: MutableMapping[str, str]) -> None:
 
 
 def identity(environ: MutableMapping[str, str], tf32: bool) -> dict[str, str]:
-    """The settings that affect bits, and so must stay the same when a run is resumed.
+    """Return the settings that affect bits, and so must stay the same when a run is resumed.
 
     Args:
         environ: the process's environment.

@@ -1,4 +1,4 @@
-"""What TensorFlow's errors about GPUs mean: whose fault they are, judged by their texts. No TensorFlow here.
+"""The causes of TensorFlow's errors about GPUs, judged by their texts. This module loads no TensorFlow.
 
 The texts are those of TensorFlow 2.21, CUDA 12, cuDNN 9 and NCCL 2; tests/tf/test_gpu_faults.py has one of each kind
 with its source. A text that matches none of these is not an error of a GPU, and is judged as on CPUs.
@@ -15,7 +15,7 @@ from raytf.errors import one_line
 
 
 class FaultOwner(enum.Enum):
-    """Who has to do something about an error."""
+    """The party that can do something about an error."""
 
     REFUSED = "TensorFlow or NCCL does not do this on these devices, and will not the next time"
     MEMORY = "the job needs more memory than the GPU has"
@@ -29,7 +29,7 @@ class FaultOwner(enum.Enum):
 
 @dataclass(frozen=True)
 class FaultFacts:
-    """What is known in addition to an error's text.
+    """Facts in addition to an error's text.
 
     Attributes:
         others: processes other than this one on the GPU; None where that is not known.
@@ -136,7 +136,7 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Whose fault an error is.
+    """Return whose fault an error is.
 
     Args:
         text: of TensorFlow's error.
@@ -176,7 +176,7 @@ _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\
 
 
 def asked_bytes(text: str) -> int | None:
-    """How many bytes could not be allocated, according to an error.
+    """Return how many bytes could not be allocated, according to an error.
 
     Returns:
         None if it does not say.
@@ -192,7 +192,7 @@ def asked_bytes(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What a step puts on a GPU.
+    """The load that a step puts on a GPU.
 
     Attributes:
         batch: records of a global batch.
@@ -210,7 +210,7 @@ class StepLoad:
 
 
 def advise(text: str, load: StepLoad) -> str:
-    """What to tell a user whose model needs more memory than the GPU has."""
+    """Return the advice for a user whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
     lacking = f"{asked / 2**20:,.1f} MiB more could not be allocated" if asked else "no more could be allocated"
     gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"

@@ -33,7 +33,7 @@ SLOW = {
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says about a GPU; None for what this kind of GPU does not report.
+    """NVML's readings of a GPU; None for values that this kind of GPU does not report.
 
     Attributes:
         gpu: which GPU it is.
@@ -58,7 +58,7 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class GpuComplaint:
-    """What is wrong with a GPU.
+    """A problem of a GPU.
 
     Attributes:
         text: for the user, to follow the GPU's name.
@@ -70,29 +70,29 @@ class GpuComplaint:
 
 
 def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
-    """Everything that is wrong with a GPU, lasting problems first.
+    """Return everything that is wrong with a GPU, lasting problems first.
 
     Args:
         reading: of the GPU.
         share: of the GPU that this worker was given, at most 1. Others have the rest, and may be using it.
     """
-    found = []
+    complaints = []
     if reading.uncorrected:
-        found.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
+        complaints.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
     if reading.is_worn:
-        found.append(GpuComplaint("rows of its memory are broken and could not be replaced"))
+        complaints.append(GpuComplaint("rows of its memory are broken and could not be replaced"))
     if reading.is_remapping:
-        found.append(GpuComplaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
+        complaints.append(GpuComplaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
     reasons = [text for bit, text in SLOW.items() if reading.slow and reading.slow & bit]
     if reasons:
-        found.append(GpuComplaint(" and ".join(reasons), passes=True))
+        complaints.append(GpuComplaint(" and ".join(reasons), passes=True))
     all_bytes = reading.gpu.memory_bytes - reading.display_bytes
     wanted = int(FREE * min(share, 1.0) * all_bytes)
     if reading.free_bytes < wanted:
         held = "another process holds the rest" if reading.processes else "it is not known what holds the rest"
         text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
-        found.append(GpuComplaint(text, passes=True))
-    return found
+        complaints.append(GpuComplaint(text, passes=True))
+    return complaints
 
 
 def _gib(count: float) -> str:
@@ -135,11 +135,8 @@ def await_fit(
         sleep(LOOK_SECONDS)
 
 
-# -- the thin edge: NVML itself ----------------------------------------------------------------------------------------
-
-
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Readings of the GPUs that this process may use; empty without a driver.
+    """Return readings of the GPUs that this process may use; empty without a driver.
 
     Args:
         computes: this process has started to use them.
@@ -179,7 +176,7 @@ def _read(library: Any, handle: Any, computes: bool) -> GpuReading:
 
 
 def others(pids: Sequence[int], own: int, computes: bool) -> list[int]:
-    """Processes on a GPU that are not this one.
+    """Return the processes on a GPU that are not this one.
 
     Args:
         pids: as NVML reports them; if this process is in a container, they may be the host's.

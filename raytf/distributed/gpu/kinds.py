@@ -12,19 +12,19 @@ _RESOURCE, _LABEL = "accelerator_type:", "ray.io/accelerator-type"
 
 
 def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
-    """The kind of a node's GPUs, such as A10G; empty if Ray knows of none.
+    """Return the kind of a node's GPUs, such as A10G; empty if Ray knows of none.
 
     Args:
         about: the node's entry in `ray.nodes()`.
     """
-    found = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
-    return next(found, str(about.get("Labels", {}).get(_LABEL, "")))
+    kinds = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
+    return next(kinds, str(about.get("Labels", {}).get(_LABEL, "")))
 
 
 def one_kind(
     kinds: Mapping[str, str], count: Callable[[set[str]], int], now: str | None = None, stays: bool = False
 ) -> str | None:
-    """The kind of GPU on which most workers can run.
+    """Return the kind of GPU on which most workers can run.
 
     Args:
         kinds: of each node.
@@ -42,12 +42,12 @@ def one_kind(
 
 
 def nodes_of(kinds: Mapping[str, str], kind: str | None) -> set[str]:
-    """The nodes of one kind."""
+    """Return the nodes of one kind."""
     return {node for node, other in kinds.items() if other == kind}
 
 
-def said(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
-    """What to tell the user about nodes that are left out, and what to do about it."""
+def left_out_text(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
+    """Return the line for the user about nodes that are left out, and what to do about it."""
     nodes = ", ".join(f"{node[:8]} ({kinds[node] or 'unknown kind'})" for node in sorted(left_out))
     return (
         f"left out: {nodes}. All workers of a group use one kind of GPU, and most workers can run on "

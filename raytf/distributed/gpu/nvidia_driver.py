@@ -1,4 +1,4 @@
-"""What NVIDIA's driver reports: the GPUs of this process (NVML), and why the CUDA driver does not work.
+"""Reports of NVIDIA's driver: the GPUs of this process (NVML), and why the CUDA driver does not work.
 
 NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
 CUDA does. Its tests prove the decisions, with a simulated NVML.
@@ -61,7 +61,7 @@ class Gpu:
 
 
 def mine() -> list[Gpu]:
-    """The GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
+    """Return the GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
 
     Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's set-up makes CUDA count by PCI bus as NVML does.
 
@@ -75,23 +75,23 @@ def mine() -> list[Gpu]:
 
 
 def part_mib(memory_bytes: int, share: float) -> int:
-    """MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
+    """Return the MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
     return max(_LEAST_MIB, int(memory_bytes * share) // (1 << 20) - CONTEXT_MIB)
 
 
 def visible(setting: str) -> list[str]:
-    """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid or repeated."""
-    found: list[str] = []
+    """Return the numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES, until one is invalid or repeated."""
+    names: list[str] = []
     for part in (part.strip() for part in setting.split(",")):
-        if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in found:
+        if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in names:
             break
-        found.append(part)
-    return found
+        names.append(part)
+    return names
 
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """`pynvml` with its library opened.
+    """Yield `pynvml` with its library opened.
 
     Yields:
         `pynvml`; None if the machine has no such library.
@@ -115,7 +115,7 @@ def nvml() -> Iterator[Any]:
 
 
 def handles(library: Any) -> Sequence[Any]:
-    """NVML's handles of the GPUs that this process may use.
+    """Return NVML's handles of the GPUs that this process may use.
 
     Args:
         library: `pynvml`, open.
@@ -129,7 +129,7 @@ def handles(library: Any) -> Sequence[Any]:
 
 
 def identity(library: Any, handle: Any) -> Gpu:
-    """The identity of the GPU with this NVML handle."""
+    """Return the identity of the GPU with this NVML handle."""
     uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
     return Gpu(_text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total))
 
@@ -138,18 +138,11 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# -- cuda driver -------------------------------------------------------------------------------------------------------
-#
 # Its tests compile a driver that fails in the ways of a real one.
 
 
-def answer_seconds(devices: Path = Path("/dev")) -> float:
-    """How many seconds to wait for the driver's answer on this machine."""
-    return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
-
-
 def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
-    """What is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
+    """Return what is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
 
     Args:
         ask: asks the driver; by default `cuInit` and a count of GPUs.
@@ -157,7 +150,8 @@ def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) 
             waits for it is left behind.
     """
     answers: list[str] = []
-    seconds = answer_seconds() if seconds is None else seconds
+    if seconds is None:
+        seconds = _ANSWER_SECONDS + _GPU_SECONDS * len(list(Path("/dev").glob("nvidia[0-9]*")))
     thread = threading.Thread(target=lambda: answers.append((ask or _ask)()), daemon=True, name="raytf-cuda")
     thread.start()
     thread.join(seconds)
@@ -180,17 +174,17 @@ def _ask() -> str:
 
 
 def _explain(driver: ctypes.CDLL, code: int) -> str:
-    """An error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
-    said = []
+    """Return an error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
+    texts = []
     for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
         text = ctypes.c_char_p()
         if not ask(code, ctypes.byref(text)) and text.value:
-            said.append(text.value.decode(errors="replace"))
-    return ": ".join(said) or f"CUDA error {code}"
+            texts.append(text.value.decode(errors="replace"))
+    return ": ".join(texts) or f"CUDA error {code}"
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
+    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
 
     Args:
         names: file names.

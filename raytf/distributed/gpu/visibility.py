@@ -25,8 +25,8 @@ KINDS = "TF_ENABLED_DEVICE_TYPES"
 HIDDEN = {VISIBLE: "", KINDS: "CPU"}
 
 
-def given() -> list[str] | None:
-    """Ray's ids of the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
+def assigned_gpus() -> list[str] | None:
+    """Return Ray's ids of the GPUs that it assigned to this process; None without Ray."""
     if not ray.is_initialized():
         return None
     return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
@@ -38,7 +38,7 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
     Call it before TensorFlow makes an operation, and best before TensorFlow is loaded.
 
     Args:
-        gpus: from `given`.
+        gpus: from `assigned_gpus`.
         environ: the process's environment.
     """
     if gpus is None:
@@ -47,18 +47,19 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
         environ.setdefault(ORDER, "PCI_BUS_ID")  # as Ray and NVML count; CUDA's default is the fastest first
         return
     environ[VISIBLE] = ""
-    if not has_tpu():
+    has_tpu = ray.is_initialized() and ray.get_runtime_context().get_accelerator_ids().get("TPU")
+    if not has_tpu:
         environ.setdefault(KINDS, HIDDEN[KINDS])  # has no effect if TensorFlow is already loaded
 
 
 def hide_unless_given() -> None:
     """Call `heed` for the GPUs that Ray gave to this process."""
-    heed(given())
+    heed(assigned_gpus())
 
 
 @contextmanager
 def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """TensorFlow that is loaded inside the `with` statement sees no GPU, unless CUDA_VISIBLE_DEVICES says which.
+    """Hide all GPUs from a TensorFlow that is loaded inside the `with` statement, unless CUDA_VISIBLE_DEVICES is set.
 
     For a driver that has not loaded TensorFlow itself: Ray hands out GPUs, and TensorFlow would take all memory of all
     of them. The setting does not stay in the environment, which a Ray that this process starts later inherits.
@@ -74,14 +75,14 @@ def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
 
 
 def share() -> float:
-    """Part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
+    """Return the part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
     if not ray.is_initialized():
         return 1.0
     return min(1.0, float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
 
 
 def threads() -> int:
-    """CPUs of this process's node per GPU of the node, times the GPUs that it was given; 0 without Ray."""
+    """Return how many CPUs the node has for each GPU, times the GPUs of this process; 0 without Ray."""
     if not ray.is_initialized():
         return 0
     context = ray.get_runtime_context()
@@ -91,7 +92,7 @@ def threads() -> int:
 
 
 def threads_of(cpus: float, gpus: float, own: float) -> int:
-    """Threads for a process, so that a node's CPUs are divided as its GPUs are.
+    """Return the number of threads for a process, so that a node's CPUs are divided as its GPUs are.
 
     Args:
         cpus: of the node.
@@ -101,16 +102,11 @@ def threads_of(cpus: float, gpus: float, own: float) -> int:
     return max(1, int(cpus * own / max(gpus, own))) if own else 1
 
 
-def has_tpu() -> bool:
-    """Whether Ray gave TPUs to this process."""
-    return ray.is_initialized() and bool(ray.get_runtime_context().get_accelerator_ids().get("TPU"))
-
-
 def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidia_driver.trouble) -> None:
     """Check that the driver works, in a process that was given GPUs.
 
     Args:
-        gpus: from `given`.
+        gpus: from `assigned_gpus`.
         trouble: says what is wrong with the driver; empty if nothing is.
 
     Raises:
@@ -121,17 +117,17 @@ def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidi
         raise missing(gpus or (), 0, wrong)
 
 
-def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
+def demand(gpus: Sequence[str] | None, devices: Sequence[Any]) -> None:
     """Check that TensorFlow has found the GPUs that this process was given.
 
     Args:
-        gpus: from `given`.
-        found: TensorFlow's physical devices of the kind GPU.
+        gpus: from `assigned_gpus`.
+        devices: TensorFlow's physical devices of the kind GPU.
 
     Raises:
         GpuError: there are fewer; names the node and, if possible, why.
     """
-    if not gpus or len(found) >= len(gpus):
+    if not gpus or len(devices) >= len(gpus):
         return
     lacking = nvidia_driver.missing_libraries()
     why = nvidia_driver.trouble() or (
@@ -139,21 +135,21 @@ def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
         if lacking
         else "the driver works, and TensorFlow does not say why"
     )
-    raise missing(gpus, len(found), why)
+    raise missing(gpus, len(devices), why)
 
 
-def missing(gpus: Sequence[str], found: int, why: str) -> GpuError:
-    """The error for GPUs that Ray gave and that are not there, in one line."""
+def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
+    """Return the error for GPUs that Ray gave and that are not there, in one line."""
     numbers = f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
     address, node = here()
     return GpuError(
-        f"node {address}: Ray gave this worker {numbers}, and {found or 'none'} can be used: {' '.join(why.split())}",
+        f"node {address}: Ray gave this worker {numbers}, and {usable or 'none'} can be used: {' '.join(why.split())}",
         node=node,
     )
 
 
 def here() -> tuple[str, str]:
-    """The name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
+    """Return the name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
     if not ray.is_initialized():
         return "here", ""
     node = ray.get_runtime_context().get_node_id()

@@ -1,1 +1,1 @@
-"""Who belongs to a group of workers, how its ranks find each other, and how they notice a loss. No TensorFlow."""
+"""Membership of a group of workers: generations, rendezvous, and liveness of peers. It loads no TensorFlow."""

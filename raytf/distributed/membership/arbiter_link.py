@@ -1,4 +1,4 @@
-"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`): who is a member, and of what.
+"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`), which decides on the members.
 
 Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
 next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
@@ -53,7 +53,7 @@ _LOST = "the connection with the driver's arbiter is lost"
 
 @dataclass(frozen=True)
 class ArbiterAddress:
-    """How workers reach the arbiter of their run.
+    """The address and the secret with which workers reach the arbiter of their run.
 
     Attributes:
         address: HOST:PORT.
@@ -64,12 +64,8 @@ class ArbiterAddress:
     key: bytes = field(repr=False)
 
 
-def _nothing() -> None:
-    pass
-
-
 def worker_name(node: str, pid: int) -> str:
-    """The name under which a worker is known to the arbiter.
+    """Return the name under which a worker is known to the arbiter.
 
     Args:
         node: Ray's id of its node.
@@ -198,16 +194,10 @@ class ArbiterLink:
         cls,
         arbiter: ArbiterAddress,
         name: str,
-        waits: Callable[[], None] = _nothing,
-        left_behind: Callable[[], None] = _nothing,
+        waits: Callable[[], None] = lambda: None,
+        left_behind: Callable[[], None] = lambda: None,
     ) -> ArbiterLink:
-        """Connect with an arbiter.
-
-        Args:
-            arbiter: to connect with.
-            name: of this worker, different from all others of the run.
-            waits: called again and again while this worker waits for the arbiter.
-            left_behind: called once the connection is lost, in a thread of its own.
+        """Connect with an arbiter; for the other arguments see the class.
 
         Raises:
             WorkerLostError: it does not answer.
@@ -222,21 +212,6 @@ class ArbiterLink:
                     raise WorkerLostError(lost) from None
             time.sleep(seconds)
         raise AssertionError("unreachable")
-
-    @property
-    def is_member(self) -> bool:
-        """Whether this worker has been in a generation."""
-        return self.member.has_joined
-
-    @property
-    def is_pause_wanted(self) -> bool:
-        """Whether the members should leave their generation between two steps, since somebody wants to join."""
-        return self.member.is_pause_wanted
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether this worker is no longer a member, since the arbiter does not hear it."""
-        return self.member.is_lost
 
     def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
         """Become a member of the next generation, which this worker waits for; see `Member.joining`.
@@ -259,11 +234,11 @@ class ArbiterLink:
         self._send({"dismiss": list(names), "after": list(after)})
 
     def want(self, wanted: int) -> None:
-        """Another number of workers is started together, where nobody is left of a generation."""
+        """Set how many workers start together if nobody is left of a generation."""
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """The run is over: whoever comes now need not train.
+        """Report that the run is over, so that workers that join now need not train.
 
         Args:
             result: what it has come to, as JSON can say it.
@@ -281,11 +256,11 @@ class ArbiterLink:
         answer = self._answer()
         if "end" in answer:
             self._answers.put(answer)  # for whoever asks next
-        found = self.member.take(answer)
-        rank, number = found.members.index(self.member.name), found.number
-        key = group_key(self._session.secret, number, found.members, answer["nonce"])
+        generation = self.member.take(answer)
+        rank, number = generation.members.index(self.member.name), generation.number
+        key = group_key(self._session.secret, number, generation.members, answer["nonce"])
         is_over, is_lost = partial(self.member.is_over, number), partial(self.member.is_broken, number)
-        return found, Meeting(rank, found.addresses, key, is_over, is_lost)
+        return generation, Meeting(rank, generation.addresses, key, is_over, is_lost)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices

@@ -173,9 +173,9 @@ def _generation(about: dict[str, Any], name: str) -> Generation:
         raise MessageError(f"expected an address for each member, and {name} among them")
     if not isinstance(steps, list) or len(steps) != len(members):
         raise MessageError("steps: expected one for each member")
-    found = tuple(_whole({"steps": step}, "steps", -1, _MOST) for step in steps)
+    finished_steps = tuple(_whole({"steps": step}, "steps", -1, _MOST) for step in steps)
     number, lost = _whole(about, "number", 1, _MOST), _whole(about, "lost", 0, _MOST)
-    return Generation(number, members, addresses, found, lost=lost)
+    return Generation(number, members, addresses, finished_steps, lost=lost)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -220,8 +220,6 @@ def _address(message: dict[str, Any]) -> str:
     return address
 
 
-# -- sealed lines ------------------------------------------------------------------------------------------------------
-#
 # Both sides know the run's secret, which Ray has brought to the workers; it does not travel here. Each side sends
 # random bytes (a challenge) when they connect. The connection's key is derived from the secret and both challenges, so
 # what was recorded on another connection is of no use. Each line begins with a tag: an HMAC of who sent it, how many

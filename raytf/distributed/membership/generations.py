@@ -1,5 +1,4 @@
-"""Decide who belongs to a group that repairs itself, and who stays where some workers cannot reach each other. No
-clock, sockets or processes here.
+"""Decisions about the members of a group that repairs itself, also where some workers cannot reach each other.
 
 A group is a sequence of generations. A generation ends for all of its members: because one of them is lost, which the
 others notice in the middle of a sum, or because somebody wants to join, for which they stop between two steps. The next
@@ -47,7 +46,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker can be met.
+    """The address of a worker, and how far it is.
 
     Attributes:
         address: HOST:PORT.
@@ -130,12 +129,12 @@ class Membership:
         if self.generation is None:
             return []
         known = {"pause": lambda: self.is_pause_wanted, "lost": lambda: self._lost, "left": lambda: self._ready}
-        found = [kind for kind, is_so in known.items() if kind not in self._told and is_so()]
-        self._told.update(found)
-        return found
+        kinds = [kind for kind, is_so in known.items() if kind not in self._told and is_so()]
+        self._told.update(kinds)
+        return kinds
 
     def join(self, name: str, place: Place, wanted: int) -> Generation | None:
-        """A worker wants to join; returns the next generation, if it can begin.
+        """Note that a worker wants to join, and return the next generation if it can begin.
 
         Args:
             name: of the worker.
@@ -146,7 +145,7 @@ class Membership:
         return self._next()
 
     def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
-        """Members are to leave for good at the end of a step, but never all who have the state.
+        """Have members leave for good at the end of a step, but never all that have the state.
 
         Args:
             names: of those that leave; of the ones before who are not named again nothing more is asked.
@@ -155,14 +154,14 @@ class Membership:
         self._dismissed = dict.fromkeys(names, frozenset(after))
 
     def want(self, wanted: int) -> Generation | None:
-        """Another number of workers is started together; returns the next generation, if it can begin."""
+        """Set how many workers start together, and return the next generation if it can begin."""
         self._wanted = wanted
         return self._next()
 
     def leave(
         self, name: str, number: int, place: Place, unreached: Collection[str] = (), has_met: bool = False
     ) -> Generation | None:
-        """A worker has left a generation and waits for the next one, which is returned if it can begin.
+        """Note that a worker has left a generation, and return the next one if it can begin.
 
         Args:
             name: of the worker.
@@ -190,12 +189,12 @@ class Membership:
         node = node_of(name)
         return node in self._cut_off and node not in map(node_of, self.living)
 
-    def look(self) -> None:
-        """Some time has passed."""
+    def count_look(self) -> None:
+        """Count a look of the arbiter, after which nodes that were cut off may be tried again."""
         self._cut_off = {node: looks - 1 for node, looks in self._cut_off.items() if looks > 1}
 
     def lose(self, name: str) -> Generation | None:
-        """A worker is gone; returns the next generation, if it can begin."""
+        """Note that a worker is gone, and return the next generation if it can begin."""
         self._joining.pop(name, None)
         self._ready.pop(name, None)
         if self.generation is not None and name in self.generation.members:
@@ -206,7 +205,7 @@ class Membership:
         return self._next()
 
     def missing(self) -> list[str]:
-        """Members that have not left the present generation while others have, by rank."""
+        """Return the members that have not left the present generation while others have, by rank."""
         if self.generation is None or not self._ready:
             return []
         return [name for name in self.generation.members if name not in self._ready and name not in self._lost]
@@ -268,31 +267,28 @@ class Membership:
         }
 
     def _lost_since_a_step(self, step: int) -> int:
-        """Also those of generations before it that have not come further."""
+        """Return how many were lost since `step`, those of earlier generations that came no further included."""
         before = self.generation
         earlier = 0 if before is None or max(before.steps) < step else before.lost
         return earlier + len(self._lost)
 
     def _leaving(self) -> set[str]:
-        """Who is to leave now: those without whom others have the state."""
+        """Return the members that can leave now, because others have the state."""
         living = self.living
         here = {*living, *self._joining}
-        found = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
+        leaving = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
         # While a generation trains all of its members have the state; after a meeting that failed some may not.
         having = {name for name in living if name not in self._ready or self._ready[name].step >= 0}
-        return found if (having or set(living)) - found else set()
+        return leaving if (having or set(living)) - leaving else set()
 
     def _coming(self) -> list[str]:
-        """Who can join now."""
+        """Return the workers that can join now."""
         staying = len(self.living) - len(self._leaving())
         return list(self._joining)[: max(0, self.most - staying)]
 
 
 class StaleError(RuntimeError):
     """A worker belongs to a generation that has ended without it: it must end."""
-
-
-# -- reachability ------------------------------------------------------------------------------------------------------
 
 
 def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Collection[str]) -> list[str]:

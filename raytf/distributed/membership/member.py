@@ -19,7 +19,7 @@ _MEETINGS = 10
 
 
 class LeftBehindError(WorkerLostError):
-    """The others go on without this worker, or have lost the driver."""
+    """The other workers continue without this one, or have lost the driver."""
 
 
 class UnreachableError(LeftBehindError):
@@ -36,11 +36,11 @@ class UnreachableError(LeftBehindError):
 
 
 class DismissedError(Exception):
-    """This worker has done its part: the others go on without it, as planned."""
+    """This worker has left as planned, and the others continue without it."""
 
 
 class RunOverError(Exception):
-    """The run was over when this worker came.
+    """The run was over when this worker joined.
 
     Args:
         result: of the run.
@@ -52,7 +52,7 @@ class RunOverError(Exception):
 
 
 class Member:
-    """What a worker knows of its group.
+    """A worker's view of its group.
 
     Args:
         name: of the worker.
@@ -84,11 +84,11 @@ class Member:
         return self.has_joined and self._paused == self.number
 
     def is_broken(self, number: int) -> bool:
-        """Whether a member of a generation is known to be lost, or this worker is."""
+        """Return whether a member of a generation is known to be lost, or this worker is."""
         return self.is_lost or self._broken == number
 
     def is_over(self, number: int) -> bool:
-        """Whether a generation is known to have lost a member, or to have been left by one."""
+        """Return whether a generation is known to have lost a member, or to have been left by one."""
         return self.is_broken(number) or self._left == number
 
     def hear(self, news: News) -> None:
@@ -139,16 +139,16 @@ class Member:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
             raise DismissedError("the others go on without this worker, as planned")
-        found: Generation = answer["generation"]
-        self.number, self._has_met = found.number, False
-        return found
+        generation: Generation = answer["generation"]
+        self.number, self._has_met = generation.number, False
+        return generation
 
     def met(self) -> None:
-        """The ranks of the generation have met."""
+        """Note that the ranks of the generation have met."""
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
-        """The ranks of the generation have not met, and this worker leaves it.
+        """Note that the ranks of the generation have not met, so that this worker leaves it.
 
         Args:
             generation: the present one.
@@ -165,7 +165,7 @@ class Member:
 
 
 class Transfer(NamedTuple):
-    """Who gives the state to whom when ranks have met.
+    """The ranks that give the state to others after a rendezvous, and those that take it.
 
     Attributes:
         giver: the rank that tells the others what is not a variable.

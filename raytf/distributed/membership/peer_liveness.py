@@ -78,15 +78,13 @@ class HeartbeatSender:
             self._process.stdin.close()
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
-#
 # A sum asks only now and then, while nothing comes. Silence is counted in looks of this process: while it stood still
 # itself, it has not looked. `allreduce.host` looks at the processes of its host, `allreduce.network` at heartbeats
 # of other hosts; `tests.stress.simulate` tries both in a simulated world.
 
 
 class Sign(Enum):
-    """What a look shows of a process."""
+    """The state of a process, as one look shows it."""
 
     ALIVE = "alive"
     #: It is stopped, or sends no heartbeats.
@@ -95,7 +93,7 @@ class Sign(Enum):
 
 
 class Loss(NamedTuple):
-    """Why a sum cannot end.
+    """The reason why a sum cannot complete.
 
     Attributes:
         number: of the process that is lost; None for an unknown one of the group.
@@ -119,7 +117,7 @@ class Waiting:
 
     @classmethod
     def for_processes(cls, stopped_seconds: float = STOPPED_SECONDS) -> Waiting:
-        """For processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
+        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
 
         Args:
             stopped_seconds: how long a process may be stopped.
@@ -128,14 +126,14 @@ class Waiting:
 
     @classmethod
     def for_heartbeats(cls, silent_seconds: float = SILENT_SECONDS) -> Waiting:
-        """For processes that send heartbeats, with a look every `BEAT_SECONDS`.
+        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`.
 
         Args:
             silent_seconds: how long a process may send none; a look more, since the newest may be on its way.
         """
         return cls(math.floor(silent_seconds / BEAT_SECONDS) + 1)
 
-    def look(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:
+    def check_signs(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:
         """Return a loss, for which the sum cannot end; None while the processes are to be waited for.
 
         Args:

@@ -1,5 +1,4 @@
-"""How the ranks of a generation meet: where each listens, whom it calls and answers, when it gives up, and the
-connections that result.
+"""The rendezvous of a generation: where each rank listens, which ranks it calls and answers, and when it gives up.
 
 Each rank listens before anybody knows the addresses of all, so that nobody else can take its port; a server of
 TensorFlow's takes it over (`MultiWorkerGroup`).
@@ -38,7 +37,6 @@ REACH_SECONDS = 10.0
 
 #: A connection with another rank: the rank, and what the connection is for.
 Link = tuple[int, int]
-__all__ = ["DATA", "HEARTBEATS", "MEET_SECONDS", "UnreachedError", "connect_all", "end"]
 
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
@@ -72,13 +70,13 @@ class Meeting:
         return len(self.addresses)
 
     def server(self) -> socket.socket:
-        """A socket that listens at this rank's address; who takes it has to close it.
+        """Return a socket that listens at this rank's address. The caller has to close it.
 
         Raises:
             OSError: another process listens there.
         """
         own = self.addresses[self.rank]
-        return _listening.pop(own, None) or _listen(*parsed(own))
+        return _listening.pop(own, None) or server_at(*parsed(own))
 
     def close(self) -> None:
         """Do not listen any more, if nobody has taken the socket."""
@@ -103,22 +101,26 @@ def listen(host: str) -> str:
 
 
 def joined(host: str, port: int) -> str:
-    """HOST:PORT."""
+    """Return HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def server_at(host: str) -> socket.socket:
-    """A socket that listens at a free port of this machine, which others reach by an address."""
-    return _listen(host, 0)
-
-
 def parsed(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT."""
+    """Return host and port of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def server_at(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at a port of this machine, which others reach by the address `host`.
+
+    Args:
+        host: the address.
+        port: by default any that is free.
+
+    Raises:
+        OSError: the port is taken, or none is free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -141,13 +143,11 @@ def take(meeting: Meeting) -> None:
 
 
 def mine() -> Meeting:
-    """This process's place in its group."""
+    """Return this process's place in its group."""
     assert _mine is not None, "worker.set_up comes first"
     return _mine
 
 
-# -- meeting point -----------------------------------------------------------------------------------------------------
-#
 # A rank calls all ranks before it, in their order, then answers all ranks after it, and then waits for the answers to
 # its calls. Events go in, and the next thing to do comes out, or an error that ends the meeting. Nothing here knows
 # sockets or clocks: whoever reports an event passes the time. `raytf.distributed.membership.rendezvous` carries the
@@ -215,7 +215,7 @@ class MeetingPoint:
             is_over: whether the generation is known to be over.
 
         Raises:
-            ConnectionAbortedError, UnreachedError: as `look`.
+            ConnectionAbortedError, UnreachedError: as `poll`.
         """
         self._check_over(is_over)
         if now >= self._deadline or not isinstance(error, ConnectionRefusedError):
@@ -259,7 +259,7 @@ class MeetingPoint:
         """
         raise ConnectionError(f"{self._names({rank})} {text}")
 
-    def look(self, now: float, is_over: bool) -> None:
+    def poll(self, now: float, is_over: bool) -> None:
         """Check whether to wait any longer; to be called again and again while this rank waits.
 
         Args:
@@ -291,8 +291,6 @@ class MeetingPoint:
         return ", ".join(f"rank {rank} at {self._addresses[rank]}" for rank in sorted(ranks))
 
 
-# -- peer connections --------------------------------------------------------------------------------------------------
-#
 # Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
 # has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
 # here: Ray has brought it, or the run's secret, from which each member derives it (`group_key`). What is
@@ -301,7 +299,7 @@ class MeetingPoint:
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
-    """Connections with all other ranks: by what they are for, and by rank.
+    """Return the connections with all other ranks: by what they are for, and by rank.
 
     Args:
         meeting: of this rank.
@@ -317,15 +315,15 @@ def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = M
             links.call()
             links.answer(server)
         links.hear()
-        for (_, purpose), peer in links.found.items():
+        for (_, purpose), peer in links.connections.items():
             close_in_children(peer)
             _watch(peer, silent_seconds if purpose == HEARTBEATS else None)
     except BaseException:
-        for peer in links.found.values():
+        for peer in links.connections.values():
             peer.close()
         raise
     return {
-        kind: {rank: peer for (rank, purpose), peer in links.found.items() if purpose == kind}
+        kind: {rank: peer for (rank, purpose), peer in links.connections.items() if purpose == kind}
         for kind in (DATA, HEARTBEATS)
     }
 
@@ -345,20 +343,20 @@ class _Links:
         deadline: until when, by the monotonic clock.
 
     Attributes:
-        found: connections by (rank, purpose).
+        connections: by (rank, purpose).
     """
 
     def __init__(self, meeting: Meeting, deadline: float):
         self._meeting, self._deadline = meeting, deadline
         self._point = MeetingPoint(meeting.rank, meeting.addresses, deadline)
-        self.found: dict[Link, socket.socket] = {}
+        self.connections: dict[Link, socket.socket] = {}
         self._proofs: dict[Link, bytes] = {}
 
     def call(self) -> None:
         """Call the ranks before this one."""
         while (link := self._point.to_call) is not None:
             rank, purpose = link
-            self.found[link] = peer = self._dialed(rank)
+            self.connections[link] = peer = self._dialed(rank)
             what = struct.pack("<iii16s", self._meeting.rank, rank, purpose, secrets.token_bytes(16))
             try:
                 peer.sendall(what + self._proof(b"call", what))
@@ -371,27 +369,27 @@ class _Links:
         """Answer the ranks after this one. Who does not say at once who it is holds up nobody."""
         with Callers(server, _CALL.size) as callers:
             while self._point.awaits_calls:
-                self._look()
+                self._poll()
                 for peer, call in callers.calls(self._patience()):
                     self._greet(peer, call)
 
     def hear(self) -> None:
         """Wait until the ranks before this one have answered."""
         while (link := self._point.to_hear) is not None:
-            peer, found = self.found[link], b""
-            while len(found) < _PROOF_BYTES:
-                self._look()
+            peer, answer = self.connections[link], b""
+            while len(answer) < _PROOF_BYTES:
+                self._poll()
                 peer.settimeout(max(0.001, self._patience()))
                 try:
-                    more = peer.recv(_PROOF_BYTES - len(found))
+                    more = peer.recv(_PROOF_BYTES - len(answer))
                 except TimeoutError:
                     continue
                 except OSError as error:
                     self._point.lose(link[0], f"did not answer: {error}")
                 if not more:
                     self._point.lose(link[0], "has hung up")
-                found += more
-            self._point.heard(hmac.compare_digest(found, self._proofs[link]))
+                answer += more
+            self._point.heard(hmac.compare_digest(answer, self._proofs[link]))
 
     def _greet(self, peer: socket.socket, call: bytes) -> None:
         what = call[:-_PROOF_BYTES]
@@ -399,7 +397,7 @@ class _Links:
         if not self._point.answers((rank, purpose), called, hmac.compare_digest(proof, self._proof(b"call", what))):
             peer.close()  # a stranger, such as who looks for open ports
             return
-        self.found[rank, purpose] = peer
+        self.connections[rank, purpose] = peer
         try:
             peer.sendall(self._proof(b"answer", what))
         except OSError as error:
@@ -429,7 +427,7 @@ class _Links:
             with selectors.DefaultSelector() as selector:
                 selector.register(peer, selectors.EVENT_WRITE)
                 while not selector.select(self._patience()):
-                    self._look()
+                    self._poll()
             failed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
@@ -442,8 +440,8 @@ class _Links:
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
 
-    def _look(self) -> None:
-        self._point.look(time.monotonic(), self._meeting.is_over())
+    def _poll(self) -> None:
+        self._point.poll(time.monotonic(), self._meeting.is_over())
 
     def _patience(self) -> float:
         """Return for how many seconds to wait before the next look."""

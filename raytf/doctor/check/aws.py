@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path as File
 from typing import Any
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning, zone_not_in_region
+from raytf.doctor.local_environment import package_file
+from raytf.doctor.node_types import NodeType, node_types, spot_head, stopped_nodes
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
@@ -81,13 +80,9 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
         return
     for zone in str(zones).split(",") if isinstance(zones, str) and isinstance(region, str) else ():
         if zone.strip() and not re.fullmatch(re.escape(region) + r"([a-z]|-.+)", zone.strip()):
-            yield error(
-                "zone-not-in-region",
-                ("provider", "availability_zone"),
-                f"zone {zone.strip()!r} is not in region {region!r}",
-                "Ray finds no subnet for it and ends; with other zones beside it, it goes on without this one.",
-                f"Write zones such as {region}a,{region}b, or another region.",
-            )
+            why = "Ray finds no subnet for it and ends; with other zones beside it, it goes on without this one."
+            fix = f"Write zones such as {region}a,{region}b, or another region."
+            yield zone_not_in_region(zone.strip(), region, why, fix)
 
 
 def _ports(document: Document) -> Iterator[ConfigFinding]:
@@ -118,15 +113,15 @@ def _ports(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _open_to(rule: dict[str, Any]) -> list[str]:
-    """The ranges of a rule that are everybody."""
-    found = []
+    """Return the ranges of a rule that are everybody."""
+    open_ranges = []
     for key, inner in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
         ranges = rule.get(key)
         for entry in ranges if isinstance(ranges, list) else ():
             cidr = entry.get(inner) if isinstance(entry, dict) else None
             if cidr in ("0.0.0.0/0", "::/0"):
-                found.append(cidr)
-    return found
+                open_ranges.append(cidr)
+    return open_ranges
 
 
 def _machine(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -164,14 +159,14 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _network(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
-    given = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
-    if "NetworkInterfaces" in t.config and given:
+    keys = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
+    if "NetworkInterfaces" in t.config and keys:
         yield error(
             "network-twice",
-            (*path, given[0]),
-            f"NetworkInterfaces and {given[0]} are both given",
+            (*path, keys[0]),
+            f"NetworkInterfaces and {keys[0]} are both given",
             "Ray refuses the file: subnets and groups then belong into each interface.",
-            f"Move {given[0]} into NetworkInterfaces, or leave those out.",
+            f"Move {keys[0]} into NetworkInterfaces, or leave those out.",
         )
     elif "SubnetId" in t.config:
         yield error(
@@ -205,13 +200,7 @@ def _market(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "Add `MarketType: spot`.",
         )
     if t.is_head:
-        yield warning(
-            "spot-head",
-            (*path, "InstanceMarketOptions"),
-            "the head is a spot instance",
-            "When AWS takes it, the whole cluster is gone, and workers run on that nobody stops.",
-            "Leave InstanceMarketOptions out of the head's type.",
-        )
+        yield spot_head((*path, "InstanceMarketOptions"), "AWS", "InstanceMarketOptions")
     price = spot.get("MaxPrice") if isinstance(spot, dict) else None
     if isinstance(price, str) and not re.fullmatch(r"\d+(\.\d+)?", price):
         yield error(
@@ -260,8 +249,8 @@ def _workers_profile(types: list[NodeType]) -> Iterator[ConfigFinding]:
 
 
 def _has(t: NodeType, key: str) -> bool:
-    """Whether a key is there in any spelling: a typo is reported as such, not as a key that is missing."""
-    return any(str(given).casefold() == key.casefold() for given in t.config)
+    """Return whether a key is there in any spelling: a typo is reported as such, not as a missing key."""
+    return any(str(name).casefold() == key.casefold() for name in t.config)
 
 
 def _disk(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -307,34 +296,22 @@ def _keys(document: Document, types: list[NodeType]) -> Iterator[ConfigFinding]:
 def _reuse(document: Document) -> Iterator[ConfigFinding]:
     provider: dict[str, Any] = document.mapping("provider")
     if provider.get("type") == "aws" and "cache_stopped_nodes" not in provider:
-        yield warning(
-            "cache-stopped-nodes",
-            ("provider",),
-            "cache_stopped_nodes is not given: Ray takes true",
-            "Nodes are stopped, not terminated: their disks are paid for after `ray down`, and old set-ups come back.",
-            "Add `cache_stopped_nodes: false`.",
-        )
-
-
-# -- ec2 schema --------------------------------------------------------------------------------------------------------
+        why = "Nodes are stopped, not terminated: their disks are paid for after `ray down`, and old set-ups come back."
+        yield stopped_nodes(why)
 
 
 @cache
 def _shapes() -> dict[str, Any]:
-    spec = importlib.util.find_spec("botocore")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = File(folder) / _MODEL
-        if path.is_file():
-            return json.loads(gzip.decompress(path.read_bytes()))["shapes"]
-    return {}
+    path = package_file("botocore", _MODEL)
+    return json.loads(gzip.decompress(path.read_bytes()))["shapes"] if path is not None else {}
 
 
 def check_fields(config: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
     """Find keys, types and values of a node_config that RunInstances refuses."""
     shapes = _shapes()
     if shapes:
-        given = {k: v for k, v in config.items() if k not in _RAYS}
-        yield from _check_field(given, "RunInstancesRequest", path, shapes, _RAYS)
+        fields = {k: v for k, v in config.items() if k not in _RAYS}
+        yield from _check_field(fields, "RunInstancesRequest", path, shapes, _RAYS)
 
 
 def _check_field(

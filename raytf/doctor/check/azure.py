@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, warning
-from raytf.doctor.local_environment import Surroundings, ray_file
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near
+from raytf.doctor.local_environment import ray_file
+from raytf.doctor.node_types import NodeType, node_types, spot_head, stopped_nodes
 
 #: Parameters of Ray's template that Ray fills in by itself.
 _RAYS = {
@@ -30,7 +30,7 @@ _LEAST_GB, _GPU_GB = 32, 64
 _EVICTIONS = ("Deallocate", "Delete")
 
 
-def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find what Azure refuses, and parameters that Ray's template does not have."""
     template = ray_file("autoscaler/_private/_azure/azure-vm-template.json")
     known = {*template["parameters"], "availability_zone"} - {"zones"}
@@ -55,18 +55,12 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
         )
     if "region" in provider:
         return  # the unknown provider key says it
-    yield from _keys(document, surroundings)
+    yield from _keys(document)
     yield from _packages(document)
     for t in node_types(document):
         yield from _node(t, known)
     if "cache_stopped_nodes" not in provider:
-        yield warning(
-            "cache-stopped-nodes",
-            ("provider",),
-            "cache_stopped_nodes is not given: Ray takes true",
-            "Machines are stopped, not deleted: their disks are paid for after `ray down`.",
-            "Add `cache_stopped_nodes: false`.",
-        )
+        yield stopped_nodes("Machines are stopped, not deleted: their disks are paid for after `ray down`.")
 
 
 def _node(t: NodeType, known: set[str]) -> Iterator[ConfigFinding]:
@@ -108,13 +102,7 @@ def _node(t: NodeType, known: set[str]) -> Iterator[ConfigFinding]:
             "Give all four of imagePublisher, imageOffer, imageSku and imageVersion, or imageId.",
         )
     if t.is_head and parameters.get("priority") in ("Spot", "Low"):
-        yield warning(
-            "spot-head",
-            (*path, "priority"),
-            "the head is a spot machine",
-            "When Azure evicts it, the whole cluster is gone, and workers run on that nobody stops.",
-            "Leave priority out of the head's type.",
-        )
+        yield spot_head((*path, "priority"), "Azure", "priority")
 
 
 def _size(t: NodeType, parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
@@ -171,7 +159,7 @@ def _choices(parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
         )
 
 
-def _keys(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
+def _keys(document: Document) -> Iterator[ConfigFinding]:
     auth = document.mapping("auth")
     pair = [k for k in ("ssh_private_key", "ssh_public_key") if k in auth]
     if len(pair) == 1:
@@ -194,16 +182,13 @@ def _keys(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
 
 
 def _packages(document: Document) -> Iterator[ConfigFinding]:
-    for key in ("setup_commands", "head_setup_commands"):
-        for i, command in enumerate(document.sequence(key)):
-            found = (
-                re.search(r"azure-mgmt-resource\s*(==|>=)?\s*([\d.]+)?", command) if isinstance(command, str) else None
+    for path, command in document.commands("setup_commands", "head_setup_commands"):
+        match = re.search(r"azure-mgmt-resource\s*(==|>=)?\s*([\d.]+)?", command)
+        if match and (not match[2] or int(match[2].split(".")[0]) > 24 or match[1] == ">="):
+            yield error(
+                "azure-packages",
+                path,
+                "azure-mgmt-resource is not pinned to 24 or older",
+                "Version 25 has no deployments client: the head starts no worker, which only its monitor.log says.",
+                "Write azure-mgmt-resource==24.0.0 and add msrest, as Ray's own defaults do.",
             )
-            if found and (not found[2] or int(found[2].split(".")[0]) > 24 or found[1] == ">="):
-                yield error(
-                    "azure-packages",
-                    (key, i),
-                    "azure-mgmt-resource is not pinned to 24 or older",
-                    "Version 25 has no deployments client: the head starts no worker, which only its monitor.log says.",
-                    "Write azure-mgmt-resource==24.0.0 and add msrest, as Ray's own defaults do.",
-                )

@@ -1,4 +1,4 @@
-"""What a cluster costs by the hour, from the dated table of catalog.py."""
+"""The cost of a cluster by the hour, from the dated table of machines.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raytf.doctor.check.zones import ZoneTraffic
 from raytf.doctor.document import Document
 from raytf.doctor.machines import PRICES_OF, Machine
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.node_types import NodeType, most_workers, node_types
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cost:
 
 
 def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
-    """The cost of a cluster on a cloud.
+    """Estimate the cost of a cluster on a cloud.
 
     Returns:
         None where no node has a known machine.
@@ -43,8 +43,7 @@ def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | N
     types = node_types(document)
     if not any(t.machine for t in types):
         return None
-    most_workers = document.get("max_workers")
-    limit = most_workers if isinstance(most_workers, int) else 2
+    limit = most_workers(document)
     workers = [t for t in types if t.most > 0 or t.least > 0]
     heads = [t for t in types if t.is_head]
     head = sum(_usd(t) for t in heads)
@@ -87,7 +86,7 @@ def _usd(t: NodeType) -> float:
 
 
 def _dearest(workers: Sequence[NodeType], limit: int) -> float:
-    """The price of the dearest nodes that there may be at the same time."""
+    """Return the price of the dearest nodes that there may be at the same time."""
     left, total = limit, 0.0
     of_type = {t.name: t.most for t in workers}
     choices = [(_usd(t), t, t.most) for t in workers]

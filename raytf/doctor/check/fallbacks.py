@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raytf.cluster.providers import fallback
-from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
+from raytf.doctor.document import CLOUDS, Document
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning, zone_not_in_region
 from raytf.doctor.node_types import NodeType, node_types
 
-_CLOUDS = ("aws", "gcp", "azure")
-#: What Ray reads before it knows a provider of type external, and fills in for its own types only.
+#: Keys that Ray reads before it knows a provider of type external, and fills in for its own types only.
 _NEEDED = ("max_workers", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
 def as_cloud(document: Document) -> Document:
-    """A cluster of raytf's own provider as one of Ray's for that cloud; any other as it is."""
+    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is."""
     provider = document.get("provider")
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
-    if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in _CLOUDS:
+    if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in CLOUDS:
         return document
     changed = {
         key: value for key, value in provider.items() if key not in ("module", fallback.HOLD, fallback.SPREAD)
@@ -40,11 +39,11 @@ def check(document: Document) -> Iterator[ConfigFinding]:
         yield from _zones(document)
     for t in node_types(as_cloud(document)):
         path: Path = (*t.path, "node_config")
-        given = document.mapping(*path)
-        if fallback.KEY not in given:
+        config = document.mapping(*path)
+        if fallback.KEY not in config:
             continue
-        malformed = fallback.malformed(given)
-        if not is_ours and cloud not in _CLOUDS:
+        malformed = fallback.malformed(config)
+        if not is_ours and cloud not in CLOUDS:
             continue  # of somebody else's provider, which may read it
         if not is_ours:
             yield error(
@@ -120,13 +119,9 @@ def _zones(document: Document) -> Iterator[ConfigFinding]:
     region, zones = document.get("provider", "region"), document.get("provider", "availability_zone")
     for zone in str(zones).split(",")[1:] if isinstance(zones, str) and isinstance(region, str) else ():
         if zone.strip().rpartition("-")[0] != region:
-            yield error(
-                "zone-not-in-region",
-                ("provider", "availability_zone"),
-                f"zone {zone.strip()!r} is not in region {region!r}",
-                "Google refuses a node there: its subnet is that of the region.",
-                f"Write {region}-a or another zone of that region.",
-            )
+            why = "Google refuses a node there: its subnet is that of the region."
+            fix = f"Write {region}-a or another zone of that region."
+            yield zone_not_in_region(zone.strip(), region, why, fix)
 
 
 def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -159,7 +154,7 @@ def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
 
 
 def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
-    """The document once more for each fallback, as if it were the first choice.
+    """Yield the document once more for each fallback, as if it were the first choice.
 
     Yields:
         The document, the path of the node_config that was replaced, and the path of the entry in `fallback`.
@@ -173,10 +168,10 @@ def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
             yield replace(document, value=value), path, (*path, fallback.KEY, i)
 
 
-def at_entry(found: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
-    """A finding in a variant, with its path in the entry where that is what the entry gives."""
-    if found.path[: len(config)] != config:
-        return found
-    inner = found.path[len(config) :]
-    given = document.mapping(*entry)
-    return replace(found, path=(*entry, *inner) if inner and inner[0] in given else entry)
+def at_entry(finding: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
+    """Return a finding of a variant with its path in the fallback's entry, if the entry sets that value."""
+    if finding.path[: len(config)] != config:
+        return finding
+    inner = finding.path[len(config) :]
+    changes = document.mapping(*entry)
+    return replace(finding, path=(*entry, *inner) if inner and inner[0] in changes else entry)

@@ -8,8 +8,8 @@ from typing import Any
 
 from raytf.doctor import machines
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, warning, zone_not_in_region
+from raytf.doctor.node_types import NodeType, node_types, spot_head
 
 #: Fields that Compute Engine's instances.insert takes (API v1), and Ray's own.
 _INSTANCE = {
@@ -84,13 +84,8 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
             "Name one zone.",
         )
     elif isinstance(zone, str) and isinstance(region, str) and not re.fullmatch(re.escape(region) + "-[a-z]", zone):
-        yield error(
-            "zone-not-in-region",
-            ("provider", "availability_zone"),
-            f"zone {zone!r} is not in region {region!r}",
-            "Ray takes the subnet of the region and starts the node in the zone: Google refuses that.",
-            f"Write {region}-a or another zone of that region.",
-        )
+        why = "Ray takes the subnet of the region and starts the node in the zone: Google refuses that."
+        yield zone_not_in_region(zone, region, why, f"Write {region}-a or another zone of that region.")
     name = document.get("cluster_name")
     if isinstance(name, str) and (not _LABEL.fullmatch(name) or len(name) > 44 or "_" in name):
         yield error(
@@ -135,13 +130,7 @@ def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "Set automaticRestart: false.",
         )
     if spot and t.is_head:
-        yield warning(
-            "spot-head",
-            where,
-            "the head is a spot instance",
-            "When Google takes it, the whole cluster is gone, and workers run on that nobody stops.",
-            "Leave scheduling out of the head's type.",
-        )
+        yield spot_head(where, "Google", "scheduling")
     yield from _disks(t, path)
     if not t.is_head and t.most > 0 and "serviceAccounts" not in t.config and "sourceInstanceTemplate" not in t.config:
         yield warning(
@@ -217,8 +206,8 @@ def _disks(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
                 "Google finds no image, or TensorFlow finds no GPU.",
                 f"Take {_GOOD_IMAGE}.",
             )
-        if isinstance(size, int) and disk.get("boot") and size < (50 if t.machine and t.machine.gpus else 20):
-            least = 50 if t.machine and t.machine.gpus else 20
+        least = 50 if t.machine and t.machine.gpus else 20
+        if isinstance(size, int) and disk.get("boot") and size < least:
             yield error(
                 "disk-too-small",
                 (*inner, "diskSizeGb"),
@@ -260,12 +249,12 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "Ray starts such a slice, but its autoscaler does not treat the hosts as one, as a job needs it.",
             "Take a slice of one host: up to v5litepod-8 or v6e-8, v4-8.",
         )
-    given = t.resources.get("TPU")
-    if t.machine is not None and t.machine.tpus <= 8 and given not in (None, t.machine.tpus):
+    chips = t.resources.get("TPU")
+    if t.machine is not None and t.machine.tpus <= 8 and chips not in (None, t.machine.tpus):
         yield error(
             "tpu-count",
             (*t.path, "resources", "TPU"),
-            f"TPU: {given:g} on {kind}, which has {t.machine.tpus}",
+            f"TPU: {chips:g} on {kind}, which has {t.machine.tpus}",
             "Ray starts nodes for jobs that then do not fit, or gives the other chips to nobody.",
             f"Give TPU: {t.machine.tpus}.",
         )

@@ -51,7 +51,7 @@ class NodeSupply:
 
 
 def parse(command: str) -> JobNeeds:
-    """What a command such as `python jobs/mnist.py --workers 1:8` asks for.
+    """Return what a command such as `python jobs/mnist.py --workers 1:8` asks for.
 
     Raises:
         ConfigError: a flag has a value that raytf refuses.
@@ -138,23 +138,16 @@ def check(
         return
     reach = _reach(rooms, fits, most_nodes, need)
     beside = f", beside {need.helpers} CPUs for parameter servers and their coordinator" if need.helpers else ""
-    if reach < 1:
-        yield error(
-            "job-never-starts",
-            where,
-            f"the job wants at least {need.least} workers{beside}, and this cluster has room for none",
-            "The job waits forever.",
-            "Take larger machines, or raise max_workers.",
-        )
-        return
     if reach < need.least:
         yield error(
             "job-never-starts",
             where,
-            f"the job wants at least {need.least} workers{beside}, and this cluster has room for {reach}",
+            f"the job wants at least {need.least} workers{beside}, and this cluster has room for {reach or 'none'}",
             "The job waits forever.",
-            f"Give --workers 1:{reach}, or raise max_workers.",
+            f"{f'Give --workers 1:{reach}' if reach else 'Take larger machines'}, or raise max_workers.",
         )
+        if not reach:
+            return
     elif reach < need.most:
         yield warning(
             "job-never-full",
@@ -163,8 +156,6 @@ def check(
             "It trains with fewer than it was meant to have.",
             f"Give --workers {need.least}:{reach}, or raise max_workers.",
         )
-    elif not gpu and gpus and need.gpu is None:
-        return
     if need.storage.startswith(_OWN_FOLDERS) and sum(room.nodes for room in rooms) > 1:
         yield error(
             "job-storage",
@@ -183,7 +174,7 @@ def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:
 
 
 def _reach(rooms: Sequence[NodeSupply], fits: dict[str, int], most_nodes: int | None, need: JobNeeds) -> int:
-    """The most workers, with the roomiest nodes taken first."""
+    """Return the most workers, with the roomiest nodes taken first."""
     left, total, spare = most_nodes, 0, 0
     for room in sorted(rooms, key=lambda r: -fits[r.name]):
         count = room.nodes if left is None else min(room.nodes, left)

@@ -1,4 +1,4 @@
-"""Groups of pods of a KubeRay cluster: replicas, resources, volumes and what `ray start` is given."""
+"""Groups of pods of a KubeRay cluster: replicas, resources, volumes and flags of `ray start`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.doctor.local_environment import Surroundings
 
-#: What device plugins call a GPU or a TPU.
+#: Resources by which device plugins offer a GPU or a TPU.
 ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.com/i915", "aws.amazon.com/neuroncore")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", *ACCELERATORS)
 
 
 def refused(path: Path, what: str, fix: str) -> ConfigFinding:
-    """A rule that the operator checks when it has the object already."""
+    """Return the finding that an object breaks a rule which the operator checks only when it has the object."""
     return error("kube-rule", path, what, "The operator refuses the object, which only its events say.", fix)
 
 
@@ -29,13 +29,13 @@ def check(
     """Find what is wrong with one group."""
     if not is_head:
         yield from _replicas(path, group, scaling)
-    yield from _start_parameters(path, group, is_head)
+    yield from _start_parameters(path, group)
     pod: Path = (*path, "template", "spec")
     if document.get(*pod, "containers") == []:
         yield refused((*pod, "containers"), "there is no container", "Add the container of Ray as the first.")
     if not document.sequence(*pod, "containers"):
         return
-    yield from _container(document, pod, group, is_head, scaling)
+    yield from _container(document, pod, group, scaling)
     restart = document.get(*pod, "restartPolicy")
     if scaling and not is_head and restart not in (None, "Never"):
         yield error(
@@ -86,7 +86,7 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Conf
         )
 
 
-def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Iterator[ConfigFinding]:
+def _start_parameters(path: Path, group: dict[str, Any]) -> Iterator[ConfigFinding]:
     parameters = group.get("rayStartParams")
     parameters = parameters if isinstance(parameters, dict) else {}
     for key in parameters:
@@ -123,9 +123,7 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
         )
 
 
-def _container(
-    document: Document, pod: Path, group: dict[str, Any], is_head: bool, scaling: bool
-) -> Iterator[ConfigFinding]:
+def _container(document: Document, pod: Path, group: dict[str, Any], scaling: bool) -> Iterator[ConfigFinding]:
     first: Path = (*pod, "containers", 0)
     limits = document.mapping(*first, "resources", "limits")
     requests = document.mapping(*first, "resources", "requests")
@@ -239,12 +237,12 @@ def _mounts(document: Document, pod: Path) -> Iterator[ConfigFinding]:
 
 
 def whole(value: object) -> int:
-    """A whole number; 0 for what is none, which the schema's check names."""
+    """Return a whole number, or 0 for any other value, which the schema's check names."""
     return value if isinstance(value, int) else 0
 
 
 def number(value: Any) -> float:
-    """A quantity of Kubernetes as a number; 0 for what is none."""
+    """Return a quantity of Kubernetes as a number, or 0 for any other value."""
     units: Sequence[tuple[str, float]] = (
         *((f"{unit}i", 1024.0**power) for power, unit in enumerate("KMGTPE", 1)),
         *((unit, 1000.0**power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)),
@@ -258,7 +256,7 @@ def number(value: Any) -> float:
     else:
         scale = 1.0
     try:
-        found = float(text) * scale
+        result = float(text) * scale
     except ValueError:
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return result if math.isfinite(result) else 0.0

@@ -23,28 +23,24 @@ _PLAIN = {"str": "a text", "int": "a whole number", "bool": "true or false", "nu
 
 @cache
 def _known() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files(__package__).joinpath("kube_fields.json").read_text(encoding="utf-8"))
-    return found
+    known: dict[str, Any] = json.loads(files(__package__).joinpath("kube_fields.json").read_text(encoding="utf-8"))
+    return known
 
 
 def knows(version: Any, kind: str) -> bool:
-    """Whether objects of a kind can be checked."""
+    """Return whether objects of a kind can be checked."""
     return isinstance(version, str) and kind in _known()["kinds"].get(version, ())
 
 
-def check(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
-    """Find fields that do not exist or have another type."""
-    yield from _check(value, kind, path)
-
-
 def is_quantity(value: Any) -> bool:
-    """Whether a value is a quantity of Kubernetes, such as 500m or 4Gi."""
+    """Return whether a value is a quantity of Kubernetes, such as 500m or 4Gi."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int | float) or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
 
 
-def _check(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
+def check(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
+    """Find fields that do not exist or have another type."""
     if kind == "any" or (value is None and kind not in _known()["types"]):
         return
     if kind.startswith("["):
@@ -68,7 +64,7 @@ def _record(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     fields: dict[str, str] = _known()["types"][kind]
     for key, inner in value.items():
         if key in fields:
-            yield from _check(inner, fields[key].removesuffix("!"), (*path, key))
+            yield from check(inner, fields[key].removesuffix("!"), (*path, key))
         else:
             yield error(
                 "kube-unknown-field",
@@ -89,7 +85,7 @@ def _list(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
         yield _wrong(value, "a list", path)
         return
     for i, item in enumerate(value):
-        yield from _check(item, kind, (*path, i))
+        yield from check(item, kind, (*path, i))
 
 
 def _mapping(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
@@ -100,7 +96,7 @@ def _mapping(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
         if inner is None and kind in _PLAIN:
             yield _wrong(inner, _PLAIN[kind], (*path, str(key)))
         else:
-            yield from _check(inner, kind, (*path, str(key)))
+            yield from check(inner, kind, (*path, str(key)))
 
 
 def _choice(value: Any, known: list[str], path: Path) -> Iterator[ConfigFinding]:
@@ -139,11 +135,11 @@ def _wrong(value: Any, wanted: str, path: Path) -> ConfigFinding:
     name = str(path[-1]) if path else "the object"
     quotes = wanted == "a text" and isinstance(value, bool | int | float)
     shown = {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
-    given = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(shown)
+    kind = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(shown)
     return error(
         "kube-type",
         path,
-        f"{name!r} is {given}, expected {wanted}",
+        f"{name!r} is {kind}, expected {wanted}",
         "The API server refuses the object.",
         f'Put it in quotes: "{shown}".'
         if quotes

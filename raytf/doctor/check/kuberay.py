@@ -1,4 +1,4 @@
-"""Mistakes of KubeRay manifests: the fields, the rules that the operator checks itself, and what it never says."""
+"""Mistakes of KubeRay manifests: in fields, in rules that the operator checks, and those that it never reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.errors import one_line
 from raytf.storage import untrusted_yaml
 
 KINDS = ("RayCluster", "RayJob", "RayService")
-#: Where a kind has its cluster.
+#: Path at which a kind has its cluster.
 _CLUSTER: dict[str, Path] = {
     "RayCluster": ("spec",),
     "RayJob": ("spec", "rayClusterSpec"),
@@ -28,7 +28,7 @@ _CLUSTER: dict[str, Path] = {
 _NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
-#: What KubeRay 1.7 lets nobody use unless its operator is told to.
+#: Features that KubeRay 1.7 allows only if its operator has a feature gate.
 _GATES = {
     "historyServerOptions": "RayClusterHistoryServer",
     "networkPolicy": "RayClusterNetworkPolicy",
@@ -39,7 +39,7 @@ _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
 def is_manifest(document: Document) -> bool:
-    """Whether a document is an object of Kubernetes."""
+    """Return whether a document is an object of Kubernetes."""
     return "apiVersion" in document.mapping() and "kind" in document.mapping()
 
 
@@ -64,7 +64,7 @@ def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         yield from check_job(document)
     base = _CLUSTER[kind]
     if document.get(*base):
-        yield from _cluster(document, base, kind, here)
+        yield from _cluster(document, base, here)
 
 
 def _other(document: Document, kind: str) -> Iterator[ConfigFinding]:
@@ -100,23 +100,22 @@ def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
 
 
 def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
-    """(path, group, whether it is the head's) for each group of pods."""
+    """Return (path, group, whether it is the head's) for each group of pods."""
     base = _CLUSTER.get(str(document.get("kind")), ())
-    found: list[tuple[Path, dict[str, Any], bool]] = []
+    pods: list[tuple[Path, dict[str, Any], bool]] = []
     head = document.get(*base, "headGroupSpec")
     if isinstance(head, dict):
-        found.append(((*base, "headGroupSpec"), head, True))
+        pods.append(((*base, "headGroupSpec"), head, True))
     for i, group in enumerate(document.sequence(*base, "workerGroupSpecs")):
         if isinstance(group, dict):
-            found.append(((*base, "workerGroupSpecs", i), group, False))
-    return found
+            pods.append(((*base, "workerGroupSpecs", i), group, False))
+    return pods
 
 
-def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> Iterator[ConfigFinding]:
+def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
-    found = groups(document)
     names: list[Any] = []
-    for path, group, is_head in found:
+    for path, group, is_head in groups(document):
         yield from kube_pods.check(document, path, group, is_head, scaling, here)
         if not is_head:
             if group.get("groupName") in names:
@@ -141,13 +140,13 @@ def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Co
         where = (*path, "template", "spec", "containers", 0, "image")
         images.append((where, str(document.get(*where, default=""))))
     for where, name in images:
-        found = re.search(r":(\d+\.\d+\.\d+)", name)
-        known = found and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
-        if found and known and found[1] != version and "rayproject/" in name:
+        match = re.search(r":(\d+\.\d+\.\d+)", name)
+        known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
+        if match and known and match[1] != version and "rayproject/" in name:
             yield error(
                 "image-ray-version",
                 where,
-                f"image {name} has Ray {found[1]}, and rayVersion is {version}",
+                f"image {name} has Ray {match[1]}, and rayVersion is {version}",
                 "The operator writes commands for another version than the one that runs.",
                 "Give both the same.",
             )
@@ -241,10 +240,10 @@ def _auth(document: Document, base: Path) -> Iterator[ConfigFinding]:
 
 
 def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    given = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
+    paths = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
     if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
-        given["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
-    for key, path in given.items():
+        paths["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
+    for key, path in paths.items():
         yield warning(
             "feature-gate",
             path,
@@ -255,7 +254,7 @@ def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
 
 
 def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
-    """What has the cluster of a RayJob: itself, or the RayCluster of the same input that its clusterSelector names."""
+    """Return what has the cluster of a RayJob: itself, or the RayCluster of this input that clusterSelector names."""
     name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
     space = document.get("metadata", "namespace")
     for other in manifests:
@@ -267,7 +266,7 @@ def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
 
 
 def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[ConfigFinding]:
-    """A job that leaves open whether it trains on GPUs, where none is up when it starts."""
+    """Find a job that leaves open whether it trains on GPUs, where none is up when it starts."""
     gpus = [
         group.get("minReplicas") or 0
         for path, group, _ in groups(document)
@@ -285,9 +284,9 @@ def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[
 
 
 def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
-    """The nodes that a cluster may become, and where it says so."""
+    """Return the nodes that a cluster may become, and the path that says so."""
     base = _CLUSTER[str(document.get("kind"))]
-    found = []
+    nodes = []
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
     for path, group, is_head in groups(document):
         first: Path = (*path, "template", "spec", "containers", 0, "resources")
@@ -303,13 +302,10 @@ def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
         count = 1 if is_head else group.get("maxReplicas" if scaling else "replicas") or 0
         hosts = 1 if is_head else group.get("numOfHosts") or 1
         name = "head" if is_head else str(group.get("groupName"))
-        found.append(
+        nodes.append(
             NodeSupply(name, int(count) * int(hosts) if isinstance(count, int) else 0, number(cpus), number(gpus), path)
         )
-    return found, (*base, "workerGroupSpecs")
-
-
-# -- kuberay job -------------------------------------------------------------------------------------------------------
+    return nodes, (*base, "workerGroupSpecs")
 
 
 def check_job(document: Document) -> Iterator[ConfigFinding]:
@@ -346,19 +342,19 @@ def check_job(document: Document) -> Iterator[ConfigFinding]:
     text = spec.get("runtimeEnvYAML")
     if isinstance(text, str):
         try:
-            said = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
+            issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
         except yaml.YAMLError as problem:
-            said = one_line(getattr(problem, "problem", None) or problem, 200)
-        if said:
+            issue = one_line(getattr(problem, "problem", None) or problem, 200)
+        if issue:
             yield refused(
                 ("spec", "runtimeEnvYAML"),
-                f"runtimeEnvYAML holds no YAML mapping: {said}",
+                f"runtimeEnvYAML holds no YAML mapping: {issue}",
                 "Begin it with `|` and indent it.",
             )
 
 
 def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
-    """The rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
+    """Check the rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
     strategy = spec.get("deletionStrategy")
     if not isinstance(strategy, dict):
         return

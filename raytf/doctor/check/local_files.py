@@ -14,14 +14,14 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, Severity, error, warning
 from raytf.doctor.local_environment import Surroundings, is_user
 
-#: What Ray leaves out of a working directory, and the most that it takes (ray._private.runtime_env.packaging).
+#: Folders that Ray leaves out of a working directory, and the most bytes that it takes (runtime_env.packaging).
 _RAY_LEAVES_OUT = (".git", ".venv", "venv", "__pycache__")
 MOST_BYTES = 512 * 2**20
-#: What the job server's HTTP takes; of the packed file, which is smaller.
+#: Bytes of the packed file, which is smaller, that the job server takes over HTTP.
 _HTTP_BYTES = 100 * 2**20
 #: Copied to each node by rsync before anything runs there.
 _MOUNT_BYTES = 1024 * 2**20
-#: Of a folder, of which this many are counted: a file may name any.
+#: Entries of a folder that are counted at most: a file may name any folder.
 _MOST_ENTRIES = 200_000
 _TOKEN = ".ray/auth_token"
 #: In a command, where `<` and the like mean something else.
@@ -226,7 +226,7 @@ def _largest(folder: File, patterns: list[str]) -> list[tuple[str, int]]:
 
 
 def folder_bytes(folder: File, patterns: Iterable[str], enough: int | None = None) -> int:
-    """Bytes of a folder's files, without what matches; stops once there are enough."""
+    """Return the bytes of a folder's files, without what matches; stop once there are enough."""
     total, entries, left_out = 0, 0, list(patterns)
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _matches(name, left_out)]
@@ -246,13 +246,13 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a text stands for one that the user is to give."""
+    """Return whether a text stands for a value that the user has to fill in."""
     folded = value.casefold()
     return any(word in folded for word in _PLACEHOLDERS)
 
 
 def placeholders(document: Document) -> Iterator[ConfigFinding]:
-    """All values that the user is still to give."""
+    """Find all values that the user still has to fill in."""
 
     def walk(value: object, path: Path) -> Iterator[Path]:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Numbers of nodes: what can never come up, and what never goes away."""
+"""Numbers of nodes: those that can never come up, and those that never go away."""
 
 from __future__ import annotations
 

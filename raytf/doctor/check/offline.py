@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from raytf.doctor import node_types
@@ -31,14 +31,14 @@ from raytf.doctor.finding import ConfigFinding, Path, Severity, error
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, one_line
 
-#: What a value of a type that nobody thought of raises in a check.
+#: Errors that a value of an unexpected type raises in a check.
 ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, OSError)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found in one file.
+    """The findings in one file, and its cost.
 
     Attributes:
         findings: by line.
@@ -49,7 +49,7 @@ class CheckReport:
     cost: Cost | None = None
 
     def of(self, severity: Severity) -> list[ConfigFinding]:
-        """Those of one severity."""
+        """Return the findings of one severity."""
         return [f for f in self.findings if f.severity is severity]
 
 
@@ -62,28 +62,28 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
         need: what a job wants of the cluster.
         working_dir: what `ray job submit` is to upload.
     """
-    documents, found = parse(text)
+    documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     cost = None
-    if any(f.code == "yaml-syntax" for f in found):
+    if any(f.code == "yaml-syntax" for f in findings):
         pass
     elif not documents:
-        found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
+        findings.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
     elif manifests:
         for document in manifests:
-            found += _lines(document, _guarded(partial(_manifest, document, manifests, here, need)))
+            findings += document.with_lines(_guarded(partial(_manifest, document, manifests, here, need)))
     else:
         document = documents[0]
-        found += _lines(document, _guarded(partial(_cluster, document, here, need)))
+        findings += document.with_lines(_guarded(partial(_cluster, document, here, need)))
         with contextlib.suppress(*ODD):  # has been said then
             cost = costs.estimate(fallbacks.as_cloud(document), zones.traffic(document))
     if working_dir is not None:
-        found += local_files.working_dir(working_dir, here)
-    return CheckReport(tuple(in_order(found)), cost)
+        findings += local_files.working_dir(working_dir, here)
+    return CheckReport(tuple(in_order(findings)), cost)
 
 
 def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
-    """What checks find; where one does not get along with a value, that is a finding, too, and the last one."""
+    """Yield what checks find. Where a check fails at a value, that is the last finding."""
     try:
         yield from checks()
     except ODD as problem:
@@ -91,7 +91,7 @@ def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFi
 
 
 def cannot_judge(problem: Exception) -> ConfigFinding:
-    """What a check raised that did not get along with a value."""
+    """Return the finding that a check failed at a value."""
     return error(
         "cannot-judge",
         (),
@@ -123,7 +123,7 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
 
 
 def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """What each node type is made of."""
+    """Check the machines that the node types name."""
     provider = document.get("provider", "type")
     yield from node_types.check(document)
     if provider == "aws" or (
@@ -133,18 +133,18 @@ def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]
     elif provider == "gcp":
         yield from gcp.check(document)
     elif provider == "azure":
-        yield from azure.check(document, here)
+        yield from azure.check(document)
     elif provider == "local":
         yield from on_prem.check(document, here)
 
 
 def _fallbacks(document: Document, here: Surroundings, first: list[ConfigFinding]) -> Iterator[ConfigFinding]:
-    """The same for what nodes may be instead; what was said of the first choice is not said again."""
-    said = {(f.code, f.what) for f in first}
+    """Check the machines of fallbacks, without repeating the findings of the first choice."""
+    known = {(f.code, f.what) for f in first}
     for variant, config, entry in fallbacks.variants(document):
-        for found in [*_machines(variant, here), *versions.check(variant, here)]:
-            if found.path[: len(config)] == config and (found.code, found.what) not in said:
-                yield fallbacks.at_entry(found, config, entry, document)
+        for finding in [*_machines(variant, here), *versions.check(variant, here)]:
+            if finding.path[: len(config)] == config and (finding.code, finding.what) not in known:
+                yield fallbacks.at_entry(finding, config, entry, document)
 
 
 def _rooms(document: Document) -> tuple[list[NodeSupply], int | None]:
@@ -183,15 +183,11 @@ def _manifest(
             yield from job_fit.check(wanted, rooms, path or where)
 
 
-def _lines(document: Document, found: Iterator[ConfigFinding]) -> list[ConfigFinding]:
-    return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
-
-
-def in_order(found: Sequence[ConfigFinding]) -> list[ConfigFinding]:
-    """Findings by severity and line; of several about one value only the first of the same kind."""
+def in_order(findings: Sequence[ConfigFinding]) -> list[ConfigFinding]:
+    """Sort findings by severity and line, and keep the first of several of the same kind about one value."""
     seen: set[tuple[str, Path, str]] = set()
     kept = []
-    for f in found:
+    for f in findings:
         key = (f.code, f.path, f.what)
         if key not in seen:
             seen.add(key)

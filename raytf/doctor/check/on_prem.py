@@ -1,4 +1,4 @@
-"""Mistakes of clusters of hosts that are there already."""
+"""Mistakes of clusters of existing hosts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
                 "Give letters, digits, dots and colons, beginning with a letter or a digit.",
             )
             continue
-        if isinstance(host, str) and _is_no_address(host):
+        ip = _ip(host) if isinstance(host, str) else None
+        if isinstance(host, str) and ip is None and re.fullmatch(r"[\d.]+", host):  # else it is a name
             yield error(
                 "local-hosts",
                 path,
@@ -92,7 +93,7 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
                 "Nothing answers there: `ray up` or the autoscaler waits for it for minutes, again and again.",
                 "Give the address or the name by which the hosts reach each other.",
             )
-        if isinstance(host, str) and len(workers) and (host in ("localhost", "0.0.0.0") or _is_loopback(host)):
+        if workers and (host in ("localhost", "0.0.0.0") or (ip is not None and ip.is_loopback)):
             yield error(
                 "local-hosts",
                 path,
@@ -102,19 +103,11 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
             )
 
 
-def _is_no_address(host: str) -> bool:
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return re.fullmatch(r"[\d.]+", host) is not None  # else it is a name
-    return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return None
 
 
 def _numbers(document: Document) -> Iterator[ConfigFinding]:

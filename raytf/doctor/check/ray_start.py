@@ -1,10 +1,11 @@
-"""Flags of `ray start` and `raytf node` that there are not: the command ends at once, on each node again and again."""
+"""Unknown flags of `ray start` and `raytf node`: the command fails at once, on each node again and again."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from raytf.doctor.document import CLOUDS
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 
 #: Flags of Ray 2.60's `ray start` without their dashes.
@@ -26,10 +27,8 @@ OPTIONS = frozenset(
 NODE = re.compile(r"\braytf (?:node|watch)\b")
 #: Its flags.
 NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
-_SWITCHES = ("follow-warnings",)
-_CLOUDS = ("aws", "gcp", "azure")
-_NOTICES = ("auto", "off", *_CLOUDS)
-#: What ends a command for the shell; what follows belongs to another one.
+_NOTICES = ("auto", "off", *CLOUDS)
+#: Characters at which a shell's command ends; the rest belongs to another one.
 _END = re.compile(r"[;&|<>)]")
 
 
@@ -41,33 +40,33 @@ def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
         command: for the shell.
         provider: of the cluster: the cloud that it is on.
     """
-    for found in re.finditer(r"\bray start\b", command):
-        yield from _flags(path, "ray start", _words(command[found.end() :]), OPTIONS)
-    for found in NODE.finditer(command):
-        own, _, _ = f"{command[found.end() :]} ".partition(" -- ")
+    for match in re.finditer(r"\bray start\b", command):
+        yield from _flags(path, "ray start", _words(command[match.end() :]), OPTIONS)
+    for match in NODE.finditer(command):
+        own, _, _ = f"{command[match.end() :]} ".partition(" -- ")
         words = [word.replace("_", "-") for word in _words(own)]
         yield from _flags(path, "raytf node", words, NODE_OPTIONS)
-        given = re.search(r"--notices[= ](\w+)", " ".join(words))
-        if given and given[1] not in _NOTICES:
+        notices = re.search(r"--notices[= ](\w+)", " ".join(words))
+        if notices and notices[1] not in _NOTICES:
             yield error(
                 "start-flag",
                 path,
-                f"--notices {given[1]} of `raytf node`{near(given[1], _NOTICES)}",
+                f"--notices {notices[1]} of `raytf node`{near(notices[1], _NOTICES)}",
                 "`raytf node` refuses it, and Ray is not started: workers come up, and never join.",
                 f"Write one of {', '.join(_NOTICES)}.",
             )
-        elif given and given[1] in _CLOUDS and provider in (*_CLOUDS, "local") and given[1] != provider:
+        elif notices and notices[1] in CLOUDS and provider in (*CLOUDS, "local") and notices[1] != provider:
             yield warning(
                 "start-flag",
                 path,
-                f"--notices {given[1]} on provider {provider}",
+                f"--notices {notices[1]} on provider {provider}",
                 "It asks a service that is not there: a notice of this cloud is not seen, and the node dies at work.",
                 f"Write --notices {'off' if provider == 'local' else provider}.",
             )
 
 
 def _words(text: str) -> list[str]:
-    """Those of one command; quoted ones, which may hold anything, are left out."""
+    """Return the words of one command without those in quotes, which may hold anything."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     end = _END.search(bare)
     return (bare[: end.start()] if end else bare).split()
@@ -76,7 +75,7 @@ def _words(text: str) -> list[str]:
 def _flags(path: Path, command: str, words: list[str], known: frozenset[str]) -> Iterator[ConfigFinding]:
     for word in words:
         name = word.removeprefix("--").partition("=")[0]
-        if word.startswith("--") and name and name not in {*known, "help", *(f"no-{flag}" for flag in _SWITCHES)}:
+        if word.startswith("--") and name and name not in {*known, "help", "no-follow-warnings"}:
             yield error(
                 "start-flag",
                 path,

@@ -83,33 +83,33 @@ def check(document: Document) -> Iterator[ConfigFinding]:
 
 def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFinding]:
     path: Path = tuple(problem.absolute_path)
-    rule, given = problem.validator, problem.instance
+    rule, value = problem.validator, problem.instance
     if rule == "additionalProperties":
         known = list(problem.schema.get("properties", {}))
-        for key in given:
+        for key in value:
             # Empty ones of the old format change nothing; Ray's own examples had them for long.
-            is_empty = key in ("head_node", "worker_nodes") and not given[key]
+            is_empty = key in ("head_node", "worker_nodes") and not value[key]
             if key not in known and not (is_empty and not path):
                 yield from _unknown((*path, str(key)), str(key), known, kind)
     elif rule == "required":
         for key in problem.validator_value:
-            if key not in given and not _ray_fills(path, key, kind):
-                yield _missing((*path, key), key, kind)
+            if key not in value and not _ray_fills(key, kind):
+                yield _missing((*path, key), key)
     elif rule == "type":
         wanted = problem.validator_value
         names = [_TYPES.get(w, w) for w in ([wanted] if isinstance(wanted, str) else wanted)]
         yield error(
             "wrong-type",
             path,
-            f"{_where(path)} is {_kind(given)}, expected {' or '.join(names)}",
+            f"{_where(path)} is {_kind(value)}, expected {' or '.join(names)}",
             "Ray refuses the file when it validates it.",
-            _retype(path, given, wanted),
+            _retype(value, wanted),
         )
     elif rule in ("minimum", "enum", "const"):
         yield error(
             "wrong-value",
             path,
-            f"{_where(path)} is {given!r}: {problem.message}",
+            f"{_where(path)} is {value!r}: {problem.message}",
             "Ray refuses the file when it validates it.",
             f"Give one of {listed(problem.validator_value)}." if rule == "enum" else "Give a number of 0 or more.",
         )
@@ -131,7 +131,7 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Conf
     yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", fix)
 
 
-def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
+def _missing(path: Path, key: str) -> ConfigFinding:
     if key == "resources":
         fix = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
     elif key == "node_config":
@@ -145,22 +145,22 @@ def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
     return error("missing-key", path, f"{key!r} is missing", "Ray refuses the file when it validates it.", fix)
 
 
-def _ray_fills(path: Path, key: str, kind: str) -> bool:
-    """Whether Ray fills the key in before it validates."""
+def _ray_fills(key: str, kind: str) -> bool:
+    """Return whether Ray fills the key in before it validates."""
     return key == "cluster_name" or (key == "resources" and kind in ("aws", "kuberay"))
 
 
-def _retype(path: Path, given: Any, wanted: Any) -> str:
-    if given is None:
+def _retype(value: Any, wanted: Any) -> str:
+    if value is None:
         return "Give a value, or leave the key out; a key without a value is null in YAML."
     if wanted == "array":
         return "Begin each item with `- `."
-    if wanted in ("integer", "number") and isinstance(given, str):
-        return "Leave out the quotes." if given.replace(".", "", 1).isdigit() else "Give a number."
+    if wanted in ("integer", "number") and isinstance(value, str):
+        return "Leave out the quotes." if value.replace(".", "", 1).isdigit() else "Give a number."
     if wanted == "integer":
         return "Give a whole number."
     if wanted == "string":
-        return f'Put it in quotes: "{given}".' if not isinstance(given, dict | list) else "Give a text."
+        return f'Put it in quotes: "{value}".' if not isinstance(value, dict | list) else "Give a text."
     if wanted == "boolean":
         return "Write true or false, without quotes."
     return "Indent what belongs to it by two more spaces, as `key: value`."

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from raytf.doctor.check import ray_start as start_flags
+from raytf.doctor.check import ray_start
 from raytf.doctor.check.versions import NIGHTLY
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
@@ -16,7 +16,6 @@ from raytf.errors import one_line
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 _HEAD, _WORKER = "head_start_ray_commands", "worker_start_ray_commands"
 _DEFAULT_PORT = "6379"
-_OPEN_HOSTS = ("0.0.0.0", "::")
 _AUTH_MODES = ("token", "disabled")
 _SECONDS = 5
 
@@ -25,9 +24,9 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     """Find commands that wait for an answer, lose what they set, or start no cluster."""
     for path, command in _all(document):
         yield from _setup(path, command)
-    yield from check_syntax([*_all(document), *_starts(document)])
-    for path, command in _starts(document):
-        yield from start_flags.check(path, command, str(document.get("provider", "type")))
+    yield from check_syntax([*_all(document), *document.commands(_HEAD, _WORKER)])
+    for path, command in document.commands(_HEAD, _WORKER):
+        yield from ray_start.check(path, command, str(document.get("provider", "type")))
     yield from _head(document)
     yield from _worker(document)
     yield from _watched(document)
@@ -35,22 +34,12 @@ def check(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _all(document: Document) -> Iterator[tuple[Path, str]]:
-    for key in _SETUP:
-        for i, command in enumerate(document.sequence(key)):
-            if isinstance(command, str):
-                yield (key, i), command
+    yield from document.commands(*_SETUP)
     for name in document.mapping("available_node_types"):
         for key in ("initialization_commands", "worker_setup_commands"):
             for i, command in enumerate(document.sequence("available_node_types", name, key)):
                 if isinstance(command, str):
                     yield ("available_node_types", name, key, i), command
-
-
-def _starts(document: Document) -> Iterator[tuple[Path, str]]:
-    for key in (_HEAD, _WORKER):
-        for i, command in enumerate(document.sequence(key)):
-            if isinstance(command, str):
-                yield (key, i), command
 
 
 def _setup(path: Path, command: str) -> Iterator[ConfigFinding]:
@@ -115,20 +104,14 @@ def _head(document: Document) -> Iterator[ConfigFinding]:
             "It looks for another head and fails.",
             "Add --head.",
         )
-    if "--autoscaling-config" not in start and document.get("provider", "type") != "local":
+    if "--autoscaling-config" not in start:
         yield error(
             "no-autoscaler",
             (_HEAD, i),
             "`ray start --head` lacks --autoscaling-config",
-            "The head comes up, and no worker is ever started.",
-            "Add --autoscaling-config=~/ray_bootstrap_config.yaml.",
-        )
-    elif "--autoscaling-config" not in start:
-        yield error(
-            "no-autoscaler",
-            (_HEAD, i),
-            "`ray start --head` lacks --autoscaling-config",
-            "The workers' hosts are never set up: it is the head that does that.",
+            "The workers' hosts are never set up: it is the head that does that."
+            if document.get("provider", "type") == "local"
+            else "The head comes up, and no worker is ever started.",
             "Add --autoscaling-config=~/ray_bootstrap_config.yaml.",
         )
     if not any(re.search(r"\bray stop\b", c) for c in commands):
@@ -162,8 +145,8 @@ def _worker(document: Document) -> Iterator[ConfigFinding]:
     if _WORKER not in document.mapping():
         return
     head = " ".join(c for c in document.sequence(_HEAD) if isinstance(c, str))
-    found = re.search(r"--port[= ](\d+)", head)
-    head_port = found[1] if found else _DEFAULT_PORT
+    port = re.search(r"--port[= ](\d+)", head)
+    head_port = port[1] if port else _DEFAULT_PORT
     starts = [(i, c) for i, c in enumerate(document.sequence(_WORKER)) if isinstance(c, str) and "ray start" in c]
     if not starts:
         yield error(
@@ -211,27 +194,25 @@ def _worker(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _watched(document: Document) -> Iterator[ConfigFinding]:
-    for key in (_HEAD, _WORKER):
-        for i, command in enumerate(document.sequence(key)):
-            if not isinstance(command, str) or not re.search(r"\bray start\b", command):
-                continue
-            stays = start_flags.NODE.search(command)
-            if stays and "--block" not in command:
-                yield error(
-                    "watch-without-block",
-                    (key, i),
-                    "`raytf node` runs a `ray start` that does not stay",
-                    "`ray start` ends at once without --block, and `raytf node` with it: nobody watches the node.",
-                    "Add --block after `ray start`.",
-                )
-            elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):
-                yield error(
-                    "start-never-ends",
-                    (key, i),
-                    "`ray start --block` stays in the foreground",
-                    "`ray up` waits for it forever, and never goes on.",
-                    "Leave --block out, or put it into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
-                )
+    for path, command in document.commands(_HEAD, _WORKER):
+        if not re.search(r"\bray start\b", command):
+            continue
+        if ray_start.NODE.search(command) and "--block" not in command:
+            yield error(
+                "watch-without-block",
+                path,
+                "`raytf node` runs a `ray start` that does not stay",
+                "`ray start` ends at once without --block, and `raytf node` with it: nobody watches the node.",
+                "Add --block after `ray start`.",
+            )
+        elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):
+            yield error(
+                "start-never-ends",
+                path,
+                "`ray start --block` stays in the foreground",
+                "`ray up` waits for it forever, and never goes on.",
+                "Leave --block out, or put it into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
+            )
 
 
 def _auth(document: Document) -> Iterator[ConfigFinding]:
@@ -239,7 +220,7 @@ def _auth(document: Document) -> Iterator[ConfigFinding]:
     worker = " ".join(str(c) for c in document.sequence(_WORKER))
     setup = " ".join(command for _, command in _all(document))
     modes = {name: _mode(text) or _mode(setup) for name, text in (("head", head), ("workers", worker))}
-    for path, command in [*_all(document), *_starts(document)]:
+    for path, command in [*_all(document), *document.commands(_HEAD, _WORKER)]:
         mode = _mode(command)
         if mode not in (None, *_AUTH_MODES):
             yield error(
@@ -302,8 +283,8 @@ def _auth(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _mode(text: str) -> str | None:
-    found = re.search(r"RAY_AUTH_MODE=[\"']?([\w-]+)", text)
-    return found[1].lower() if found else None  # Ray takes small and large letters
+    match = re.search(r"RAY_AUTH_MODE=[\"']?([\w-]+)", text)
+    return match[1].lower() if match else None  # Ray takes small and large letters
 
 
 def check_syntax(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding]:
@@ -312,12 +293,12 @@ def check_syntax(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding
     if not _parse("\n".join(command for _, command in commands)):
         return  # one process for a good file
     for path, command in commands:
-        said = _parse(command)
-        if said:
+        issue = _parse(command)
+        if issue:
             yield error(
                 "shell-syntax",
                 path,
-                f"bash cannot read it: {said}",
+                f"bash cannot read it: {issue}",
                 "The command fails on each node, and the node is set up again and again.",
                 "Fix the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it.",
             )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from raytf.doctor import machines
-from raytf.doctor.document import Document
+from raytf.doctor.document import CLOUDS, Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
@@ -33,7 +33,6 @@ _CUDA = re.compile(
 _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
 #: The registry's `raytf`, which is another package.
 _FOREIGN = re.compile(r"\bpip3?\s+install\s(?:[^;&|]*\s)?[\"']?raytf(?=[\"'\s;&|=<>~!\[]|$)")
-_CLOUDS = ("aws", "gcp", "azure")
 
 
 def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
@@ -46,8 +45,7 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
 def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     kind = document.get("provider", "type")
     keys = ("setup_commands", "head_setup_commands", "worker_setup_commands")
-    commands = [((k, i), c) for k in keys for i, c in enumerate(document.sequence(k)) if isinstance(c, str)]
-    for path, command in commands:
+    for path, command in document.commands(*keys):
         if NIGHTLY.search(command):
             continue  # said once, by commands.py
         for version in re.findall(r"\bray(?:\[[\w,-]+\])?\s*==\s*([\w.]+)", command):
@@ -55,8 +53,8 @@ def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding
         for version in re.findall(r"ray-(\d+\.\d+\.\d+)-cp", command):
             yield from ray_version(version, path, here)
         for pattern in (r"(?:\bpython\s*==?\s*|--python[= ]|python install )(\d\.\d+(?:\.\d+)?)", r"-cp(\d)(\d+)-"):
-            for found in re.finditer(pattern, command):
-                yield from python_version(".".join(found.groups()), path, here)
+            for match in re.finditer(pattern, command):
+                yield from python_version(".".join(match.groups()), path, here)
         if _FOREIGN.search(command):
             yield error(
                 "foreign-raytf",
@@ -76,7 +74,7 @@ def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding
                 f'Write pip install "ray[default,train]=={here.ray}".',
             )
     docker = any(document.get("docker", key) for key in _DOCKER_IMAGES)
-    if kind in _CLOUDS and "setup_commands" not in document.mapping() and not docker:
+    if kind in CLOUDS and "setup_commands" not in document.mapping() and not docker:
         yield warning(
             "default-setup",
             (),
@@ -98,13 +96,13 @@ def _floating_cuda(command: str, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """A Python that an installer picks the patch level of; that of an image's tag is as it was built."""
-    found = _PYTHON.search(command)
-    if found and here.python.startswith(f"{found[1]}."):
+    """Find a Python whose patch level an installer picks; that of an image's tag is fixed."""
+    match = _PYTHON.search(command)
+    if match and here.python.startswith(f"{match[1]}."):
         yield warning(
             "python-version",
             path,
-            f"`{found[0].strip()}` is whatever Python {found[1]} is newest, and {here.python} is here",
+            f"`{match[0].strip()}` is whatever Python {match[1]} is newest, and {here.python} is here",
             "Ray refuses a driver or a node whose Python differs, to the patch level: nodes of later days never join.",
             f"Write {here.python}.",
         )
@@ -217,14 +215,14 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
             f"Use rayproject/ray:{here.ray}-py{''.join(here.python.split('.')[:2])}.",
         )
         return
-    found = re.match(r"(\d+\.\d+\.\d+)", tag)
-    if found and found[1] != here.ray:
-        yield from ray_version(found[1], path, here)
+    version = re.match(r"(\d+\.\d+\.\d+)", tag)
+    if version and version[1] != here.ray:
+        yield from ray_version(version[1], path, here)
         return
     python = _python_tag(name)
     if python:
         yield from python_version(python, path, here)
-    elif found:
+    elif version:
         yield warning(
             "image-python",
             path,
@@ -235,8 +233,8 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
 
 
 def _python_tag(name: str) -> str | None:
-    found = re.search(r"-py(\d)(\d+)(-|$)", name)
-    return f"{found[1]}.{found[2]}" if found else None
+    match = re.search(r"-py(\d)(\d+)(-|$)", name)
+    return f"{match[1]}.{match[2]}" if match else None
 
 
 def _gpu_images(document: Document) -> Iterator[ConfigFinding]:

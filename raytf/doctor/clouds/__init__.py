@@ -1,1 +1,1 @@
-"""How clouds, Kubernetes and hosts are asked: accounts, REST, kubectl and SSH."""
+"""Clients of clouds, Kubernetes and hosts: accounts, REST, kubectl and SSH."""

@@ -1,4 +1,4 @@
-"""boto3 for those who only look: one session, time-outs of seconds, and what AWS means by its refusals.
+"""boto3 for checks that only read: one session, timeouts of seconds, and the meaning of AWS's refusals.
 
 The only module besides `raytf.storage.s3` that knows boto3: that one writes runs and must retry, this one asks control
 planes and must not make anybody wait. boto3 is imported when it is first used, since it takes half a second.
@@ -10,6 +10,8 @@ import re
 import threading
 from enum import StrEnum
 from typing import Any
+
+from raytf.doctor.document import Document
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 8.0
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403", "Forbidden"}
@@ -28,7 +30,7 @@ _RIGHTS = {"s3:HeadBucket": "s3:ListBucket"}
 
 
 class AwsTrouble(StrEnum):
-    """Why AWS was of no use.
+    """The kind of an error of AWS.
 
     Attributes:
         DENIED: these credentials may not look.
@@ -66,7 +68,7 @@ class AwsAccount:
         self._clients: dict[str, Any] = {}
 
     def has_credentials(self) -> bool:
-        """Whether there are any; where the machine has a role, its metadata are asked."""
+        """Return whether there are any; if the machine has a role, its metadata are asked."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -75,7 +77,7 @@ class AwsAccount:
             return False
 
     def client(self, name: str) -> Any:
-        """A client that gives up after seconds; safe to be called from several threads."""
+        """Return a client that gives up after seconds; safe to call from several threads."""
         from botocore.config import Config
 
         with self._lock:  # a session makes one client at a time
@@ -91,21 +93,28 @@ class AwsAccount:
             return self._clients[name]
 
 
+def account_of(document: Document, region: str) -> AwsAccount:
+    """Return the account that a cluster YAML uses, by its own keys where it has any."""
+    keys = document.mapping("provider", "aws_credentials").items()
+    return AwsAccount(region, {key: str(value) for key, value in keys if key.startswith("aws_")})
+
+
 def code(error: Exception) -> str:
-    """AWS's own word for a refusal; empty for other errors."""
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    """Return AWS's own word for a refusal; empty for other errors."""
+    response = getattr(error, "response", None) or {}  # a timeout has None
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def trouble(error: Exception) -> AwsTrouble:
-    """What is behind an exception of boto3."""
+    """Classify an exception of boto3."""
     from botocore import exceptions
 
-    said = code(error)
-    if said in _DENIED:
+    refusal = code(error)
+    if refusal in _DENIED:
         return AwsTrouble.DENIED
-    if said in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
+    if refusal in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
         return AwsTrouble.REFUSED
-    if re.search(r"NotFound|NoSuch|^404$", said):
+    if re.search(r"NotFound|NoSuch|Malformed|^404$", refusal):
         return AwsTrouble.MISSING
     if isinstance(error, exceptions.HTTPClientError | exceptions.EndpointConnectionError):
         return AwsTrouble.SILENT
@@ -113,6 +122,6 @@ def trouble(error: Exception) -> AwsTrouble:
 
 
 def right(error: Exception, service: str) -> str:
-    """The right that a denied call needs, such as `ec2:DescribeImages`."""
+    """Return the right that a denied call needs, such as `ec2:DescribeImages`."""
     name = f"{service}:{getattr(error, 'operation_name', '')}"
     return _RIGHTS.get(name, name)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from raytf.doctor.document import Document
 from raytf.errors import one_line
 
 _SECONDS = 8
 
 
 class KubeError(Exception):
-    """What kubectl said instead of what was wanted.
+    """An error that kubectl reported.
 
     Attributes:
         reason: the server's word, such as NotFound or Forbidden; empty where no server answered.
@@ -28,8 +29,19 @@ class KubeError(Exception):
 
 
 def segment(name: object) -> str:
-    """A name of a manifest as one part of a path of the API, whatever is in it."""
+    """Return a name of a manifest as one part of a path of the API, whatever is in it."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
+
+
+def plural(kind: str) -> str:
+    """Return what the API calls objects of a kind: rayclusters for RayCluster."""
+    return f"{kind.lower()}s"
+
+
+def namespace_of(document: Document, default: str) -> str:
+    """Return the namespace of a manifest's object."""
+    namespace = document.get("metadata", "namespace")
+    return namespace if isinstance(namespace, str) and namespace else default
 
 
 @dataclass(frozen=True)
@@ -46,27 +58,27 @@ class Kubectl:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> Kubectl | None:
-        """kubectl, where it is installed."""
+        """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
 
     def context(self) -> str:
-        """The name of the context that it would take; empty where there is none."""
+        """Return the name of the context that kubectl would use; empty if there is none."""
         try:
             return self._run(["config", "current-context"]).strip()
         except KubeError:
             return ""
 
     def namespace(self) -> str:
-        """The namespace of that context."""
+        """Return the namespace of that context."""
         try:
-            found = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+            namespace = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubeError:
             return "default"
-        return found.strip() or "default"
+        return namespace.strip() or "default"
 
     def get(self, path: str) -> Any:
-        """The JSON at a path of the API, such as /api/v1/nodes.
+        """Return the JSON at a path of the API, such as /api/v1/nodes.
 
         Raises:
             KubeError: the server refuses, or there is none.
@@ -76,21 +88,34 @@ class Kubectl:
         except (ValueError, RecursionError):
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
-    def may(self, verb: str, resource: str, namespace: str) -> bool:
-        """Whether these credentials may do something."""
+    def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
+        """Return whether there is an object of a kind.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
         try:
-            said = self._run(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
+            self.get(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}")
         except KubeError as problem:
-            if problem.reason == "no":
+            if problem.reason == "NotFound":
                 return False
             raise
-        return said.strip().startswith("yes")
+        return True
+
+    def may(self, verb: str, resource: str, namespace: str) -> bool:
+        """Return whether these credentials may do something."""
+        done = self._call(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
+        # A `no` comes with an exit code of 1.
+        return done.stdout.strip() != "no" and _output(done).strip().startswith("yes")
 
     def _run(self, arguments: list[str]) -> str:
+        return _output(self._call(arguments))
+
+    def _call(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         limit = [] if arguments[0] == "config" else [f"--request-timeout={_SECONDS}s"]
         command = [self.tool, *limit, *arguments]
         try:
-            done = subprocess.run(
+            return subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -101,12 +126,13 @@ class Kubectl:
             )
         except (OSError, subprocess.TimeoutExpired):
             raise KubeError(f"kubectl {arguments[0]} gave no answer within {2 * _SECONDS} s") from None
-        if done.returncode == 0:
-            return done.stdout
-        if done.stdout.strip() == "no":
-            raise KubeError("no", "no")
-        said = done.stderr.strip()
-        if "You must be logged in to the server" in said:
-            raise KubeError(one_line(said, 240), "Unauthorized")
-        _, found, rest = said.partition("Error from server (")
-        raise KubeError(one_line(said, 240), rest.partition(")")[0] if found else "")
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode == 0:
+        return done.stdout
+    text = done.stderr.strip()
+    if "You must be logged in to the server" in text:
+        raise KubeError(one_line(text, 240), "Unauthorized")
+    _, mark, rest = text.partition("Error from server (")
+    raise KubeError(one_line(text, 240), rest.partition(")")[0] if mark else "")

@@ -6,9 +6,7 @@ Neither cloud's library is needed: the token of `gcloud` or of an application's 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +17,11 @@ import requests
 from requests.auth import AuthBase
 
 from raytf.doctor.document import Document
+from raytf.doctor.local_environment import tool_output
 
 _SECONDS = 8.0
 #: Pages of a list; a project with more machines than these hold is not one that raytf has started.
 _PAGES = 20
-_TOOL_SECONDS = 15
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 #: API -> where it is; gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... lead elsewhere.
 _GOOGLE = {
@@ -37,7 +35,7 @@ _GOOGLE = {
 
 
 class RestError(Exception):
-    """What an API answered instead of what was wanted.
+    """An error that an API answered.
 
     Attributes:
         status: of HTTP; 0 where nobody answered.
@@ -83,7 +81,7 @@ class RestClient:
     headers: tuple[tuple[str, str], ...] = ()
 
     def get(self, path: str, **query: str) -> Any:
-        """The JSON at a path.
+        """Return the JSON at a path.
 
         Raises:
             RestError: anything but a 200.
@@ -91,19 +89,19 @@ class RestClient:
         return self._ask(path, query, None)
 
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
-        """The JSON that an API answers to a question that is too long for an address; never used to change anything."""
+        """Return the answer to a question that is too long for an address. Never used to change anything."""
         return self._ask(path, query, body)
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
-        """All entries of a list that comes in pages, as Google's and Azure's do.
+        """Return all entries of a list that comes in pages, as Google's and Azure's do.
 
         Raises:
             RestError: anything but a 200, or more pages than anybody waits for.
         """
-        found: list[Any] = []
+        entries: list[Any] = []
         for _ in range(_PAGES):
             answer = self.get(path, **query)
-            found += answer.get(items) or []
+            entries += answer.get(items) or []
             following = answer.get("nextPageToken")
             link = str(answer.get("nextLink") or "")
             if following:
@@ -112,8 +110,10 @@ class RestClient:
                 path, _, rest = link.removeprefix(self.root).partition("?")
                 query = dict(urllib.parse.parse_qsl(rest))
             else:
-                return found
-        raise RestError(0, "", f"{path}: more than {_PAGES} pages; what comes after {len(found)} entries was not seen")
+                return entries
+        raise RestError(
+            0, "", f"{path}: more than {_PAGES} pages; what comes after {len(entries)} entries was not seen"
+        )
 
     def _ask(self, path: str, query: dict[str, str], body: dict[str, Any] | None) -> Any:
         try:
@@ -135,32 +135,27 @@ class RestClient:
 
 
 def _cause(problem: Exception) -> object:
-    """What has happened, without the layers of libraries around it."""
+    """Return what has happened, without the layers of libraries around it."""
     inner = problem.args[0] if problem.args else problem
     return getattr(inner, "reason", inner)
 
 
 def _refusal(answer: requests.Response) -> RestError:
-    """Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error": {"code", "message"}}."""
+    """Return the error of an answer. Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error":
+    {"code", "message"}}."""
     try:
-        said = answer.json().get("error", {})
-        said = said if isinstance(said, dict) else {"message": str(said)}
+        body = answer.json().get("error", {})
+        body = body if isinstance(body, dict) else {"message": str(body)}
     except (OSError, ValueError, AttributeError):
-        said = {}
-    details = [d.get("reason") for d in said.get("details") or () if isinstance(d, dict) and d.get("reason")]
-    errors = [e.get("reason") for e in said.get("errors") or () if isinstance(e, dict) and e.get("reason")]
-    words = [said.get("status"), *details, *errors, said.get("code")]
+        body = {}
+    parts = [part for key in ("details", "errors") for part in body.get(key) or () if isinstance(part, dict)]
+    words = [body.get("status"), *(part.get("reason") for part in parts), body.get("code")]
     reason = " ".join(str(word) for word in words if word)
-    return RestError(answer.status_code, reason, str(said.get("message") or answer.reason))
-
-
-# -- accounts ----------------------------------------------------------------------------------------------------------
-#
-# Neither cloud's library is needed: the token of `gcloud` or of an application's credentials, and that of `az`, do.
+    return RestError(answer.status_code, reason, str(body.get("message") or answer.reason))
 
 
 class NoCredentials(Exception):
-    """There is nothing to ask with; the text says how to fix it."""
+    """There are no credentials; the text says how to get some."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ class GoogleAccount:
     payer: str = ""
 
     def api(self, name: str) -> RestClient:
-        """One of its APIs."""
+        """Return a client of one of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
         # A person's application credentials name the project whose quota of calls they use up.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
@@ -202,21 +197,21 @@ class AzureAccount:
     arm: RestClient
 
     def path(self, rest: str = "") -> str:
-        """A path below the subscription."""
+        """Return a path below the subscription."""
         return f"/subscriptions/{self.subscription}{rest}"
 
 
 def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAccount:
-    """The project of a cluster, with a token.
+    """Return the project of a cluster, with a token.
 
     Raises:
         NoCredentials: there is none.
         RestError: who gives tokens does not answer.
     """
     project = str(document.get("provider", "project_id", default=""))
-    given = document.get("provider", "gcp_credentials")
-    if isinstance(given, dict) and given.get("type") == "credentials_token":
-        return GoogleAccount(project, str(given.get("credentials")), "provider.gcp_credentials", environ)
+    credentials = document.get("provider", "gcp_credentials")
+    if isinstance(credentials, dict) and credentials.get("type") == "credentials_token":
+        return GoogleAccount(project, str(credentials.get("credentials")), "provider.gcp_credentials", environ)
     token = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN")
     if token:
         return GoogleAccount(project, token, "CLOUDSDK_AUTH_ACCESS_TOKEN", environ)
@@ -224,20 +219,20 @@ def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAcco
     config = Path(environ.get("CLOUDSDK_CONFIG", home / ".config" / "gcloud"))
     file = Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or config / "application_default_credentials.json")
     if file.is_file():
-        found = _application_token(file)
-        if found:
-            return GoogleAccount(project, found[0], str(file), environ, found[1])
+        application = _application_token(file)
+        if application:
+            return GoogleAccount(project, application[0], str(file), environ, application[1])
     if shutil.which("gcloud", path=environ.get("PATH")):
-        said = _tool(["gcloud", "auth", "print-access-token", "--quiet"], environ)
-        if said:
-            return GoogleAccount(project, said, "gcloud", environ)
+        output = tool_output(["gcloud", "auth", "print-access-token", "--quiet"], environ)
+        if output:
+            return GoogleAccount(project, output, "gcloud", environ)
     raise NoCredentials(
         "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's file"
     )
 
 
 def _application_token(file: Path) -> tuple[str, str] | None:
-    """A token, and the project that pays for calls with it."""
+    """Return a token, and the project that pays for calls with it."""
     try:
         import google.auth
         import google.auth.transport.requests as transport
@@ -257,40 +252,22 @@ def _application_token(file: Path) -> tuple[str, str] | None:
 
 
 def azure_account(document: Document, environ: Mapping[str, str]) -> AzureAccount:
-    """The subscription of a cluster, with the token of `az`: Ray takes no other.
+    """Return the subscription of a cluster, with the token of `az`: Ray takes no other.
 
     Raises:
         NoCredentials: there is none.
     """
     if not shutil.which("az", path=environ.get("PATH")):
         raise NoCredentials("Install the Azure CLI, which Ray needs too, and run `az login`")
-    said = _tool(["az", "account", "get-access-token", "--output", "json"], environ)
+    output = tool_output(["az", "account", "get-access-token", "--output", "json"], environ)
     try:
-        token: Any = json.loads(said)
+        token: Any = json.loads(output)
     except ValueError:
         token = None
     if not isinstance(token, dict) or not token.get("accessToken"):
         raise NoCredentials("Run `az login`")
-    root = _tool(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
+    root = tool_output(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
     subscription = document.get("provider", "subscription_id") or token.get("subscription", "")
     return AzureAccount(
         str(subscription), RestClient((root or "https://management.azure.com").rstrip("/"), token["accessToken"])
     )
-
-
-def _tool(command: list[str], environ: Mapping[str, str]) -> str:
-    """What a cloud's command says; empty where it fails."""
-    path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
-    try:
-        done = subprocess.run(
-            [path, *command[1:]],
-            capture_output=True,
-            text=True,
-            timeout=_TOOL_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **environ},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -19,7 +19,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class ScriptOutput:
-    """What a script said on a host.
+    """The output of a script on a host.
 
     Attributes:
         host: its address.
@@ -35,13 +35,13 @@ class ScriptOutput:
 
 
 def addresses(document: Document) -> list[str]:
-    """Head first, then the workers."""
-    found = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
-    return [str(host) for host in found if host]
+    """Return the head's address first, then those of the workers."""
+    hosts = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
+    return [str(host) for host in hosts if host]
 
 
 def proxy_of(document: Document) -> str:
-    """The command that a file wants to be run on this machine, in order to reach its hosts; empty where it has none."""
+    """Return the command that a file wants to run on this machine in order to reach its hosts; empty if none."""
     proxy = document.get("auth", "ssh_proxy_command")
     return proxy.strip() if isinstance(proxy, str) else ""
 
@@ -84,7 +84,7 @@ def ask(
 
 
 def untrusted(document: Document) -> str:
-    """Why hosts are not asked where a file names a command and is not trusted."""
+    """Say why hosts are not asked if a file names a command and is not trusted."""
     return (
         f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
         "which was not run. Give --trust where you trust the file"

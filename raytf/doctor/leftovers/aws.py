@@ -7,41 +7,39 @@ from functools import partial
 from typing import Any
 
 from raytf.doctor import machines
-from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, right, trouble
+from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, account_of, right, trouble
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import ADDRESS_USD, Leftovers, LeftResource, disk_usd, gather
+from raytf.doctor.leftovers.resource import ADDRESS_USD, CLUSTER_TAG, Leftovers, LeftResource, disk_usd, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import ConfigError, one_line
 
-_TAG = "ray-cluster-name"
 _ALIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
 
 
-def look(document: Document, here: Surroundings) -> Leftovers:
-    """Look for all that `ray up` of this file has made.
+def find(document: Document, here: Surroundings) -> Leftovers:
+    """Find everything that `ray up` of this file has made.
 
     Raises:
-        ConfigError: there is nothing to look with.
+        ConfigError: there are no credentials.
     """
     region, name = document.get("provider", "region"), document.get("cluster_name", default="default")
     if not isinstance(region, str):
         raise ConfigError("the file has no provider.region. Expected the region that the cluster was in.")
-    keys = {k: str(v) for k, v in document.mapping("provider", "aws_credentials").items() if k.startswith("aws_")}
-    aws = AwsAccount(region, keys)
+    aws = account_of(document, region)
     if not aws.has_credentials():
         raise ConfigError("there are no credentials for AWS. Run `aws configure`, or set AWS_PROFILE.")
     left = Leftovers(place=f"AWS, {region}, clusters named {name}")
-    seen = _Seen(aws, str(name), document)
+    search = _Search(aws, str(name), document)
     return gather(
         left,
         [
-            ("instances", seen.instances),
-            ("volumes", seen.volumes),
-            ("addresses", seen.addresses),
-            ("security groups", seen.groups),
-            ("spot requests", seen.spot_requests),
-            ("key pairs", seen.key_pairs),
+            ("instances", search.instances),
+            ("volumes", search.volumes),
+            ("addresses", search.addresses),
+            ("security groups", search.groups),
+            ("spot requests", search.spot_requests),
+            ("key pairs", search.key_pairs),
         ],
         _explain,
     )
@@ -53,13 +51,13 @@ def _explain(problem: Exception) -> str:
     return one_line(problem, 200)
 
 
-class _Seen:
-    """Later questions build on what earlier ones have found."""
+class _Search:
+    """A search whose later questions build on the answers to earlier ones."""
 
     def __init__(self, aws: AwsAccount, name: str, document: Document):
         self._aws, self._name, self._document = aws, name, document
-        self._by_tag = [{"Name": f"tag:{_TAG}", "Values": [name]}]
-        self._found: list[dict[str, Any]] = []
+        self._by_tag = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [name]}]
+        self._instances: list[dict[str, Any]] = []
         self._group_ids: set[str] = set()
 
     def _all(self, operation: str, key: str, filters: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -71,11 +69,11 @@ class _Seen:
         return f"aws ec2 {words} --region {self._aws.region}"
 
     def instances(self) -> Iterator[LeftResource]:
-        """Those of the cluster, in any state but terminated."""
+        """Find instances of the cluster in any state but terminated."""
         states = [{"Name": "instance-state-name", "Values": _ALIVE}]
         for reservation in self._all("describe_instances", "Reservations", self._by_tag + states):
-            self._found += reservation["Instances"]
-        for i in self._found:
+            self._instances += reservation["Instances"]
+        for i in self._instances:
             state, machine = i["State"]["Name"], machines.machine("aws", {"InstanceType": i["InstanceType"]})
             usd = 0.0 if state in ("stopped", "stopping", "shutting-down") else machine.usd if machine else None
             tags = {t["Key"]: t["Value"] for t in i.get("Tags", ())}
@@ -90,27 +88,27 @@ class _Seen:
             yield LeftResource("instance", i["InstanceId"], state, usd, remove, about)
 
     def volumes(self) -> Iterator[LeftResource]:
-        """Those of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
+        """Find volumes of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
         stopped = {
             d["Ebs"]["VolumeId"]
-            for i in self._found
+            for i in self._instances
             if i["State"]["Name"] in ("stopped", "stopping")
             for d in i.get("BlockDeviceMappings", ())
             if "Ebs" in d
         }
-        found: dict[str, tuple[dict[str, Any], str]] = {}
+        volumes: dict[str, tuple[dict[str, Any], str]] = {}
         if stopped:
             for v in self._all("describe_volumes", "Volumes", [{"Name": "volume-id", "Values": sorted(stopped)}]):
-                found[v["VolumeId"]] = v, "of a stopped instance"
+                volumes[v["VolumeId"]] = v, "of a stopped instance"
         for v in self._all("describe_volumes", "Volumes", self._by_tag):
             if v["State"] == "available":
-                found.setdefault(v["VolumeId"], (v, "attached to nothing"))
+                volumes.setdefault(v["VolumeId"], (v, "attached to nothing"))
         for key, value in sorted(self._own_tags()):
             filters = [{"Name": f"tag:{key}", "Values": [value]}, {"Name": "status", "Values": ["available"]}]
             for v in self._all("describe_volumes", "Volumes", filters):
                 text = f"attached to nothing; tag {key}={value}, which other clusters may have too"
-                found.setdefault(v["VolumeId"], (v, text))
-        for name, (v, note) in sorted(found.items()):
+                volumes.setdefault(v["VolumeId"], (v, text))
+        for name, (v, note) in sorted(volumes.items()):
             usd = disk_usd(v.get("VolumeType", "gp2"), v["Size"])
             remove = self._command(f"delete-volume --volume-id {name}")
             yield LeftResource(
@@ -118,7 +116,7 @@ class _Seen:
             )
 
     def _own_tags(self) -> set[tuple[str, str]]:
-        """Tags that the config gives to volumes."""
+        """Return the tags that the config gives to volumes."""
         return {
             (str(tag["Key"]), str(tag["Value"]))
             for t in node_types(self._document)
@@ -129,35 +127,35 @@ class _Seen:
         }
 
     def addresses(self) -> Iterator[LeftResource]:
-        """Elastic IPs of the cluster's instances, or with Ray's tag."""
-        mine = {i["InstanceId"] for i in self._found}
+        """Find Elastic IPs of the cluster's instances, or with Ray's tag."""
+        mine = {i["InstanceId"] for i in self._instances}
         for a in self._aws.client("ec2").describe_addresses()["Addresses"]:
             tags = {t["Key"]: t["Value"] for t in a.get("Tags", ())}
-            if tags.get(_TAG) == self._name or a.get("InstanceId") in mine:
+            if tags.get(CLUSTER_TAG) == self._name or a.get("InstanceId") in mine:
                 name = a.get("AllocationId", a["PublicIp"])
                 remove = self._command(f"release-address --allocation-id {name}")
                 yield LeftResource("address", name, "allocated", ADDRESS_USD, remove, a["PublicIp"])
 
     def groups(self) -> Iterator[LeftResource]:
-        """Security groups that Ray made: they cost nothing and serve the next `ray up`."""
+        """Find security groups that Ray made: they cost nothing and serve the next `ray up`."""
         named = self._document.get("provider", "security_group", "GroupName")
         names = [f"ray-autoscaler-{self._name}", *([named] if isinstance(named, str) else [])]
-        found = {g["GroupId"]: g for g in self._all("describe_security_groups", "SecurityGroups", self._by_tag)}
+        groups = {g["GroupId"]: g for g in self._all("describe_security_groups", "SecurityGroups", self._by_tag)}
         for g in self._all("describe_security_groups", "SecurityGroups", [{"Name": "group-name", "Values": names}]):
-            found[g["GroupId"]] = g
-        self._group_ids = set(found)
-        for name, g in sorted(found.items()):
+            groups[g["GroupId"]] = g
+        self._group_ids = set(groups)
+        for name, g in sorted(groups.items()):
             remove = self._command(f"delete-security-group --group-id {name}")
             yield LeftResource("security group", name, "there", 0.0, remove, g["GroupName"])
 
     def spot_requests(self) -> Iterator[LeftResource]:
-        """Requests that are still open start an instance when there is capacity again."""
-        mine = {i["InstanceId"] for i in self._found}
+        """Find spot requests; an open one starts an instance when there is capacity again."""
+        mine = {i["InstanceId"] for i in self._instances}
         filters = [{"Name": "state", "Values": ["open", "active"]}]
         for r in self._all("describe_spot_instance_requests", "SpotInstanceRequests", filters):
             groups = {g.get("GroupId") for g in r.get("LaunchSpecification", {}).get("SecurityGroups", ())}
             tags = {t["Key"]: t["Value"] for t in r.get("Tags", ())}
-            if r.get("InstanceId") in mine or groups & self._group_ids or tags.get(_TAG) == self._name:
+            if r.get("InstanceId") in mine or groups & self._group_ids or tags.get(CLUSTER_TAG) == self._name:
                 name, kind = r["SpotInstanceRequestId"], r.get("LaunchSpecification", {}).get("InstanceType")
                 machine = machines.machine("aws", {"InstanceType": kind})
                 usd = machine.usd if machine else None
@@ -171,7 +169,7 @@ class _Seen:
                 yield LeftResource("spot request", name, r["State"], usd, remove, note)
 
     def key_pairs(self) -> Iterator[LeftResource]:
-        """Key pairs that Ray made in this region; all its clusters share them."""
+        """Find key pairs that Ray made in this region; all its clusters share them."""
         if self._document.get("auth", "ssh_private_key"):
             return
         for pair in self._aws.client("ec2").describe_key_pairs()["KeyPairs"]:

@@ -10,14 +10,13 @@ from raytf.doctor import machines
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import AzureAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import ADDRESS_USD, Leftovers, LeftResource, disk_usd, gather
+from raytf.doctor.leftovers.resource import ADDRESS_USD, CLUSTER_TAG, Leftovers, LeftResource, disk_usd, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 
-_TAG = "ray-cluster-name"
 _RESOURCES, _COMPUTE = "2021-04-01", "2024-07-01"
 _DISKS = "2023-10-02"
-#: What costs nothing by itself.
+#: Resources that cost nothing by themselves.
 _FREE = {
     "microsoft.network/networkinterfaces": "network interface",
     "microsoft.network/virtualnetworks": "network",
@@ -26,8 +25,8 @@ _FREE = {
 }
 
 
-def look(document: Document, here: Surroundings) -> Leftovers:
-    """Look for all that `ray up` of this file has made; see the AWS one."""
+def find(document: Document, here: Surroundings) -> Leftovers:
+    """Find everything that `ray up` of this file has made."""
     group, name = document.get("provider", "resource_group"), document.get("cluster_name", default="default")
     if not isinstance(group, str):
         raise ConfigError("the file has no provider.resource_group. Expected that of the cluster.")
@@ -37,7 +36,7 @@ def look(document: Document, here: Surroundings) -> Leftovers:
         raise ConfigError(f"there are no credentials for Azure. {problem}.") from None
     left = Leftovers(place=f"Azure, resource group {group}, clusters named {name}")
     unique_id = str(document.get("provider", "unique_id") or "")
-    return gather(left, [("resources", lambda: list(_resources(azure, group, str(name), unique_id)))])
+    return gather(left, [("resources", lambda: _resources(azure, group, str(name), unique_id))])
 
 
 def _resources(azure: AzureAccount, group: str, name: str, unique_id: str) -> Iterator[LeftResource]:
@@ -50,7 +49,7 @@ def _resources(azure: AzureAccount, group: str, name: str, unique_id: str) -> It
         raise
     mine = [r for r in every if _is_of(r, name, unique_id)]
     for r in mine:
-        yield from _thing(azure, group, r)
+        yield from _resource(azure, group, r)
     if mine and len(mine) == len(every):
         remove = f"az group delete --name {group} --yes"
         yield LeftResource(
@@ -60,15 +59,15 @@ def _resources(azure: AzureAccount, group: str, name: str, unique_id: str) -> It
 
 def _is_of(resource: dict[str, Any], name: str, unique_id: str) -> bool:
     tags = resource.get("tags") or {}
-    if _TAG in tags:
-        return bool(tags[_TAG] == name)
+    if CLUSTER_TAG in tags:
+        return bool(tags[CLUSTER_TAG] == name)
     # Clusters `test` and `test-2` begin alike: what follows the name must be Ray's, four digits of a hash if not given.
     unique = re.escape(unique_id) or "[0-9a-f]{4}"
     pattern = rf"ray-{re.escape(name)}-((head|worker)-{unique}|{unique}-(msi|nsg|ra|subnet|vnet)$)"
     return re.match(pattern, str(resource.get("name", "")), re.IGNORECASE) is not None
 
 
-def _thing(azure: AzureAccount, group: str, resource: dict[str, Any]) -> Iterator[LeftResource]:
+def _resource(azure: AzureAccount, group: str, resource: dict[str, Any]) -> Iterator[LeftResource]:
     kind, name = str(resource["type"]).casefold(), resource["name"]
     remove = f"az resource delete --ids {resource['id']}"
     if kind == "microsoft.compute/virtualmachines":

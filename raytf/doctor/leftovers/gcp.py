@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor import machines
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import GoogleAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import Leftovers, LeftResource, disk_usd, gather
+from raytf.doctor.leftovers.resource import CLUSTER_TAG, Leftovers, LeftResource, disk_usd, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import ConfigError, one_line
 
-_LABEL = "ray-cluster-name"
 
-
-def look(document: Document, here: Surroundings) -> Leftovers:
-    """Look for all that `ray up` of this file has made; see the AWS one."""
+def find(document: Document, here: Surroundings) -> Leftovers:
+    """Find everything that `ray up` of this file has made."""
     name, zone = document.get("cluster_name", default="default"), document.get("provider", "availability_zone")
     if not isinstance(zone, str) or not isinstance(document.get("provider", "project_id"), str):
         raise ConfigError("the file has no provider.project_id and availability_zone. Expected those of the cluster.")
@@ -33,16 +32,11 @@ def look(document: Document, here: Surroundings) -> Leftovers:
     left = Leftovers(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
     has_tpus = any("machineType" not in t.config for t in node_types(document))
     questions = []
-    for one in zones(zone):
+    for one in fallback.zones_of(document.mapping("provider")):
         asks = {"instances": _instances, "disks": _disks} | ({"TPUs": _tpus} if has_tpus else {})
         for what, ask in asks.items():
             questions.append((f"{what} in {one}", partial(ask, google, one, str(name))))
     return gather(left, questions)
-
-
-def zones(given: str) -> list[str]:
-    """The zones of the file; raytf's own provider takes several."""
-    return [zone.strip() for zone in given.split(",") if zone.strip()]
 
 
 def _where(google: GoogleAccount, zone: str) -> str:
@@ -51,7 +45,7 @@ def _where(google: GoogleAccount, zone: str) -> str:
 
 def _instances(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     path = f"/projects/{google.project}/zones/{zone}/instances"
-    for i in google.api("compute").pages(path, "items", filter=f"labels.{_LABEL} = {name}"):
+    for i in google.api("compute").pages(path, "items", filter=f"labels.{CLUSTER_TAG} = {name}"):
         kind = str(i.get("machineType", "")).rpartition("/")[2]
         attached = [
             {"acceleratorType": a["acceleratorType"], "acceleratorCount": a["acceleratorCount"]}
@@ -75,7 +69,7 @@ def _disks(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource
     # Clusters `test` and `test-2` begin alike: what follows the name must be as in Ray's names of instances.
     names = re.compile(rf"ray-{re.escape(name)}-(head|worker)-[0-9a-f]{{8}}-(compute|tpu)")
     for d in google.api("compute").pages(path, "items"):
-        mine = d.get("labels", {}).get(_LABEL) == name or names.match(d["name"])
+        mine = d.get("labels", {}).get(CLUSTER_TAG) == name or names.match(d["name"])
         users: list[Any] = d.get("users") or []
         if not mine or users:
             continue  # a disk in use goes with its instance
@@ -87,7 +81,7 @@ def _disks(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource
 
 def _tpus(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     for node in google.api("tpu").pages(f"/projects/{google.project}/locations/{zone}/nodes", "nodes"):
-        if node.get("labels", {}).get(_LABEL) != name:
+        if node.get("labels", {}).get(CLUSTER_TAG) != name:
             continue
         short, kind = node["name"].rpartition("/")[2], node.get("acceleratorType", "")
         machine = machines.machine("gcp", {"acceleratorType": kind})

@@ -5,34 +5,33 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-from raytf.doctor.clouds.kubectl import Kubectl, KubeError, segment
+from raytf.doctor.clouds.kubectl import Kubectl, namespace_of, plural, segment
 from raytf.doctor.document import Document
 from raytf.doctor.leftovers.resource import Leftovers, LeftResource, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 
-#: Kind -> (path of its API, plural, whether it costs something or starts what does).
+#: Kind -> path of its API, and whether it costs something or starts what does.
 _KINDS = {
-    "RayCluster": ("/apis/ray.io/v1", "rayclusters", True),
-    "RayJob": ("/apis/ray.io/v1", "rayjobs", True),
-    "RayService": ("/apis/ray.io/v1", "rayservices", True),
-    "Deployment": ("/apis/apps/v1", "deployments", True),
-    "StatefulSet": ("/apis/apps/v1", "statefulsets", True),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims", True),
-    "Service": ("/api/v1", "services", False),
-    "ConfigMap": ("/api/v1", "configmaps", False),
-    "Secret": ("/api/v1", "secrets", False),
-    "ServiceAccount": ("/api/v1", "serviceaccounts", False),
+    "RayCluster": ("/apis/ray.io/v1", True),
+    "RayJob": ("/apis/ray.io/v1", True),
+    "RayService": ("/apis/ray.io/v1", True),
+    "Deployment": ("/apis/apps/v1", True),
+    "StatefulSet": ("/apis/apps/v1", True),
+    "PersistentVolumeClaim": ("/api/v1", True),
+    "Service": ("/api/v1", False),
+    "ConfigMap": ("/api/v1", False),
+    "Secret": ("/api/v1", False),
+    "ServiceAccount": ("/api/v1", False),
 }
 
 
-def look(documents: Sequence[Document], here: Surroundings) -> Leftovers:
-    """Look for what was applied and for what came of it.
+def find(documents: Sequence[Document], here: Surroundings) -> Leftovers:
+    """Find what was applied and what came of it.
 
     Raises:
-        ConfigError: there is nothing to look with.
+        ConfigError: there is no kubectl with a context.
     """
     kubectl = Kubectl.find(here.environ)
     context = kubectl.context() if kubectl else ""
@@ -44,46 +43,37 @@ def look(documents: Sequence[Document], here: Surroundings) -> Leftovers:
         )
     default = kubectl.namespace()
     left = Leftovers(place=f"Kubernetes, context {context}")
-    questions: list[tuple[str, Callable[[], list[LeftResource]]]] = []
+    questions: list[tuple[str, Callable[[], Iterator[LeftResource]]]] = []
     for document in documents:
         kind, name = str(document.get("kind")), str(document.get("metadata", "name"))
-        space = str(document.get("metadata", "namespace", default=default))
+        space = namespace_of(document, default)
         if kind in _KINDS:
-            questions.append((f"{kind} {name}", partial(_all, _object, kubectl, kind, name, space)))
+            questions.append((f"{kind} {name}", partial(_object, kubectl, kind, name, space)))
         if kind in ("RayCluster", "RayJob", "RayService"):
-            questions.append((f"pods of {name}", partial(_all, _came, kubectl, kind, name, space)))
+            questions.append((f"pods of {name}", partial(_descendants, kubectl, kind, name, space)))
     claims = {
-        (str(d.get("metadata", "namespace", default=default)), str(d.get("metadata", "name")))
+        (namespace_of(d, default), str(d.get("metadata", "name")))
         for d in documents
         if d.get("kind") == "PersistentVolumeClaim"
     }
     if claims:
-        questions.append(("volumes", partial(_all, _volumes, kubectl, claims)))
+        questions.append(("volumes", partial(_volumes, kubectl, claims)))
     return gather(left, questions)
 
 
-def _all(ask: Callable[..., Iterator[LeftResource]], *given: Any) -> list[LeftResource]:
-    return list(ask(*given))
-
-
 def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
-    base, plural, costs = _KINDS[kind]
-    try:
-        kubectl.get(f"{base}/namespaces/{segment(space)}/{plural}/{segment(name)}")
-    except KubeError as problem:
-        if problem.reason == "NotFound":
-            return
-        raise
-    remove = f"kubectl delete {plural} {name} --namespace {space}"
-    yield LeftResource(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
+    api, costs = _KINDS[kind]
+    if kubectl.has(kind, name, space, api):
+        remove = f"kubectl delete {plural(kind)} {name} --namespace {space}"
+        yield LeftResource(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
 
 
 def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftResource]:
-    """Volumes that outlive their claim, with what they cost: those of reclaimPolicy Retain."""
+    """Find volumes of reclaimPolicy Retain, which outlive their claim with what they cost."""
     for volume in kubectl.get("/api/v1/persistentvolumes").get("items") or ():
         spec, name = volume.get("spec", {}), volume["metadata"]["name"]
         claim, state = spec.get("claimRef") or {}, volume.get("status", {}).get("phase", "?")
-        # That of a claim which is still there is bound, and the claim is listed.
+        # A volume whose claim is still there is bound, and the claim is listed.
         if (claim.get("namespace"), claim.get("name")) in claims and state != "Bound":
             note = (
                 f"{spec.get('capacity', {}).get('storage', '?')}; the cloud's disk or share stays: delete it there too"
@@ -91,17 +81,14 @@ def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftRes
             yield LeftResource("volume", name, state, None, f"kubectl delete persistentvolume {name}", note)
 
 
-def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
+def _descendants(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
     clusters = {name} if kind == "RayCluster" else set[str]()
     if kind != "RayCluster":
         # The operator makes a cluster of its own for a job and labels it.
         label = f"ray.io/originated-from-cr-name={name}"
         for cluster in _list(kubectl, "/apis/ray.io/v1", space, "rayclusters", label):
             clusters.add(cluster["metadata"]["name"])
-            remove = f"kubectl delete rayclusters {cluster['metadata']['name']} --namespace {space}"
-            yield LeftResource(
-                "RayCluster", f"{space}/{cluster['metadata']['name']}", f"of {kind} {name}", None, remove
-            )
+            yield _left("RayCluster", "rayclusters", cluster, space, f"of {kind} {name}")
         for pod in _list(kubectl, "/api/v1", space, "pods", f"job-name={name}"):
             yield _pod(pod, space)
     for cluster_name in sorted(clusters):
@@ -109,29 +96,31 @@ def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftRe
         for pod in _list(kubectl, "/api/v1", space, "pods", label):
             yield _pod(pod, space)
         for claim in _list(kubectl, "/api/v1", space, "persistentvolumeclaims", label):
-            claim_name = claim["metadata"]["name"]
-            remove = f"kubectl delete persistentvolumeclaim {claim_name} --namespace {space}"
             size = claim.get("spec", {}).get("resources", {}).get("requests", {}).get("storage", "?")
             state = claim.get("status", {}).get("phase", "?")
-            yield LeftResource("volume claim", f"{space}/{claim_name}", state, None, remove, size)
+            yield _left("volume claim", "persistentvolumeclaim", claim, space, state, note=size)
         for service in _list(kubectl, "/api/v1", space, "services", label):
-            service_name = service["metadata"]["name"]
-            remove = f"kubectl delete service {service_name} --namespace {space}"
-            kind_of = service.get("spec", {}).get("type", "ClusterIP")
+            service_type = service.get("spec", {}).get("type", "ClusterIP")
             # A load balancer is a machine of the cloud.
-            usd = None if kind_of == "LoadBalancer" else 0.0
-            yield LeftResource("service", f"{space}/{service_name}", kind_of, usd, remove)
+            yield _left(
+                "service", "service", service, space, service_type, None if service_type == "LoadBalancer" else 0.0
+            )
+
+
+def _left(
+    kind: str, argument: str, item: dict, space: str, state: str, usd: float | None = None, note: str = ""
+) -> LeftResource:
+    name = item["metadata"]["name"]
+    remove = f"kubectl delete {argument} {name} --namespace {space}"
+    return LeftResource(kind, f"{space}/{name}", state, usd, remove, note)
 
 
 def _list(kubectl: Kubectl, base: str, space: str, plural: str, label: str) -> list[dict]:
-    found = kubectl.get(
-        f"{base}/namespaces/{segment(space)}/{plural}?labelSelector={urllib.parse.quote(label, safe='')}"
-    )
-    return list(found.get("items") or ())
+    selector = urllib.parse.quote(label, safe="")
+    return kubectl.get(f"{base}/namespaces/{segment(space)}/{plural}?labelSelector={selector}").get("items") or []
 
 
 def _pod(pod: dict, space: str) -> LeftResource:
-    name = pod["metadata"]["name"]
     gpus = sum(
         int(c.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
         for c in pod.get("spec", {}).get("containers", ())
@@ -139,6 +128,4 @@ def _pod(pod: dict, space: str) -> LeftResource:
     where = pod.get("spec", {}).get("nodeName")
     note = f"on node {where}, which is paid for" if where else "on no node yet"
     note += f"; {gpus} GPUs" if gpus else ""
-    state = pod.get("status", {}).get("phase", "?")
-    remove = f"kubectl delete pod {name} --namespace {space}"
-    return LeftResource("pod", f"{space}/{name}", state, None, remove, note)
+    return _left("pod", "pod", pod, space, pod.get("status", {}).get("phase", "?"), note=note)

@@ -1,4 +1,4 @@
-"""Where to look for what is left of a cluster, by its file; and what is left on hosts of one's own, over SSH."""
+"""Finds what is left of the cluster of a file: dispatches to the clouds, and asks existing hosts over SSH."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from raytf.doctor.leftovers.resource import Leftovers, LeftResource
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, RaytfError, one_line
 
-_LOOK = {Platform.AWS: aws.look, Platform.GCP: gcp.look, Platform.AZURE: azure.look}
-# Of names, not of command lines: an editor with raylet.log open is no raylet. The brackets keep the script from itself.
+_FINDERS = {Platform.AWS: aws.find, Platform.GCP: gcp.find, Platform.AZURE: azure.find}
+# Matches names, not command lines: an editor with raylet.log open is no raylet.
 _SCRIPT = r"""
 ps -eo pid=,user=,comm=,args= | while read -r pid user name args; do
   case "$name" in
@@ -35,8 +35,8 @@ echo end=here
 """
 
 
-def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Leftovers:
-    """What is left of the cluster of a file.
+def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Leftovers:
+    """Find what is left of the cluster of a file.
 
     Args:
         name: of the file, for messages.
@@ -45,18 +45,18 @@ def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
         trust: run what the file wants to be run on this machine.
 
     Raises:
-        ConfigError: the file says of no cluster, or there is nothing to look with.
+        ConfigError: the file names no cluster, or there are no credentials or tools to search with.
     """
-    documents, found = parse(text)
-    if not documents or any(f.code == "yaml-syntax" for f in found):
+    documents, findings = parse(text)
+    if not documents or any(f.code == "yaml-syntax" for f in findings):
         raise ConfigError(f"{name} is not YAML of a cluster. `raytf check --offline {name}` says what is wrong.")
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
-        return kube.look(manifests, here)
+        return kube.find(manifests, here)
     document = documents[0]
     of_hosts = place_of(document) is Platform.HOSTS
-    asks = partial(look_on_hosts, trust=trust) if of_hosts else _LOOK.get(place_of(document))
-    if asks is None:
+    search = partial(find_on_hosts, trust=trust) if of_hosts else _FINDERS.get(place_of(document))
+    if search is None:
         kind = document.get("provider", "type")
         raise ConfigError(
             f"{name}: raytf cannot look for what provider {kind!r} left. Expected aws, gcp, azure, local."
@@ -65,7 +65,7 @@ def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
         if f.path[0] in ("provider", "cluster_name", "auth"):
             raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Expected the value that `ray up` had.")
     try:
-        return asks(document, here)
+        return search(document, here)
     except RaytfError:
         raise
     except ODD as problem:
@@ -75,8 +75,8 @@ def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
         ) from None
 
 
-def look_on_hosts(document: Document, here: Surroundings, trust: bool = False) -> Leftovers:
-    """Look at each host for processes of Ray, of whatever cluster they are.
+def find_on_hosts(document: Document, here: Surroundings, trust: bool = False) -> Leftovers:
+    """Find processes of Ray on each host, of whatever cluster they are.
 
     Raises:
         ConfigError: the file names no host, or a command that is not trusted, or there is no ssh.
@@ -89,7 +89,7 @@ def look_on_hosts(document: Document, here: Surroundings, trust: bool = False) -
     for answer in ssh_hosts.ask(document, here, names, _SCRIPT, trust):
         if answer.problem:
             left.unseen.append(f"{answer.host}: {answer.problem}")
-        left.things += _processes(answer, f"{user}@{answer.host}" if user else answer.host)
+        left.resources += _processes(answer, f"{user}@{answer.host}" if user else answer.host)
     return left
 
 

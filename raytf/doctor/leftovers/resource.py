@@ -1,4 +1,4 @@
-"""What is left of a cluster: a thing, what it costs, and the command that removes it."""
+"""A resource that is left of a cluster, its cost, and the command that removes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from raytf.errors import one_line
 
+#: Tag or label of each instance that Ray has made: the name of its cluster.
+CLUSTER_TAG = "ray-cluster-name"
 #: Hours of a month, as the clouds reckon.
 HOURS = 730
-#: US dollars a GB and month of disks, of the month of catalog.PRICES_OF, in the regions that stand there.
+#: US dollars a GB and month of disks, of the month of machines.PRICES_OF, in the regions of that table.
 DISK_USD = {
     "gp2": 0.10,
     "gp3": 0.08,
@@ -32,7 +34,7 @@ ADDRESS_USD = 0.005
 
 @dataclass(frozen=True)
 class LeftResource:
-    """Something that is still there.
+    """A resource that is still there.
 
     Attributes:
         kind: such as `instance`.
@@ -52,28 +54,28 @@ class LeftResource:
 
     @property
     def is_free(self) -> bool:
-        """Whether it costs nothing: it may stay for the next `ray up`."""
+        """Return whether it costs nothing: it may stay for the next `ray up`."""
         return self.usd == 0
 
 
 @dataclass
 class Leftovers:
-    """What was seen.
+    """All that is left of a cluster.
 
     Attributes:
-        things: all that is there.
-        unseen: what could not be looked at, and why: nothing is proven then.
-        place: where was looked, for people.
+        resources: everything that is there.
+        unseen: what could not be inspected, and why: nothing is proven then.
+        place: the place that was searched, for people.
     """
 
-    things: list[LeftResource] = field(default_factory=list)
+    resources: list[LeftResource] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     place: str = ""
 
     @property
     def costly(self) -> list[LeftResource]:
-        """What costs money, or may."""
-        return [thing for thing in self.things if not thing.is_free]
+        """Return what costs money, or may."""
+        return [resource for resource in self.resources if not resource.is_free]
 
 
 def gather(
@@ -81,16 +83,16 @@ def gather(
     questions: Sequence[tuple[str, Callable[[], Iterable[LeftResource]]]],
     explain: Callable[[Exception], str] = one_line,
 ) -> Leftovers:
-    """Ask one after the other; one that cannot be asked keeps none of the others from it."""
+    """Ask one question after the other; one that fails keeps none of the others from being asked."""
     for what, ask in questions:
         try:
-            left.things += ask()
+            left.resources += ask()
         except Exception as problem:
             left.unseen.append(f"{what}: {explain(problem)}")
     return left
 
 
 def disk_usd(kind: str, gib: float) -> float | None:
-    """US dollars an hour of a disk."""
+    """Return the US dollars an hour of a disk."""
     price = DISK_USD.get(kind)
     return None if price is None else round(price * gib / HOURS, 5)

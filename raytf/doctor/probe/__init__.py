@@ -1,1 +1,1 @@
-"""`raytf check --online`: what the cloud's own API says of a cluster YAML, read-only and within seconds."""
+"""The online part of `raytf check`: what the cloud's own API says of a cluster YAML, read-only and within seconds."""

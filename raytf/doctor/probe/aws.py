@@ -1,18 +1,16 @@
-"""What AWS says about a cluster: whose credentials, and all questions of the other modules at once."""
+"""Checks a cluster against AWS: the credentials, and all questions of the other modules at once."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from raytf.doctor.check.job_fit import JobNeeds
-from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, right, trouble
+from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, account_of, right, trouble
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, error, warning
-from raytf.doctor.local_environment import Surroundings
+from raytf.doctor.local_environment import Surroundings, tool_output
 from raytf.doctor.node_types import NodeType
 from raytf.doctor.probe import aws_capacity, aws_network, aws_permissions, bucket
 from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
@@ -22,11 +20,10 @@ _UNSEEN = "the image, the key pair, the network, quotas, spot offers, rights and
 _MEND = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE"
 #: First part of a question's name -> the service whose right it needs, where that is not EC2.
 _SERVICES = {"quotas": "servicequotas", "rights": "iam", "profiles": "iam", "image parameters": "ssm", "bucket": "s3"}
-_SECONDS = 5
 
 
-def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask AWS all that concerns a cluster.
+def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
+    """Ask AWS everything that concerns a cluster.
 
     Args:
         document: the cluster YAML.
@@ -37,20 +34,17 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None) -> Probe
     region = document.get("provider", "region")
     if not isinstance(region, str):
         return seen  # the offline part has said so
-    keys = {k: str(v) for k, v in document.mapping("provider", "aws_credentials").items() if k.startswith("aws_")}
-    aws = AwsAccount(region, keys)
+    aws = account_of(document, region)
     if not aws.has_credentials():
-        seen.findings.append(no_credentials("AWS", _UNSEEN, _MEND))
-        return seen
+        return ProbeResults([no_credentials("AWS", _UNSEEN, _MEND)])
     try:
         who = aws.client("sts").get_caller_identity()
     except Exception as problem:
-        seen.findings.append(_explain(Query("credentials", list), problem))
-        return seen
+        return ProbeResults([_explain(Query("credentials", list), problem)])
     seen.notes.append(f"AWS account {who['Account']} as {who['Arn']}, region {region}")
     types = all_nodes(document)
     machines = aws_capacity.Machines(aws, types)
-    looks = [
+    queries = [
         Query("instance types", partial(aws_capacity.offers, aws, document, types, machines)),
         Query("spot prices", partial(aws_capacity.spot, aws, document, types, seen.spot)),
         Query("quotas", partial(aws_capacity.quotas, aws, document, types, machines)),
@@ -61,8 +55,8 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None) -> Probe
         Query("spot role", partial(_spot_role, aws, types)),
     ]
     if need is not None and bucket.is_bucket(need.storage):
-        looks.append(Query("bucket", partial(bucket.check, need.storage, aws)))
-    seen.findings += run(looks, _explain)
+        queries.append(Query("bucket", partial(bucket.check, need.storage, aws)))
+    seen.findings += run(queries, _explain)
     return seen
 
 
@@ -84,14 +78,14 @@ def _spot_role(aws: AwsAccount, types: list[NodeType]) -> Iterator[ConfigFinding
         )
 
 
-def _explain(what: Query, problem: Exception) -> ConfigFinding:
+def _explain(query: Query, problem: Exception) -> ConfigFinding:
     kind = trouble(problem)
     if kind is AwsTrouble.DENIED:
         operation = getattr(problem, "operation_name", "")
-        return no_right(what.what, right(problem, _service(what.what, operation)))
+        return no_right(query.what, right(problem, _service(query.what, operation)))
     if kind is AwsTrouble.REFUSED:
         return refused("AWS", problem, f"{_MEND}; temporary keys end after hours.")
-    return no_answer(what.what, f"{type(problem).__name__}: {one_line(problem, 160)}")
+    return no_answer(query.what, f"{type(problem).__name__}: {one_line(problem, 160)}")
 
 
 def _service(what: str, operation: str) -> str:
@@ -102,9 +96,6 @@ def _service(what: str, operation: str) -> str:
     return "sts" if operation == "GetCallerIdentity" else _SERVICES.get(what, "ec2")
 
 
-# -- aws keys ----------------------------------------------------------------------------------------------------------
-
-
 def check_key_pair(
     aws: AwsAccount, document: Document, types: Sequence[NodeType], here: Surroundings
 ) -> Iterator[ConfigFinding]:
@@ -112,7 +103,9 @@ def check_key_pair(
     private = document.get("auth", "ssh_private_key")
     if not isinstance(private, str):
         return  # Ray then makes a pair of its own and takes care that both halves are there
-    own = public_key(str(here.local(private)))
+    own = tool_output(
+        ["ssh-keygen", "-y", "-P", "", "-f", str(here.local(private))], here.environ
+    )  # empty for a passphrase
     seen: dict[str, dict[str, Any] | None] = {}
     for t in types:
         name = t.config.get("KeyName")
@@ -150,26 +143,3 @@ def _pair(aws: AwsAccount, name: str) -> dict[str, Any] | None:
             return None
         raise
     return pairs[0] if pairs else None
-
-
-def public_key(private: str) -> str | None:
-    """The public half of a key file.
-
-    Returns:
-        None where it cannot be told, as with a passphrase.
-    """
-    tool = shutil.which("ssh-keygen")
-    if tool is None:
-        return None
-    try:
-        done = subprocess.run(
-            [tool, "-y", "-P", "", "-f", private],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""What AWS offers in the region and zones of a cluster: instance types, spot, and the account's quotas."""
+"""Checks what AWS offers in the region and zones of a cluster: instance types, spot, quotas and images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, listed, warning
-from raytf.doctor.node_types import NodeType, most_used
+from raytf.doctor.node_types import NodeType, most_used, most_workers, too_many_gpus
+from raytf.doctor.probe import images
 
 #: First letters of an instance type -> quota on demand, quota of spot, and its name in the console.
 _QUOTAS = {
@@ -29,16 +31,8 @@ _QUOTAS = {
 _STANDARD = ("L-1216C47A", "L-34B43A08", "Standard (A, C, D, H, I, M, R, T, Z)")
 _IS_STANDARD = set("acdhimrtz")
 _PARAMETER = "resolve:ssm:"
-#: Words of an image's name that promise NVIDIA's driver, and those of drivers too old for the CUDA of TensorFlow 2.21.
-DRIVER = re.compile(r"nvidia|cuda|gpu|deep ?learning|dlami", re.IGNORECASE)
+#: Words of an image's name that stand for a driver too old for the CUDA of TensorFlow 2.21.
 _OLD = re.compile(r"ubuntu[ /-]*1[68]\.?04|bionic|xenial|cuda[ -]?(9|10|11)(\.|\b)", re.IGNORECASE)
-_INSTALLS_DRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDIA-Linux|ubuntu-drivers")
-
-
-def zones(document: Document) -> list[str]:
-    """The zones of the config, in order; none stands for all of the region."""
-    given = document.get("provider", "availability_zone")
-    return [zone.strip() for zone in given.split(",") if zone.strip()] if isinstance(given, str) else []
 
 
 def offers(
@@ -53,7 +47,7 @@ def offers(
     for page in pages.paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]):
         for offer in page["InstanceTypeOfferings"]:
             where[offer["InstanceType"]].add(offer["Location"])
-    wanted = zones(document)
+    wanted = fallback.zones_of(document.mapping("provider"))
     for t in types:
         name, path = t.config.get("InstanceType"), (*t.path, "node_config", "InstanceType")
         if not name:
@@ -81,13 +75,7 @@ def offers(
         kind = machines.all().get(str(name), {}) if t.machine is None else {}
         has = sum(gpu["Count"] for gpu in kind.get("GpuInfo", {}).get("Gpus", []))
         if kind and t.resources.get("GPU", 0) > has:
-            yield error(
-                "gpu-count",
-                (*t.path, "resources", "GPU"),
-                f"GPU: {t.resources['GPU']:g} on {name}, which has {has}",
-                "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
-                f"Write GPU: {has}, or take another type.",
-            )
+            yield too_many_gpus(t, str(name), has, f"Write GPU: {has}, or take another type.")
 
 
 def spot(
@@ -96,10 +84,10 @@ def spot(
     """Find spot types that nobody sells, and the price now of those that are sold.
 
     Args:
-        aws, document, types: see the module.
+        aws, document, types: the account, the cluster YAML and its node types.
         prices: filled in: node type -> US dollars an hour, in the cheapest of its zones.
     """
-    wanted = zones(document)
+    wanted = fallback.zones_of(document.mapping("provider"))
     for t in types:
         if t.market != "spot" or not t.config.get("InstanceType"):
             continue
@@ -108,15 +96,16 @@ def spot(
             ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
             StartTime=datetime.now(UTC),
         )["SpotPriceHistory"]
-        found = {p["AvailabilityZone"]: float(p["SpotPrice"]) for p in history}
-        here = {zone: price for zone, price in found.items() if not wanted or zone in wanted}
+        by_zone = {p["AvailabilityZone"]: float(p["SpotPrice"]) for p in history}
+        here = {zone: price for zone, price in by_zone.items() if not wanted or zone in wanted}
         if not here:
             yield error(
                 "spot-not-offered",
                 (*t.path, "node_config", "InstanceMarketOptions"),
                 f"{t.config['InstanceType']} has no spot price in {listed(wanted) or aws.region}",
                 "It is not sold as spot there: each request is refused, which Ray repeats forever.",
-                "Take another type or zone, or leave MarketType out." + (f" {listed(found)} have it." if found else ""),
+                "Take another type or zone, or leave MarketType out."
+                + (f" {listed(by_zone)} have it." if by_zone else ""),
             )
             continue
         price = min(here.values())
@@ -142,8 +131,6 @@ def quotas(
         quota, cpus = quota_of(str(t.config.get("InstanceType", "")), t.market), machines.cpus(t)
         if quota is not None and cpus:
             groups[quota].append((t, cpus))
-    limit = document.get("max_workers", default=2)
-    limit = limit if isinstance(limit, int) else 2
     for (code, name), members in sorted(groups.items()):
         value = _quota(aws, code)
         ask = f"Ask for more: aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
@@ -156,7 +143,7 @@ def quotas(
                 "No node of this type ever starts (VcpuLimitExceeded, MaxSpotInstanceCountExceeded).",
                 f"{ask} --desired-value {cpus * max(1, t.most)} --region {aws.region}",
             )
-        most = most_used(members, limit)
+        most = most_used(members, most_workers(document))
         if not small and most > value:
             yield warning(
                 "quota-too-small",
@@ -168,7 +155,7 @@ def quotas(
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
-    """Code and name of the quota that a node counts on.
+    """Return the code and name of the quota that a node counts on.
 
     Returns:
         None where it is not known here.
@@ -179,10 +166,10 @@ def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
     letters = family[1]
     if letters == "p" and family[2].isdigit() and int(family[2]) >= 5:
         letters = "p5"
-    found = _QUOTAS.get(letters) or (_STANDARD if letters[0] in _IS_STANDARD else None)
-    if found is None:
+    codes = _QUOTAS.get(letters) or (_STANDARD if letters[0] in _IS_STANDARD else None)
+    if codes is None:
         return None
-    on_demand, spot_code, name = found
+    on_demand, spot_code, name = codes
     if market == "spot":
         return spot_code, f"All {name} Spot Instance Requests"
     return on_demand, f"Running On-Demand {'P' if name == 'P5' else name} instances"
@@ -199,11 +186,8 @@ def _quota(aws: AwsAccount, code: str) -> float:
         return float(client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
-# -- aws images --------------------------------------------------------------------------------------------------------
-
-
 class Machines:
-    """What EC2 says of the instance types of a cluster, asked once by whoever needs it first."""
+    """EC2's descriptions of the instance types of a cluster, which are read once, when first needed."""
 
     def __init__(self, aws: AwsAccount, types: Sequence[NodeType]):
         self._aws = aws
@@ -212,17 +196,17 @@ class Machines:
         self._lock = threading.Lock()
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Instance type -> description; those that the region does not have are left out."""
+        """Return the description of each instance type that the region has."""
         with self._lock:
             if self._known is None:
                 pages = self._aws.client("ec2").get_paginator("describe_instance_types")
                 # By a filter: one name that there is not would make InstanceTypes fail for all.
-                found = pages.paginate(Filters=[{"Name": "instance-type", "Values": self._names}])
-                self._known = {kind["InstanceType"]: kind for page in found for kind in page["InstanceTypes"]}
+                answers = pages.paginate(Filters=[{"Name": "instance-type", "Values": self._names}])
+                self._known = {kind["InstanceType"]: kind for page in answers for kind in page["InstanceTypes"]}
             return self._known
 
     def cpus(self, t: NodeType) -> int | None:
-        """vCPUs of a node type, which quotas count."""
+        """Return the vCPUs of a node type, which quotas count."""
         if t.machine is not None:
             return t.machine.cpus
         kind = self.all().get(str(t.config.get("InstanceType")))
@@ -242,24 +226,22 @@ def check_images(
             image = seen[name] = _image(aws, name)
             if image is None:
                 yield _missing(name, path, aws.region)
-        found = seen[name]
-        if found is not None:
-            yield from _fits(t, path, found, machines)
-            yield from _driver(t, path, found, document, machines)
+        image = seen[name]
+        if image is not None:
+            yield from _fits(t, path, image, machines)
+            yield from _driver(t, path, image, document, machines)
 
 
 def _image(aws: AwsAccount, name: str) -> dict[str, Any] | None:
     try:
         if name.startswith(_PARAMETER):
             name = aws.client("ssm").get_parameter(Name=name.removeprefix(_PARAMETER))["Parameter"]["Value"]
-        images = aws.client("ec2").describe_images(ImageIds=[name])["Images"]
+        matches = aws.client("ec2").describe_images(ImageIds=[name])["Images"]
     except Exception as problem:
-        if trouble(problem) is AwsTrouble.MISSING or "ParameterNotFound" in type(problem).__name__:
-            return None
-        if "InvalidAMIID" in str(problem):
+        if trouble(problem) is AwsTrouble.MISSING:
             return None
         raise
-    return images[0] if images and images[0].get("State", "available") == "available" else None
+    return matches[0] if matches and matches[0].get("State", "available") == "available" else None
 
 
 def _missing(name: str, path: Path, region: str) -> ConfigFinding:
@@ -278,13 +260,7 @@ def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) ->
     takes = kind.get("ProcessorInfo", {}).get("SupportedArchitectures", [])
     built = image.get("Architecture")
     if takes and built and built not in takes:
-        yield error(
-            "image-architecture",
-            path,
-            f"image {name} is built for {built}, and {t.config['InstanceType']} runs {', '.join(takes)}",
-            "EC2 refuses each node of this type.",
-            f"Take an image for {takes[0]}, or an instance type for {built}.",
-        )
+        yield images.wrong_architecture(path, name, built, t.config["InstanceType"], ", ".join(takes), "EC2")
     root = image.get("RootDeviceName")
     least = next(
         (
@@ -295,20 +271,15 @@ def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) ->
         None,
     )
     disks = t.config.get("BlockDeviceMappings")
-    given = [d for d in disks if isinstance(d, dict)] if isinstance(disks, list) else []
+    mappings = [d for d in disks if isinstance(d, dict)] if isinstance(disks, list) else []
     where = (*path[:-1], "BlockDeviceMappings")
-    for i, disk in enumerate(given):
+    for i, disk in enumerate(mappings):
         ebs = disk.get("Ebs")
         size = ebs.get("VolumeSize") if isinstance(ebs, dict) else None
         if disk.get("DeviceName") == root and least is not None and isinstance(size, int) and size < least:
-            yield error(
-                "image-disk",
-                (*where, i, "Ebs", "VolumeSize"),
-                f"a root disk of {size} GiB for image {name}, which has {least} GiB",
-                "EC2 refuses each node of this type (InvalidBlockDeviceMapping).",
-                f"Give {least + 40} or more: TensorFlow with CUDA, logs and spilled objects come on top.",
-            )
-    names = [d.get("DeviceName") for d in given]
+            place = (*where, i, "Ebs", "VolumeSize")
+            yield images.small_disk(place, f"a root disk of {size} GiB", name, f"{least} GiB", "EC2")
+    names = [d.get("DeviceName") for d in mappings]
     if root and names and root not in names and {"/dev/sda1", "/dev/xvda"} & set(names):
         yield error(
             "image-root-device",
@@ -326,9 +297,9 @@ def _driver(
     if not (t.machine.gpus if t.machine else "GpuInfo" in kind) or image.get("OwnerId") == "self":
         return
     text = f"{image.get('Name', '')} {image.get('Description', '')}"
-    if installs_driver(document, t):
+    if images.installs_driver(document, t):
         return
-    if not DRIVER.search(text):
+    if not images.DRIVER.search(text):
         yield warning(
             "image-no-driver",
             path,
@@ -345,12 +316,3 @@ def _driver(
             "TensorFlow 2.21 wants CUDA 12.5 and a driver of 525 or newer, else it finds no GPU.",
             "Take an image of Ubuntu 22.04 or newer with NVIDIA's driver.",
         )
-
-
-def installs_driver(document: Document, t: NodeType) -> bool:
-    """Whether the set-up or a start script brings NVIDIA's driver itself."""
-    keys = ("initialization_commands", "setup_commands", "worker_setup_commands")
-    commands = [str(command) for key in keys for command in document.sequence(key)]
-    return any(
-        map(_INSTALLS_DRIVER.search, [*commands, str(t.config.get("UserData", "")), str(t.config.get("metadata"))])
-    )

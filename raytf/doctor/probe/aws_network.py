@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, listed, warning
 from raytf.doctor.node_types import NodeType
-from raytf.doctor.probe.aws_capacity import zones
+from raytf.doctor.probe.queries import RAY_PORTS
 
-#: What Ray listens on, and what whoever reaches it may do.
-_RAYS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
 _WORLD = ("0.0.0.0/0", "::/0")
 
 
@@ -24,7 +23,7 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
     vpc = next((g["VpcId"] for g in groups.values()), None)
     vpcs: set[str] = set()
     routes = list(_pages(aws, "describe_route_tables", "RouteTables"))
-    said: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for t in types:
         if "LaunchTemplate" in t.config and subnet_ids(t) is None:
             continue  # it may name a network, which Ray then takes
@@ -32,8 +31,8 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
         vpcs |= {s["VpcId"] for s in usable}
         for subnet in usable:
             finding = _route(t, subnet, routes, inside)
-            if finding and (finding.code, subnet["SubnetId"]) not in said:
-                said.add((finding.code, subnet["SubnetId"]))
+            if finding and (finding.code, subnet["SubnetId"]) not in reported:
+                reported.add((finding.code, subnet["SubnetId"]))
                 yield finding
     for t in types:
         ids = group_ids(t)
@@ -49,14 +48,14 @@ def _pages(aws: AwsAccount, operation: str, key: str, **wanted: Any) -> Iterator
 
 
 def group_ids(t: NodeType) -> list[str]:
-    """Security groups that a type names, its network interfaces included."""
+    """Return the security groups that a type names, its network interfaces included."""
     own = t.config.get("SecurityGroupIds")
     inner = [i for interface in _interfaces(t) for i in _list(interface.get("Groups"))]
     return list(dict.fromkeys(map(str, [*_list(own), *inner])))
 
 
 def subnet_ids(t: NodeType) -> list[str] | None:
-    """Subnets that a type names.
+    """Return the subnets that a type names.
 
     Returns:
         None where Ray picks them.
@@ -75,29 +74,28 @@ def _list(value: Any) -> list[Any]:
 
 
 def _key(t: NodeType, key: str) -> Path:
-    """Where a type names its subnets or groups."""
+    """Return the path at which a type names its subnets or groups."""
     return (*t.path, "node_config", key if key in t.config or not _interfaces(t) else "NetworkInterfaces")
 
 
 def _given_groups(
     aws: AwsAccount, types: Sequence[NodeType]
 ) -> Generator[ConfigFinding, None, dict[str, dict[str, Any]]]:
-    """Findings; returns the groups by id."""
+    """Yield findings, and return the groups by id."""
     groups: dict[str, dict[str, Any]] = {}
     for t in types:
+        path = _key(t, "SecurityGroupIds")
         for i, name in enumerate(group_ids(t)):
             if name in groups:
                 continue
             try:
                 (groups[name],) = aws.client("ec2").describe_security_groups(GroupIds=[name])["SecurityGroups"]
             except Exception as problem:
-                if trouble(problem) is not AwsTrouble.MISSING and "InvalidGroup" not in str(problem):
+                if trouble(problem) is not AwsTrouble.MISSING:
                     raise
                 yield error(
                     "security-group-missing",
-                    (*_key(t, "SecurityGroupIds"), i)
-                    if "SecurityGroupIds" in t.config
-                    else _key(t, "SecurityGroupIds"),
+                    (*path, i) if path[-1] == "SecurityGroupIds" else path,
                     f"there is no security group {name} in {aws.region}",
                     "`ray up` ends, since it looks for the group's network.",
                     "Give the id of one that is there, or leave SecurityGroupIds out, and Ray makes one.",
@@ -108,7 +106,7 @@ def _given_groups(
 def _subnets(
     document: Document, t: NodeType, subnets: Sequence[dict[str, Any]], vpc: str | None, inside: bool
 ) -> Generator[ConfigFinding, None, list[dict[str, Any]]]:
-    """Findings; returns the subnets that Ray takes."""
+    """Yield findings, and return the subnets that Ray takes."""
     wanted, path = subnet_ids(t), _key(t, "SubnetIds")
     deep = path[-1] == "SubnetIds"
     there = {s["SubnetId"]: s for s in subnets}
@@ -124,7 +122,7 @@ def _subnets(
     pool = [there[s] for s in wanted if s in there] if wanted is not None else list(subnets)
     if wanted is not None and not pool:
         return []
-    places = zones(document)
+    places = fallback.zones_of(document.mapping("provider"))
     usable = []
     for s in pool:
         why = None
@@ -173,7 +171,7 @@ def _subnets(
 
 
 def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the account's subnets those that Ray takes: all in the network of the first, by the order of the zones."""
+    """Return the subnets that Ray takes: all in the network of the first, in the order of the zones."""
     ordered = sorted(subnets, key=lambda s: str(s["AvailabilityZone"]), reverse=True)
     if places:
         ordered.sort(key=lambda s: places.index(s["AvailabilityZone"]))
@@ -205,7 +203,7 @@ def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]]
 
 
 def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
-    """Lowest and highest TCP port of a rule.
+    """Return the lowest and highest TCP port of a rule.
 
     Returns:
         None where it is not about TCP.
@@ -218,7 +216,7 @@ def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _sources(rule: dict[str, Any]) -> list[str]:
-    """All addresses that a rule lets in."""
+    """Return all addresses that a rule lets in."""
     ranges = [r["CidrIp"] for r in rule.get("IpRanges", ())] + [r["CidrIpv6"] for r in rule.get("Ipv6Ranges", ())]
     return ranges + [p["PrefixListId"] for p in rule.get("PrefixListIds", ())]
 
@@ -229,7 +227,7 @@ def _group_rules(groups: Sequence[dict[str, Any]], path: Path) -> Iterator[Confi
         ports, world = _ports(rule), [s for s in _sources(rule) if s in _WORLD]
         if ports is None or not world or ports == (22, 22):
             continue
-        behind = [f"{port} ({what})" for port, what in _RAYS.items() if ports[0] <= port <= ports[1]]
+        behind = [f"{port} ({what})" for port, what in RAY_PORTS.items() if ports[0] <= port <= ports[1]]
         name = f"{group['GroupId']} ({group.get('GroupName', '')})"
         yield error(
             "open-to-world",
@@ -256,7 +254,7 @@ def _has(rule: dict[str, Any], port: int) -> bool:
 
 
 def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
-    """Whether workers and head reach each other; Ray adds no rule to groups that it is given."""
+    """Check that workers and head reach each other; Ray adds no rule to groups that the config names."""
     heads = [t for t in types if t.is_head]
     for t in types:
         if t.is_head or not heads or not group_ids(t) or not group_ids(heads[0]):
@@ -279,12 +277,12 @@ def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> It
 
 
 def _named_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterator[ConfigFinding]:
-    """A group of the name that Ray looks for may be there already; Ray adds rules only where it has none."""
+    """Check a group of the name that Ray looks for, to which Ray adds rules only if it has none."""
     name = document.get("provider", "security_group", "GroupName", default=None)
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"
-    found = list(
+    groups = list(
         _pages(aws, "describe_security_groups", "SecurityGroups", Filters=[{"Name": "group-name", "Values": [name]}])
     )
-    mine = [g for g in found if g.get("VpcId") in vpcs and g.get("IpPermissions")]
+    mine = [g for g in groups if g.get("VpcId") in vpcs and g.get("IpPermissions")]
     has_key = "security_group" in document.mapping("provider")
     yield from _group_rules(mine, ("provider", "security_group") if has_key else ("provider",))

@@ -38,9 +38,9 @@ def check(
     """Find instance profiles that are not there, and rights that the caller, the head or the workers lack.
 
     Args:
-        aws, document, types: see the package.
-        who: what STS says of the caller.
-        need: what a job wants, for its bucket.
+        aws, document, types: the account, the cluster YAML and its node types.
+        who: the caller, as STS names it.
+        need: the needs of a job, for its bucket.
         notes: filled in: which role has which policies.
     """
     roles: dict[str, dict[str, Any]] = {}
@@ -48,10 +48,10 @@ def check(
         name, path = _profile(t), (*t.path, "node_config", "IamInstanceProfile")
         if name is None or name in roles:
             continue
-        found = yield from _role(aws, name, path)
-        if found is not None:
-            roles[name] = found
-            notes.append(f"role {found['RoleName']}: {_policies(aws, found['RoleName'])}")
+        role = yield from _role(aws, name, path)
+        if role is not None:
+            roles[name] = role
+            notes.append(f"role {role['RoleName']}: {_policies(aws, role['RoleName'])}")
     partition, account = who["Arn"].split(":")[1], who["Account"]
     passed = [role["Arn"] for role in roles.values()]
     caller = _caller(aws, who["Arn"])
@@ -90,7 +90,7 @@ def _profile(t: NodeType | None) -> str | None:
 
 
 def _role(aws: AwsAccount, name: str, path: Path) -> Generator[ConfigFinding, None, dict[str, Any] | None]:
-    """Findings; returns the role."""
+    """Yield findings, and return the role."""
     try:
         profile = aws.client("iam").get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     except Exception as problem:
@@ -127,7 +127,7 @@ def _policies(aws: AwsAccount, role: str) -> str:
 
 
 def _caller(aws: AwsAccount, arn: str) -> str | None:
-    """What can be simulated of a caller.
+    """Return what can be simulated of a caller.
 
     Returns:
         None for the account itself, which may do all, and for guests.
@@ -145,7 +145,7 @@ def _lacks(
     resources: Sequence[str],
     context: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str]]:
-    """Actions that are denied, each with the resource."""
+    """Return the actions that are denied, each with the resource."""
     pages = aws.client("iam").get_paginator("simulate_principal_policy")
     denied: list[tuple[str, str]] = []
     entries = [
@@ -180,7 +180,7 @@ def _starts(
     tag = {"aws:RequestTag/ray-cluster-name": cluster}
     own = {"aws:ResourceTag/ray-cluster-name": cluster}
     while_starting = {"ec2:CreateAction": "RunInstances"}
-    found = [
+    denied = [
         *_lacks(aws, who, ["ec2:RunInstances"], [instance], tag),
         *_lacks(aws, who, ["ec2:RunInstances"], beside),
         *_lacks(aws, who, ["ec2:CreateTags"], [instance], {**while_starting, **own, **tag}),
@@ -190,11 +190,11 @@ def _starts(
     names = {name.removeprefix("resolve:ssm:") for name in images if name.startswith("resolve:ssm:")}
     owner = {name: "" if name.startswith("/aws/") else account for name in names}
     where = [f"arn:{partition}:ssm:{aws.region}:{owner[n]}:parameter/{n.lstrip('/')}" for n in sorted(names)]
-    return found + (_lacks(aws, who, ["ssm:GetParameters"], where) if where else [])
+    return denied + (_lacks(aws, who, ["ssm:GetParameters"], where) if where else [])
 
 
 def _beside(base: str, types: Sequence[NodeType]) -> list[str]:
-    """What starting a node touches besides the instance and its image; what the file names, by its name."""
+    """Return what starting a node touches besides the instance and its image, by the names that the file has."""
     named = [f"subnet/{i}" for t in types for i in subnet_ids(t) or [f"subnet-{_ANY}"]]
     named += [f"security-group/{i}" for t in types for i in group_ids(t) or [f"sg-{_ANY}"]]
     named += [f"network-interface/eni-{_ANY}", f"volume/vol-{_ANY}"]
@@ -212,7 +212,7 @@ def _passes(aws: AwsAccount, who: str, roles: Sequence[str]) -> list[tuple[str, 
 def _makes(
     aws: AwsAccount, who: str, document: Document, types: Sequence[NodeType], partition: str, account: str
 ) -> list[tuple[str, str]]:
-    """What `ray up` makes by itself where the config names none."""
+    """Return the denied actions among those by which `ray up` makes what the config does not name."""
     base, actions = f"arn:{partition}:ec2:{aws.region}:{account}", []
     if not document.get("auth", "ssh_private_key"):
         actions.append(("ec2:CreateKeyPair", [f"{base}:key-pair/ray-autoscaler_{aws.region}"]))

@@ -1,4 +1,4 @@
-"""What Azure says about a cluster: subscription, providers, location, sizes, quotas, images, rights and the share."""
+"""Checks a cluster against Azure: subscription, providers, location, sizes, quotas, images, rights and the share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from raytf.doctor import machines
 from raytf.doctor.check.job_fit import JobNeeds
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import AzureAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, error, listed, warning
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.node_types import NodeType, most_used
+from raytf.doctor.node_types import NodeType, most_used, most_workers, too_many_gpus
+from raytf.doctor.probe import images
 from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
 
 _UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
@@ -42,11 +44,10 @@ _RIGHTS = {
     "resource group": "Microsoft.Resources/subscriptions/resourceGroups/read",
     "share": "Microsoft.Storage/checknameavailability/read",
 }
-_API = "2024-07-01"
 
 
-def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Azure all that concerns a cluster; see the AWS one. Storage is a share there, looked at by its name."""
+def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
+    """Ask Azure everything that concerns a cluster. Storage is a share there, which is checked by its name."""
     seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
@@ -54,18 +55,15 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None) -> Probe
     try:
         azure = rest.azure_account(document, here.environ)
     except NoCredentials as problem:
-        seen.findings.append(no_credentials("Azure", _UNSEEN, str(problem)))
-        return seen
+        return ProbeResults([no_credentials("Azure", _UNSEEN, str(problem))])
     try:
         subscription = azure.arm.get(azure.path(), **{"api-version": _RESOURCES})
     except RestError as problem:
-        seen.findings.append(_no_subscription(azure, problem))
-        return seen
+        return ProbeResults([_no_subscription(azure, problem)])
     seen.notes.append(f"Azure subscription {subscription.get('displayName')} ({azure.subscription})")
     if subscription.get("state", "Enabled") not in ("Enabled", "Warned"):
         state = RestError(403, "", f"its state is {subscription['state']}")
-        seen.findings.append(_no_subscription(azure, state))
-        return seen
+        return ProbeResults([_no_subscription(azure, state)], seen.notes)
     types = all_nodes(document)
     seen.findings += run(
         [
@@ -96,23 +94,23 @@ def _no_subscription(azure: AzureAccount, problem: RestError) -> ConfigFinding:
     )
 
 
-def _explain(what: Query, problem: Exception) -> ConfigFinding:
+def _explain(query: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, RestError):
         if problem.status == 401:
             return refused("Azure", problem, "Run `az login` again.")
         if problem.is_denied:
-            return no_right(what.what, _RIGHTS[what.what])
-    return no_answer(what.what, f"{type(problem).__name__}: {problem}")
+            return no_right(query.what, _RIGHTS[query.what])
+    return no_answer(query.what, f"{type(problem).__name__}: {problem}")
 
 
 def _providers(azure: AzureAccount) -> Iterator[ConfigFinding]:
     for name in _PROVIDERS:
-        found = azure.arm.get(azure.path(f"/providers/{name}"), **{"api-version": _RESOURCES})
-        if found.get("registrationState") != "Registered":
+        provider = azure.arm.get(azure.path(f"/providers/{name}"), **{"api-version": _RESOURCES})
+        if provider.get("registrationState") != "Registered":
             yield error(
                 "api-disabled",
                 ("provider",),
-                f"resource provider {name} is not registered ({found.get('registrationState')})",
+                f"resource provider {name} is not registered ({provider.get('registrationState')})",
                 "`ray up` ends, or the head starts no worker (MissingSubscriptionRegistration).",
                 f"Run `az provider register --namespace {name}` and wait some minutes.",
             )
@@ -121,18 +119,18 @@ def _providers(azure: AzureAccount) -> Iterator[ConfigFinding]:
 def _group(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
     name, location = document.get("provider", "resource_group"), document.get("provider", "location")
     try:
-        found = azure.arm.get(azure.path(f"/resourcegroups/{name}"), **{"api-version": _RESOURCES})
+        group = azure.arm.get(azure.path(f"/resourcegroups/{name}"), **{"api-version": _RESOURCES})
     except RestError as problem:
         if problem.is_missing:
             return  # Ray makes it
         raise
-    if str(found.get("location", location)).casefold() != str(location).casefold():
+    if str(group.get("location", location)).casefold() != str(location).casefold():
         yield error(
             "resource-group-elsewhere",
             ("provider", "location"),
-            f"resource group {name} is in {found['location']}, and location is {location}",
+            f"resource group {name} is in {group['location']}, and location is {location}",
             "`ray up` ends: InvalidResourceGroupLocation.",
-            f"Write location: {found['location']}, or another resource_group.",
+            f"Write location: {group['location']}, or another resource_group.",
         )
 
 
@@ -171,23 +169,17 @@ def _sizes(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
             )
         gpus = float(has.get("GPUs", 0))
         if t.machine is None and t.resources.get("GPU", 0) > gpus:
-            yield error(
-                "gpu-count",
-                (*t.path, "resources", "GPU"),
-                f"GPU: {t.resources['GPU']:g} on {name}, which has {gpus:g}",
-                "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
-                f"Write GPU: {gpus:g}, or take another size.",
-            )
+            yield too_many_gpus(t, name, gpus, f"Write GPU: {gpus:g}, or take another size.")
 
 
 def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     seen: set[tuple[str, ...]] = set()
     for t in types:
         parameters = t.config.get("azure_arm_parameters")
-        given = parameters if isinstance(parameters, dict) else {}
-        name = tuple(str(given.get(f"image{key}") or "") for key in ("Publisher", "Offer", "Sku", "Version"))
+        own = parameters if isinstance(parameters, dict) else {}
+        name = tuple(str(own.get(f"image{key}") or "") for key in ("Publisher", "Offer", "Sku", "Version"))
         path = (*t.path, "node_config", "azure_arm_parameters", "imageSku")
-        if given.get("imageId") or not all(name) or name in seen:
+        if own.get("imageId") or not all(name) or name in seen:
             continue
         seen.add(name)
         publisher, offer, sku, version = name
@@ -211,10 +203,10 @@ def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> It
             )
             continue
         last = versions[-1] if version == "latest" else version
-        yield from _plan(azure.arm.get(f"{base}/{last}", **{"api-version": _COMPUTE}), t, name, given)
+        yield from _plan(azure.arm.get(f"{base}/{last}", **{"api-version": _COMPUTE}), t, name, own)
 
 
-def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], given: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], own: dict[str, Any]) -> Iterator[ConfigFinding]:
     path = (*t.path, "node_config", "azure_arm_parameters")
     about = image.get("properties", {})
     if about.get("plan"):
@@ -225,26 +217,15 @@ def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], given: dict
             "Azure refuses each node of this type (MarketplacePurchaseEligibilityFailed, VMMarketplaceInvalidInput).",
             "Take an image without a plan, such as microsoft-dsvm:ubuntu-hpc:2204.",
         )
-    least, disk = about.get("osDiskImage", {}).get("sizeInGb"), given.get("osDiskSize")
+    least, disk = about.get("osDiskImage", {}).get("sizeInGb"), own.get("osDiskSize")
     if isinstance(least, int) and isinstance(disk, int) and disk < least:
-        yield error(
-            "image-disk",
-            (*path, "osDiskSize"),
-            f"a disk of {disk} GB for image {':'.join(name)}, which has {least} GB",
-            "Azure refuses each node of this type.",
-            f"Give {least + 40} or more: TensorFlow with CUDA, logs and spilled objects come on top.",
-        )
+        place = (*path, "osDiskSize")
+        yield images.small_disk(place, f"a disk of {disk} GB", ":".join(name), f"{least} GB", "Azure")
     built = {"x64": "x64", "Arm64": "Arm64"}.get(str(about.get("architecture")))
     # The letter p after the digits of a size is Arm: Standard_D4ps_v5.
     runs = "Arm64" if re.match(r"Standard_[A-Z]+\d+(-\d+)?[a-z]*p", size(t)) else "x64"
     if built and size(t) and built != runs:
-        yield error(
-            "image-architecture",
-            (*path, "imageSku"),
-            f"image {':'.join(name)} is built for {built}, and {size(t)} runs {runs}",
-            "Azure refuses each node of this type.",
-            f"Take an image for {runs}.",
-        )
+        yield images.wrong_architecture((*path, "imageSku"), ":".join(name), built, size(t), runs, "Azure")
 
 
 def _rights(azure: AzureAccount) -> Iterator[ConfigFinding]:
@@ -269,33 +250,28 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
 
 
 def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
-    """The storage account of an NFS share that the set-up mounts: a name that is still free is not an account."""
-    for key in ("setup_commands", "worker_setup_commands", "initialization_commands"):
-        for i, command in enumerate(document.sequence(key)):
-            for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", str(command))):
-                body = {"name": name, "type": "Microsoft.Storage/storageAccounts"}
-                path = azure.path("/providers/Microsoft.Storage/checkNameAvailability")
-                if azure.arm.post(path, body, **{"api-version": _STORAGE}).get("nameAvailable"):
-                    yield error(
-                        "bucket-missing",
-                        (key, i),
-                        f"there is no storage account {name}",
-                        "The set-up of each node ends when it mounts the share.",
-                        "Make it as docs/clusters/azure.md says, or correct the name.",
-                    )
-
-
-# -- azure quotas ------------------------------------------------------------------------------------------------------
+    """Check the storage account of an NFS share that the set-up mounts: a name that is still free is no account."""
+    query = azure.path("/providers/Microsoft.Storage/checkNameAvailability")
+    for path, command in document.commands("setup_commands", "worker_setup_commands", "initialization_commands"):
+        for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", command)):
+            body = {"name": name, "type": "Microsoft.Storage/storageAccounts"}
+            if azure.arm.post(query, body, **{"api-version": _STORAGE}).get("nameAvailable"):
+                yield error(
+                    "bucket-missing",
+                    path,
+                    f"there is no storage account {name}",
+                    "The set-up of each node ends when it mounts the share.",
+                    "Make it as docs/clusters/azure.md says, or correct the name.",
+                )
 
 
 def size(t: NodeType) -> str:
-    """The vmSize of a node type; empty where it has none."""
-    parameters = t.config.get("azure_arm_parameters")
-    return str(parameters.get("vmSize") or "") if isinstance(parameters, dict) else ""
+    """Return the vmSize of a node type; empty if it has none."""
+    return machines.instance_type("azure", t.config) or ""
 
 
 def family(name: str) -> str:
-    """The family of a size, such that it can be compared with that of a usage: letters and digits, sorted.
+    """Return the family of a size as sorted letters and digits, to compare it with that of a usage.
 
     Azure has no rule for it but the list of sizes: Standard_NC4as_T4_v3 counts on `Standard NCASv3_T4 Family`.
     The number of vCPUs is left out, and the parts of the name may change places.
@@ -304,7 +280,7 @@ def family(name: str) -> str:
 
 
 def usage_family(name: str) -> str:
-    """The same of what a usage is called."""
+    """Return the same for the name of a usage."""
     return _folded(re.sub(r"^standard|family$", "", name, flags=re.IGNORECASE))
 
 
@@ -316,7 +292,7 @@ def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
     """Find quotas that have no room for a node, or not for all of them."""
     location = document.get("provider", "location")
     path = azure.path(f"/providers/Microsoft.Compute/locations/{location}/usages")
-    usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _API})}
+    usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _COMPUTE})}
     by_family = {usage_family(name): name for name in usages if name.endswith("Family")}
     wanted: dict[str, list[NodeType]] = defaultdict(list)
     for t in types:
@@ -327,7 +303,6 @@ def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
             wanted[str(name)].append(t)
         if t.market != "spot" and "cores" in usages:
             wanted["cores"].append(t)
-    limit = document.get("max_workers", default=2)
     for name, members in sorted(wanted.items()):
         usage = usages[name]
         room = usage["limit"] - usage["currentValue"]
@@ -343,9 +318,7 @@ def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
                 "No node of this type ever starts (QuotaExceeded, OperationNotAllowed).",
                 f"{ask}, {cpus * max(1, t.most)} or more.",
             )
-        most = most_used(
-            [(t, t.machine.cpus if t.machine else 0) for t in members], limit if isinstance(limit, int) else 2
-        )
+        most = most_used([(t, t.machine.cpus if t.machine else 0) for t in members], most_workers(document))
         if not small and most > room:
             yield warning(
                 "quota-too-small",

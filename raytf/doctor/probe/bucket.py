@@ -20,7 +20,7 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:
-    """Scheme, bucket and prefix of a URI.
+    """Return the scheme, bucket and prefix of a URI.
 
     Returns:
         None for a folder.
@@ -33,7 +33,7 @@ def parts(storage: str) -> tuple[str, str, str] | None:
 
 
 def is_bucket(storage: str) -> bool:
-    """Whether a job keeps its runs in an object store, which can be looked at from here."""
+    """Return whether a job keeps its runs in an object store, which can be checked from here."""
     return parts(storage) is not None
 
 
@@ -44,9 +44,9 @@ def check(storage: str, aws: AwsAccount | None = None) -> Iterator[ConfigFinding
         storage: the URI of --storage.
         aws: where the cluster is, to compare the region; None elsewhere.
     """
-    found = parts(storage)
-    assert found is not None
-    scheme, bucket, _ = found
+    location = parts(storage)
+    assert location is not None
+    scheme, bucket, _ = location
     own_endpoint = "endpoint_override" in urllib.parse.parse_qs(storage.partition("?")[2])
     yield from _probe(storage, f"{scheme}://{bucket}")
     if aws is not None and scheme == "s3" and not own_endpoint:

@@ -1,4 +1,4 @@
-"""What Google Cloud says about a cluster: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
+"""Checks a cluster against Google Cloud: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from raytf.cluster.providers import fallback
 from raytf.doctor.check.job_fit import JobNeeds
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import GoogleAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Severity, error, warning
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.node_types import NodeType, most_used
-from raytf.doctor.probe import bucket, gcp_permissions
-from raytf.doctor.probe.aws_capacity import DRIVER, installs_driver
+from raytf.doctor.node_types import NodeType, most_used, most_workers
+from raytf.doctor.probe import bucket, gcp_permissions, images
 from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
 
 _UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
@@ -35,32 +35,29 @@ _RIGHTS = {
 }
 
 
-def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Google Cloud all that concerns a cluster; see the AWS one."""
+def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
+    """Ask Google Cloud everything that concerns a cluster."""
     seen = ProbeResults()
     if not isinstance(document.get("provider", "project_id"), str):
         return seen  # the offline part has said so
     try:
         google = rest.google_account(document, here.environ)
     except NoCredentials as problem:
-        seen.findings.append(no_credentials("Google Cloud", _UNSEEN, str(problem)))
-        return seen
+        return ProbeResults([no_credentials("Google Cloud", _UNSEEN, str(problem))])
     except RestError as problem:
-        seen.findings.append(no_answer("credentials", problem))
-        return seen
+        return ProbeResults([no_answer("credentials", problem)])
     try:
         project = google.api("cloudresourcemanager").get(f"/projects/{google.project}")
     except RestError as problem:
-        seen.findings.append(_no_project(google, problem))
-        return seen
+        return ProbeResults([_no_project(google, problem)])
     seen.notes.append(
         f"Google Cloud project {google.project} ({project.get('lifecycleState', '?')}), token of {google.source}"
     )
     if project.get("lifecycleState", "ACTIVE") != "ACTIVE":
-        seen.findings.append(_no_project(google, RestError(404, "", f"it is {project['lifecycleState']}")))
-        return seen
+        refusal = RestError(404, "", f"it is {project['lifecycleState']}")
+        return ProbeResults([_no_project(google, refusal)], seen.notes)
     types = all_nodes(document)
-    looks = [
+    queries = [
         Query("APIs", partial(_apis, google, types)),
         Query("zone and machines", partial(_machines, google, document, types)),
         Query("quotas", partial(_quotas, google, document, types)),
@@ -71,10 +68,10 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None) -> Probe
     ]
     place = bucket.parts(need.storage) if need is not None else None
     if need is not None and place is not None and place[0] == "gs":
-        looks.append(Query("bucket", partial(bucket.check, need.storage)))
-        looks.append(Query("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
-        looks.append(Query("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
-    seen.findings += run(looks, _explain)
+        queries.append(Query("bucket", partial(bucket.check, need.storage)))
+        queries.append(Query("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
+        queries.append(Query("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
+    seen.findings += run(queries, _explain)
     return seen
 
 
@@ -94,15 +91,15 @@ def _no_project(google: GoogleAccount, problem: RestError) -> ConfigFinding:
     )
 
 
-def _explain(what: Query, problem: Exception) -> ConfigFinding:
+def _explain(query: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, RestError):
         if problem.status == 401:
             return refused("Google Cloud", problem, _LOGIN)
         if "SERVICE_DISABLED" in problem.reason or "accessNotConfigured" in problem.reason:
-            return no_answer(what.what, "the API for it is disabled")
+            return no_answer(query.what, "the API for it is disabled")
         if problem.is_denied:
-            return no_right(what.what, _RIGHTS.get(what.what, "a right that reads it"))
-    return no_answer(what.what, f"{type(problem).__name__}: {problem}")
+            return no_right(query.what, _RIGHTS.get(query.what, "a right that reads it"))
+    return no_answer(query.what, f"{type(problem).__name__}: {problem}")
 
 
 def _disabled(name: str, project: str) -> ConfigFinding:
@@ -126,17 +123,16 @@ def _apis(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFi
 
 
 def is_tpu(t: NodeType) -> bool:
-    """Whether a node type is a TPU, which another API starts."""
+    """Return whether a node type is a TPU, which another API starts."""
     return "machineType" not in t.config and ("acceleratorType" in t.config or "acceleratorConfig" in t.config)
 
 
 def _machines(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    given = document.get("provider", "availability_zone")
-    zones = [zone.strip() for zone in given.split(",")] if isinstance(given, str) else []
+    zones = fallback.zones_of(document.mapping("provider"))
     for zone in zones:
-        for found in _in_zone(google, zone, types):
+        for finding in _in_zone(google, zone, types):
             # With several zones the others may have it.
-            yield found if len(zones) == 1 else replace(found, severity=Severity.WARNING)
+            yield finding if len(zones) == 1 else replace(finding, severity=Severity.WARNING)
 
 
 def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
@@ -169,8 +165,8 @@ def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Ite
                 "Google refuses each node of this type, which Ray repeats forever.",
                 f"`gcloud compute machine-types list --filter=name={name}` says where it is.",
             )
-        given = t.config.get("guestAccelerators")
-        for i, entry in enumerate(given if isinstance(given, list) else ()):
+        attached = t.config.get("guestAccelerators")
+        for i, entry in enumerate(attached if isinstance(attached, list) else ()):
             kind = str(entry.get("acceleratorType", "")).rpartition("/")[2] if isinstance(entry, dict) else ""
             if kind and not _there(google, "compute", f"{base}/acceleratorTypes/{kind}"):
                 yield error(
@@ -219,7 +215,6 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
     for t in types:
         for metric, each in _metrics(t):
             wanted[metric].append((t, each))
-    limit = document.get("max_workers", default=2)
     for metric, members in sorted(wanted.items()):
         quota = quotas.get(metric)
         if quota is None:
@@ -236,7 +231,7 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
                 "No node of this type ever starts (QUOTA_EXCEEDED).",
                 f"{ask}, {each * max(1, t.most):g} or more.",
             )
-        most = most_used(members, limit if isinstance(limit, int) else 2)
+        most = most_used(members, most_workers(document))
         if not small and most > room:
             yield warning(
                 "quota-too-small",
@@ -248,7 +243,7 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
 
 
 def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
-    """Quotas that a node counts on, and by how much."""
+    """Yield the quotas that a node counts on, and by how much."""
     if t.machine is None or t.machine.tpus:
         return
     spot = "PREEMPTIBLE_" if t.market == "spot" else ""
@@ -258,9 +253,6 @@ def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
         yield "GPUS_ALL_REGIONS", t.machine.gpus
     if t.machine.name.split("-")[0] in ("e2", "n1", "f1", "g1"):
         yield f"{spot}CPUS", t.machine.cpus
-
-
-# -- gcp images --------------------------------------------------------------------------------------------------------
 
 
 def check_images(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
@@ -291,7 +283,7 @@ def check_images(google: GoogleAccount, document: Document, types: Sequence[Node
             yield from _fits(t, path, setup, image)
             if t.machine is not None and t.machine.gpus and disk.get("boot"):
                 text = f"{name} {image.get('name', '')} {image.get('description', '')}"
-                if not DRIVER.search(text) and not installs_driver(document, t):
+                if not images.DRIVER.search(text) and not images.installs_driver(document, t):
                     yield warning(
                         "image-no-driver",
                         (*path, "sourceImage"),
@@ -303,12 +295,12 @@ def check_images(google: GoogleAccount, document: Document, types: Sequence[Node
 
 def _image(google: GoogleAccount, name: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = google.api("compute").get(f"/{name}")
+        image: dict[str, Any] = google.api("compute").get(f"/{name}")
     except RestError as problem:
         if problem.is_missing or (problem.is_denied and google.project not in name):
             return None
         raise
-    return found if found.get("status", "READY") == "READY" else None
+    return image if image.get("status", "READY") == "READY" else None
 
 
 def _fits(
@@ -316,21 +308,11 @@ def _fits(
 ) -> Iterator[ConfigFinding]:
     least, size = int(image.get("diskSizeGb", 0)), setup.get("diskSizeGb")
     if isinstance(size, int) and size < least:
-        yield error(
-            "image-disk",
-            (*path, "diskSizeGb"),
-            f"a disk of {size} GB for image {image['name']}, which has {least} GB",
-            "Google refuses each node of this type.",
-            f"Give {least + 40} or more: TensorFlow with CUDA, logs and spilled objects come on top.",
-        )
+        place = (*path, "diskSizeGb")
+        yield images.small_disk(place, f"a disk of {size} GB", image["name"], f"{least} GB", "Google")
     family = t.machine.name.split("-")[0] if t.machine else ""
     runs = "ARM64" if family in ("t2a", "c4a", "a4x") else "X86_64"
     built = image.get("architecture")
     if family and built and built != runs:
-        yield error(
-            "image-architecture",
-            (*path, "sourceImage"),
-            f"image {image['name']} is built for {built}, and {t.config.get('machineType')} runs {runs}",
-            "Google refuses each node of this type.",
-            f"Take an image for {runs}.",
-        )
+        machine = str(t.config.get("machineType"))
+        yield images.wrong_architecture((*path, "sourceImage"), image["name"], built, machine, runs, "Google")

@@ -9,6 +9,7 @@ from raytf.doctor.clouds.rest import GoogleAccount, RestError
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, error, listed, warning
 from raytf.doctor.node_types import NodeType
+from raytf.doctor.probe.queries import RAY_PORTS
 
 #: Roles that write objects.
 _WRITERS = {f"roles/storage.{role}" for role in ("admin", "objectAdmin", "objectUser", "legacyBucketOwner")}
@@ -25,7 +26,6 @@ _WANTED = (
     "iam.serviceAccounts.actAs",
     "iam.serviceAccounts.get",
 )
-_RAYS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
 
 
 def caller(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
@@ -58,8 +58,8 @@ def service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Iterat
     """Find accounts of nodes that are not there."""
     for email, t in _emails(types).items():
         try:
-            found = google.api("iam").get(f"/projects/-/serviceAccounts/{email}")
-            why = "is disabled" if found.get("disabled") else None
+            account = google.api("iam").get(f"/projects/-/serviceAccounts/{email}")
+            why = "is disabled" if account.get("disabled") else None
         except RestError as problem:
             if not problem.is_missing:
                 raise
@@ -159,7 +159,7 @@ def network(google: GoogleAccount, document: Document, types: Sequence[NodeType]
         )
     for rule in rules:
         world = {"0.0.0.0/0", "::/0"} & set(rule.get("sourceRanges", ()))
-        behind = [f"{port} ({what})" for port, what in _RAYS.items() if _opens(rule, port)]
+        behind = [f"{port} ({what})" for port, what in RAY_PORTS.items() if _opens(rule, port)]
         if world and behind:
             yield error(
                 "open-to-world",
@@ -185,13 +185,13 @@ def _opens(rule: dict[str, Any], port: int) -> bool:
 
 
 def _emails(types: Sequence[NodeType]) -> dict[str, NodeType]:
-    """Service account -> the first node type that has it."""
-    found: dict[str, NodeType] = {}
+    """Return the first node type of each service account."""
+    emails: dict[str, NodeType] = {}
     for t in types:
-        given = t.config.get("serviceAccounts")
-        entries = given if isinstance(given, list) else [t.config.get("serviceAccount")]
+        accounts = t.config.get("serviceAccounts")
+        entries = accounts if isinstance(accounts, list) else [t.config.get("serviceAccount")]
         for entry in entries:
             email = entry.get("email") if isinstance(entry, dict) else None
             if isinstance(email, str) and "@" in email:
-                found.setdefault(email, t)
-    return found
+                emails.setdefault(email, t)
+    return emails

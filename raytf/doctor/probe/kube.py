@@ -1,4 +1,4 @@
-"""What an API server says about manifests of KubeRay: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
+"""Checks manifests of KubeRay against an API server: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from functools import partial
 from typing import Any
 
 from raytf.doctor.check import kuberay
-from raytf.doctor.check.kube_pods import number
-from raytf.doctor.clouds.kubectl import Kubectl, KubeError, segment
+from raytf.doctor.check.kube_pods import ACCELERATORS, number
+from raytf.doctor.clouds.kubectl import Kubectl, KubeError, namespace_of, plural, segment
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.probe.queries import ProbeResults, Query, no_answer, no_credentials, no_right, run
 
 _UNSEEN = "the operator, its CRDs, GPUs of nodes, quotas, rights and Secrets"
-_KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RIGHTS = {
     "operator": "get on CustomResourceDefinitions and list on Deployments",
@@ -25,45 +24,41 @@ _RIGHTS = {
     "quotas": "list on resourcequotas",
     "objects": "get on secrets, configmaps, serviceaccounts and persistentvolumeclaims",
 }
-_ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 
 
-def look(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
-    """Ask the API server of kubectl's context all that concerns some manifests."""
+def inspect(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
+    """Ask the API server of kubectl's context everything that concerns some manifests."""
     seen = ProbeResults()
-    rays = [d for d in documents if d.get("kind") in _KINDS]
+    rays = [d for d in documents if d.get("kind") in kuberay.KINDS]
     if not rays:
         return seen
     kubectl = Kubectl.find(here.environ)
     if kubectl is None:
-        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, "Install kubectl"))
-        return seen
+        return ProbeResults([no_credentials("Kubernetes", _UNSEEN, "Install kubectl")])
     context = kubectl.context()
     if not context:
         fix = "Get a context: `aws eks update-kubeconfig`, `gcloud container clusters get-credentials` or "
-        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, f"{fix}`az aks get-credentials`"))
-        return seen
+        return ProbeResults([no_credentials("Kubernetes", _UNSEEN, f"{fix}`az aks get-credentials`")])
     try:
         version = kubectl.get("/version")
     except KubeError as problem:
-        seen.findings.append(_explain(Query("API server", list), problem))
-        return seen
+        return ProbeResults([_explain(Query("API server", list), problem)])
     seen.notes.append(f"Kubernetes {version.get('gitVersion')}, context {context}")
     default = kubectl.namespace()
-    looks = [
+    queries = [
         Query("operator", partial(_operator, kubectl, rays)),
         Query("rights", partial(_rights, kubectl, rays, default)),
         Query("nodes", partial(nodes, kubectl, rays)),
         Query("quotas", partial(quotas, kubectl, rays, default)),
         Query("objects", partial(_objects, kubectl, documents, rays, default)),
     ]
-    seen.findings += run(looks, _explain)
+    seen.findings += run(queries, _explain)
     return seen
 
 
-def _explain(what: Query, problem: Exception) -> ConfigFinding:
+def _explain(query: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, KubeError) and problem.reason == "Forbidden":
-        return no_right(what.what, _RIGHTS.get(what.what, "the right to read it"))
+        return no_right(query.what, _RIGHTS.get(query.what, "the right to read it"))
     if isinstance(problem, KubeError) and problem.reason == "Unauthorized":
         return error(
             "credentials-refused",
@@ -72,13 +67,7 @@ def _explain(what: Query, problem: Exception) -> ConfigFinding:
             "`kubectl apply` asks with the same ones and ends.",
             "Log in to the cluster again.",
         )
-    return no_answer(what.what, problem)
-
-
-def namespace_of(document: Document, default: str) -> str:
-    """Where an object goes."""
-    found = document.get("metadata", "namespace")
-    return found if isinstance(found, str) else default
+    return no_answer(query.what, problem)
 
 
 def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
@@ -88,10 +77,10 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFind
     )
     lacking = False
     for document in rays:
-        plural, kind = _KINDS[document.get("kind")], document.get("kind")
+        kind = document.get("kind")
         version = str(document.get("apiVersion", default="ray.io/v1")).rpartition("/")[2]
         try:
-            crd = kubectl.get(f"{_CRDS}/{plural}.ray.io")
+            crd = kubectl.get(f"{_CRDS}/{plural(kind)}.ray.io")
         except KubeError as problem:
             if problem.reason != "NotFound":
                 raise
@@ -121,8 +110,8 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFind
                 )
     if lacking:
         return
-    found = kubectl.get("/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3Dkuberay-operator")
-    ready = sum(d.get("status", {}).get("readyReplicas") or 0 for d in found.get("items", ()))
+    deployments = kubectl.get("/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3Dkuberay-operator")
+    ready = sum(d.get("status", {}).get("readyReplicas") or 0 for d in deployments.get("items", ()))
     if not ready:
         yield warning(
             "operator-missing",
@@ -135,27 +124,27 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFind
 
 def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
     for document in rays:
-        plural, namespace = _KINDS[document.get("kind")], namespace_of(document, default)
+        kinds, namespace = plural(document.get("kind")), namespace_of(document, default)
         for verb in ("create", "delete"):
-            if not kubectl.may(verb, f"{plural}.ray.io", namespace):
+            if not kubectl.may(verb, f"{kinds}.ray.io", namespace):
                 yield error(
                     "right-missing",
                     ("metadata",),
-                    f"you may not {verb} {plural}.ray.io in namespace {namespace}",
+                    f"you may not {verb} {kinds}.ray.io in namespace {namespace}",
                     "`kubectl apply` ends." if verb == "create" else "Nobody can end what was started.",
-                    f"Ask for a role with {verb} on {plural} of ray.io.",
+                    f"Ask for a role with {verb} on {kinds} of ray.io.",
                 )
 
 
 def _objects(
     kubectl: Kubectl, documents: Sequence[Document], rays: Sequence[Document], default: str
 ) -> Iterator[ConfigFinding]:
-    """What pods refer to, which must be in the manifests or on the server."""
-    given = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
+    """Check that what pods refer to is in the manifests or on the server."""
+    known = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
     for document in rays:
         namespace = namespace_of(document, default)
         for (kind, name), path in _references(document.value, ()):
-            if (kind, name) in given or _has(kubectl, kind, name, namespace):
+            if (kind, name) in known or kubectl.has(kind, name, namespace):
                 continue
             yield error(
                 "kube-object-missing",
@@ -165,19 +154,6 @@ def _objects(
                 f"`kubectl create {kind.lower()} ... --namespace {namespace}` before this; "
                 "docs/clusters/kubernetes.md has it.",
             )
-
-
-def _has(kubectl: Kubectl, kind: str, name: str, namespace: str) -> bool:
-    plural = {"ConfigMap": "configmaps", "PersistentVolumeClaim": "persistentvolumeclaims"}.get(
-        kind, f"{kind.lower()}s"
-    )
-    try:
-        kubectl.get(f"/api/v1/namespaces/{segment(namespace)}/{plural}/{segment(name)}")
-    except KubeError as problem:
-        if problem.reason == "NotFound":
-            return False
-        raise
-    return True
 
 
 def _references(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str, str], tuple[str | int, ...]]]:
@@ -204,9 +180,6 @@ def _references(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple
             yield from _references(inner, (*path, i))
 
 
-# -- kube capacity -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PodGroup:
     """Pods of one kind.
@@ -229,13 +202,13 @@ class PodGroup:
 
 
 def groups(document: Document) -> list[PodGroup]:
-    """Head and worker groups of a RayCluster, or of the one in a RayJob."""
-    found = []
+    """Return the head and worker groups of a RayCluster, or of the one in a RayJob."""
+    pods = []
     for path, spec, is_head in kuberay.groups(document):
         most = 1 if is_head else spec.get("maxReplicas", spec.get("replicas", 1))
         name = "head" if is_head else str(spec.get("groupName", path[-1]))
-        found.append(_group(document, name, most if isinstance(most, int) else 1, path))
-    return found
+        pods.append(_group(document, name, most if isinstance(most, int) else 1, path))
+    return pods
 
 
 def _group(document: Document, name: str, most: int, path: Path) -> PodGroup:
@@ -257,7 +230,7 @@ def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]
         for group in groups(document):
             if any(_fits(group, node) for node in there):
                 continue
-            accelerators = [a for a in _ACCELERATORS if group.wants.get(a)]
+            accelerators = [a for a in ACCELERATORS if group.wants.get(a)]
             most: dict[str, float] = {
                 key: max((number(n.get("status", {}).get("allocatable", {}).get(key, 0)) for n in there), default=0)
                 for key in (*accelerators, "cpu", "memory")
@@ -308,7 +281,7 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
 def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
     """Find quotas of the namespace that have no room for a pod, or not for all of them."""
     for document in rays:
-        namespace = document.get("metadata", "namespace") or default
+        namespace = namespace_of(document, default)
         every = groups(document)
         if not every:
             continue

@@ -1,4 +1,4 @@
-"""The online part of the preflight: which place a file is about, and what is seen there."""
+"""The online part of the preflight: asks the place that a file is about."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raytf.doctor.probe.queries import ProbeResults
 
 #: Place -> who asks there.
 _ASK: dict[Platform, Callable[[Document, Surroundings, JobNeeds | None], ProbeResults]] = {
-    Platform.AWS: aws.look,
-    Platform.GCP: gcp.look,
-    Platform.AZURE: azure.look,
+    Platform.AWS: aws.inspect,
+    Platform.GCP: gcp.inspect,
+    Platform.AZURE: azure.inspect,
 }
 
 
-def look(
+def inspect(
     text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool = False
 ) -> ProbeResults:
     """Ask the place that a file is about.
@@ -35,12 +35,12 @@ def look(
         trust: run what the file wants to be run on this machine.
     """
     try:
-        return _look(text, here, need, offline, trust)
+        return _inspect(text, here, need, offline, trust)
     except ODD as problem:
         return ProbeResults([cannot_judge(problem)])
 
 
-def _look(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool) -> ProbeResults:
+def _inspect(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool) -> ProbeResults:
     documents, _ = parse(text)
     if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
         return ProbeResults()
@@ -48,24 +48,24 @@ def _look(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckRe
         return ProbeResults([_not_filled_in(offline)])
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
-        return _with_lines(kube.look(manifests, here), manifests[0])
+        return _with_lines(kube.inspect(manifests, here), manifests[0])
     document = _with_all_zones(fallbacks.as_cloud(documents[0]), documents[0])
     if place_of(document) is Platform.HOSTS:
-        return _with_lines(ssh.look(document, here, need, trust), document)
+        return _with_lines(ssh.inspect(document, here, need, trust), document)
     ask = _ASK.get(place_of(document))
     return _with_lines(ask(document, here, need), document) if ask else ProbeResults()
 
 
-def _with_all_zones(cloud: Document, given: Document) -> Document:
-    """Of several zones the first is what Ray's own check takes; here each is asked about."""
-    zones = given.get("provider", "availability_zone")
-    if cloud is given or zones is None:
+def _with_all_zones(cloud: Document, original: Document) -> Document:
+    """Put all zones back, so that each is asked about: `as_cloud` keeps the first, as Ray's own check does."""
+    zones = original.get("provider", "availability_zone")
+    if cloud is original or zones is None:
         return cloud
     return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
 
 
 def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:
-    seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
+    seen.findings = document.with_lines(seen.findings)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Questions that are asked at once, each with its own trouble, all of them within one limit of time."""
+"""Runs questions to a place at once, each with its own errors, within one limit of time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Severity, error, warning
+from raytf.doctor.finding import ConfigFinding, error, warning
 from raytf.doctor.node_types import NodeType, node_types
 from raytf.errors import one_line
 
+#: Ports of Ray, and what listens there.
+RAY_PORTS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
 #: All questions about one file together.
 LIMIT_SECONDS = 20.0
 
 
 @dataclass
 class ProbeResults:
-    """What was seen of a place.
+    """The answers of a place.
 
     Attributes:
         findings: what is wrong there.
@@ -45,26 +47,26 @@ class Query:
 
 
 def run(
-    looks: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
+    queries: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
 ) -> list[ConfigFinding]:
-    """Ask all at once and wait for the answers; what has none by then is said to have none.
+    """Ask all at once and wait for the answers; report a question that has no answer by then.
 
     Args:
-        looks: what to ask.
-        explain: what an exception of one of them means.
+        queries: the questions.
+        explain: turns an exception of one of them into a finding.
         seconds: how long to wait for all of them.
     """
-    found: dict[int, list[ConfigFinding]] = {}
+    answers: dict[int, list[ConfigFinding]] = {}
 
-    def ask(i: int, look: Query) -> None:
+    def ask(i: int, query: Query) -> None:
         answer: list[ConfigFinding] = []
         try:
-            answer.extend(look.ask())  # what was found before an exception is kept
+            answer.extend(query.ask())  # what was found before an exception is kept
         except Exception as problem:
-            answer.append(explain(look, problem))
-        found[i] = answer
+            answer.append(explain(query, problem))
+        answers[i] = answer
 
-    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(looks)]
+    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(queries)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + seconds
@@ -72,68 +74,52 @@ def run(
         thread.join(max(0.0, end - time.monotonic()))
     return [
         finding
-        for i, look in enumerate(looks)
-        for finding in (found[i] if i in found else [no_answer(look.what, f"nothing came within {seconds:g} s")])
+        for i, query in enumerate(queries)
+        for finding in (answers[i] if i in answers else [no_answer(query.what, f"nothing came within {seconds:g} s")])
     ]
 
 
 def all_nodes(document: Document) -> list[NodeType]:
-    """All that nodes of a cluster may be: the first choice of each type; its fallbacks as types of the same name."""
-    found: list[NodeType] = []
+    """Return the first choice of each node type, and its fallbacks as types of the same name."""
+    nodes: list[NodeType] = []
     for t in node_types(document):
         if not t.is_head and t.most <= 0:
             continue
-        found.append(t)
+        nodes.append(t)
         for other in t.others:
             most = t.most if other.at_most is None else min(t.most, other.at_most)
-            found.append(replace(t, config=other.config, machine=other.machine, market=other.market, most=most))
-    return found
+            nodes.append(replace(t, config=other.config, machine=other.machine, market=other.market, most=most))
+    return nodes
 
 
-def no_answer(what: str, said: object) -> ConfigFinding:
-    """Nobody there, or not in time."""
-    return warning(
-        "no-answer",
-        (),
-        f"{what}: not looked at, {one_line(said, 200)}",
-        "What is wrong there shows when money is spent already.",
-        "Look at the network and the endpoint and try again, or give --offline.",
-    )
+def no_answer(what: str, problem: object) -> ConfigFinding:
+    """Return the finding that nobody answered in time."""
+    fix = "Look at the network and the endpoint and try again, or give --offline."
+    return _unseen_warning("no-answer", f"{what}: not looked at, {one_line(problem, 200)}", fix)
 
 
 def no_right(what: str, rights: str) -> ConfigFinding:
-    """The credentials are good, and may not look."""
-    return warning(
-        "no-right-to-look",
-        (),
-        f"{what}: not looked at, since these credentials lack {rights}",
-        "What is wrong there shows when money is spent already.",
-        f"Ask for {rights}, which only reads, or give --offline.",
-    )
+    """Return the finding that the credentials are good but lack the right to read."""
+    fix = f"Ask for {rights}, which only reads, or give --offline."
+    return _unseen_warning("no-right-to-look", f"{what}: not looked at, since these credentials lack {rights}", fix)
 
 
 def no_credentials(place: str, unseen: str, fix: str) -> ConfigFinding:
-    """There is nothing to ask with."""
-    return warning(
-        "no-credentials",
-        (),
-        f"{place} was not asked: {unseen} were not looked at",
-        "What is wrong there shows when money is spent already.",
-        f"{fix}; or give --offline, if you know.",
-    )
+    """Return the finding that there are no credentials."""
+    fix = f"{fix}; or give --offline, if you know."
+    return _unseen_warning("no-credentials", f"{place} was not asked: {unseen} were not looked at", fix)
 
 
-def refused(place: str, said: object, fix: str) -> ConfigFinding:
-    """The credentials are there, and are no good."""
+def _unseen_warning(code: str, what: str, fix: str) -> ConfigFinding:
+    return warning(code, (), what, "What is wrong there shows when money is spent already.", fix)
+
+
+def refused(place: str, problem: object, fix: str) -> ConfigFinding:
+    """Return the finding that the credentials are there but are refused."""
     return error(
         "credentials-refused",
         (),
-        f"{place} refuses these credentials: {one_line(said, 200)}",
+        f"{place} refuses these credentials: {one_line(problem, 200)}",
         "`ray up` asks with the same ones and ends.",
         fix,
     )
-
-
-def is_filled_in(findings: Iterable[ConfigFinding]) -> bool:
-    """Whether a file holds no placeholder that a cloud would be asked about."""
-    return not any(f.severity is Severity.FILL_IN and f.code == "placeholder" for f in findings)

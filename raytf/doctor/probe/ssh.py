@@ -1,4 +1,4 @@
-"""What hosts say themselves: whether SSH gets in, what is installed and free, and whether they reach each other."""
+"""Checks existing hosts: whether SSH gets in, what is installed and free, and whether they reach each other."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
-    """Ask each host; see the AWS one.
+def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
+    """Ask each host.
 
     Args:
         trust: run the file's proxy command, which is the only way to its hosts where it has one.
@@ -42,19 +42,19 @@ def look(document: Document, here: Surroundings, need: JobNeeds | None, trust: b
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part has said so, or a coordinator knows them
-    looks = []
+    queries = []
     if ssh_hosts.proxy_of(document) and not trust:
         seen.findings.append(not_trusted(document))
     else:
-        looks.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
+        queries.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
     if need is not None and bucket.is_bucket(need.storage):
-        looks.append(Query("bucket", lambda: bucket.check(need.storage)))
-    seen.findings += run(looks, lambda what, problem: no_answer(what.what, problem), seconds=30.0)
+        queries.append(Query("bucket", lambda: bucket.check(need.storage)))
+    seen.findings += run(queries, lambda query, problem: no_answer(query.what, problem), seconds=30.0)
     return seen
 
 
 def not_trusted(document: Document) -> ConfigFinding:
-    """Hosts that can be reached only by running what the file says."""
+    """Return the finding that hosts can be reached only by a command of the file."""
     return warning(
         "not-trusted",
         ("auth", "ssh_proxy_command"),
@@ -75,18 +75,19 @@ def _hosts(document: Document, here: Surroundings, notes: list[str], trust: bool
 
 
 def script(names: Sequence[str]) -> str:
-    """What is run on each host; it only reads."""
+    """Return the script that runs on each host; it only reads."""
     return _SCRIPT.replace("HOSTS", " ".join(map(shlex.quote, names)))
 
 
 def judge(
     answers: Sequence[ScriptOutput], document: Document, here: Surroundings, notes: list[str]
 ) -> Iterator[ConfigFinding]:
-    """What is wrong by what the hosts said.
+    """Find what is wrong by the answers of the hosts.
 
     Args:
         answers: of the head first, then of the workers in the order of the file.
-        document, here: see the package.
+        document: the cluster YAML.
+        here: this machine.
         notes: filled in: what is on each host.
     """
     head = answers[0]
@@ -175,9 +176,8 @@ def _installed(answer: ScriptOutput, path: Path, document: Document, here: Surro
             f"TensorFlow with CUDA takes 8 GiB, logs and spilled objects more: below {_LEAST_GIB} GiB runs end early.",
             "Free some space.",
         )
-    commands = " ".join(str(c) for key in ("initialization_commands", "setup_commands", "head_setup_commands",
-                                           "worker_setup_commands", "worker_start_ray_commands")
-                        for c in document.sequence(key))  # fmt: skip
+    setup = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
+    commands = " ".join(command for _, command in document.commands(*setup, "worker_start_ray_commands"))
     wanted = {"rsync": True, "curl": "curl" in commands, "pgrep": "pgrep" in commands}
     for tool in [t for t, is_wanted in wanted.items() if is_wanted and answer.values.get(t) != "yes"]:
         package = "procps" if tool == "pgrep" else tool

@@ -340,7 +340,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def _tell_of_kinds(self, others: frozenset[str], chosen: set[str], known: dict[str, str]) -> None:
         self._next_kind = next((known[node] for node in chosen), None)
         if others - self._other_kinds:
-            self._run_monitor.say(kinds.said(others, known, self._next_kind or ""))
+            self._run_monitor.say(kinds.left_out_text(others, known, self._next_kind or ""))
         self._other_kinds = others
 
     def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:

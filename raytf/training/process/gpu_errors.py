@@ -57,7 +57,7 @@ def explain(
 
 def facts() -> FaultFacts:
     """Return what NVML and Ray know about this worker's GPU, once it has started to compute."""
-    if visibility.given() == []:
+    if visibility.assigned_gpus() == []:
         return FaultFacts(is_told=True)
     others = None
     with contextlib.suppress(GpuError):

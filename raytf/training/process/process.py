@@ -61,7 +61,7 @@ def load_tensorflow(settings: ProcessSettings, gpus: Sequence[str] | None = None
     Raises:
         GpuError: an assigned GPU does not exist, or is not healthy.
     """
-    mine = visibility.given() if gpus is None else gpus
+    mine = visibility.assigned_gpus() if gpus is None else gpus
     visibility.heed(mine)
     visibility.demand_driver(mine)
     if mine:

@@ -206,7 +206,7 @@ class Checkpointer:
         replicas = self.replicas
         if replicas is None or not replicas.hear(flags, self._state.step):
             return
-        step = replicas.told
+        step = replicas.compared_step
         under_way = self._saves.under_way
         if under_way is not None and under_way.step >= step:
             self._saves.give_up()

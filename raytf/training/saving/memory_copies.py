@@ -93,7 +93,7 @@ class MemoryCopies:
         if self._replicas is None:
             return None
         began = time.perf_counter()
-        self._replicas.look(self._source.progress.step)
+        self._replicas.hash_weights(self._source.progress.step)
         self._source.weighed(self._source.progress.step, self._replicas.newest)
         self._tier.costs_also(time.perf_counter() - began)
         return self._replicas.newest

@@ -12,7 +12,7 @@ import tensorflow as tf
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
-from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.devices import Devices
 from raytf.distributed.encoding.wire import in_graph
 from raytf.inference.own_run import overrides_test
 from raytf.training.model import batch_metrics
@@ -48,7 +48,7 @@ class EvalStep:
         specs: list[Spec],
         devices: Devices | None = None,
     ):
-        self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
+        self._plan, self._shards, self._devices = plan, shards, devices or Devices()
         self.micro, self._specs = self._make_micro(model, template, specs), specs
         self._update: Any = tf.function(self.micro.update_metrics, autograph=False)
         self.is_general = len(self._devices.names) == 1

@@ -21,7 +21,7 @@ from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.allreduce import reduction as reductions
 from raytf.distributed.allreduce.buckets import Overlap
-from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.devices import Devices, computes_on_gpu
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.digests import device_sum, of_step
 from raytf.distributed.encoding.wire import in_graph
@@ -84,7 +84,7 @@ class TrainStep:
     ):
         _keras.read_rows()
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
-        self._devices = options.devices or OneDevice()
+        self._devices = options.devices or Devices()
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate = rate or LearningRate(model.optimizer, None)
         self._specs = specs
@@ -180,7 +180,7 @@ class TrainStep:
         """Return what must be saved with the weights."""
         named = {}
         for place, reduction in enumerate(self.reductions):
-            named.update({name.replace("/00000/", f"/{place:05d}/"): v for name, v in reduction.state().items()})
+            named.update(reduction.state(place))
         return named
 
     def functions(self) -> tuple[Any, Any]:

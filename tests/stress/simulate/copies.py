@@ -217,7 +217,7 @@ class Copies:
         if self._answer_at is not None and self._now >= self._answer_at and not keeper.process.is_frozen:
             self._answer_at = None
             self._health.hear(None, self._now)
-        order = self._health.look(self._now, self._answer_at is not None)
+        order = self._health.poll(self._now, self._answer_at is not None)
         if order is Order.ASK:
             self._answer_at = self._now + self._memory.travel(self._process.host)
         elif order is Order.END:

@@ -57,11 +57,11 @@ class Lookout:
         near = {rank for rank in awaited if self._is_near(rank)}
         if near and self._looks % _EVERY == 0:
             is_broken = worker.member.is_broken(worker.member.number)
-            loss = self._near.look({rank: self._sign(self._processes[rank]) for rank in near}, is_broken)
+            loss = self._near.check_signs({rank: self._sign(self._processes[rank]) for rank in near}, is_broken)
             if loss is not None:
                 return loss
         hears, own = worker.run.network.hears, worker.process
-        return self._far.look(
+        return self._far.check_signs(
             {rank: Sign.ALIVE if hears(own, self._processes[rank]) else Sign.QUIET for rank in awaited - near}
         )
 

@@ -111,7 +111,7 @@ class Meeting:
             send(worker.process, caller.process, caller.be_hung_up_on, call.key, call.called)
 
     def _look(self) -> None:
-        self._point.look(self._worker.run.world.now, self._is_over())
+        self._point.poll(self._worker.run.world.now, self._is_over())
 
     def _is_over(self) -> bool:
         return self._worker.member.is_over(self._worker.member.number)

@@ -71,12 +71,12 @@ MUTANTS = {
         _MEMBERSHIP, '"pause": lambda: self.is_pause_wanted', '"pause": lambda: False', 19
     ),
     "all that have the state may be dismissed": Mutant(
-        _MEMBERSHIP, "return found if (having or set(living)) - found else set()", "return found", 4
+        _MEMBERSHIP, "return leaving if (having or set(living)) - leaving else set()", "return leaving", 4
     ),
     "members without a state count where others are dismissed": Mutant(
         _MEMBERSHIP,
-        "return found if (having or set(living)) - found else set()",
-        "return found if len(found) < len(living) else set()",
+        "return leaving if (having or set(living)) - leaving else set()",
+        "return leaving if len(leaving) < len(living) else set()",
         1201,
     ),
     "a worker leaves before those have come that take its place": Mutant(

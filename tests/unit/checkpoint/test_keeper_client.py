@@ -35,12 +35,12 @@ def test_memory_is_lost_once_one_of_its_slots_is_freed(freed):
     client = KeeperClient("run", SlotRequest("attempt", 0, 1, 100), monitor, clock=lambda: 0.0)
     client._asking = asking
     assert client.take() == ReservedSlots(paths)
-    client.look()
+    client.poll()
     assert not client.is_lost
     for number in freed:
         os.close(files[number])
     other = os.memfd_create("slot")  # gets the descriptor of one that was closed
-    client.look()
+    client.poll()
     assert client.is_lost == bool(freed)
     for file in {*files, other} - {files[number] for number in freed if files[number] != other}:
         os.close(file)
@@ -87,7 +87,7 @@ def test_what_a_keeper_said_counts_for_some_seconds():
 def test_a_keeper_is_asked_twice_a_second_and_ended_if_it_answers_nobody(looks, orders):
     assert SILENT_SECONDS == 20
     health = KeeperHealth(0.0)
-    found = [health.look(now, is_asking) for now, is_asking in looks]
+    found = [health.poll(now, is_asking) for now, is_asking in looks]
     assert [order.value for order in found] == orders.split()
     assert health.is_lost == (found[-1] is Order.END)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytf.cluster.autoscaler_limits import Growth, find, growth, most
+from raytf.cluster.autoscaler_limits import Growth, find, most
 from raytf.testing.processes import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -43,15 +43,15 @@ def test_a_cluster_is_told_by_its_autoscaler(tmp_path: Path):
     config.write_text(yaml.safe_dump({"head_node_type": "h", "max_workers": 3, "available_node_types": types}))
     grows = [*MONITOR, f"--autoscaling-config={config}"]
     other = [*MONITOR[:-1], "--gcs-address=10.0.0.1:6380"]
-    assert growth(6379, [["init"], other, grows]) == {"CPU": 12}
-    assert growth(6379, [["init"], other, MONITOR]) is Growth.NO
-    assert growth(6379, [["init"], other]) is Growth.UNKNOWN
+    assert find(6379, [["init"], other, grows]) == {"CPU": 12}
+    assert find(6379, [["init"], other, MONITOR]) is Growth.NO
+    assert find(6379, [["init"], other]) is Growth.UNKNOWN
     config.write_text("[")
-    assert growth(6379, [grows]) is Growth.UNKNOWN
+    assert find(6379, [grows]) is Growth.UNKNOWN
     config.write_text("a: 1")
-    assert growth(6379, [grows]) is Growth.UNKNOWN
+    assert find(6379, [grows]) is Growth.UNKNOWN
     config.unlink()
-    assert growth(6379, [grows]) is Growth.UNKNOWN
+    assert find(6379, [grows]) is Growth.UNKNOWN
 
 
 def test_nothing_is_known_where_no_autoscaler_runs():

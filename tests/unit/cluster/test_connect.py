@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.cluster.connect import Entry, decide_entry
+from raytf.cluster.connect import needs_token
 from raytf.errors import ClusterError
 
 HEAD = "the head's"
@@ -17,14 +17,14 @@ def of(wants: bool):
 @pytest.mark.parametrize("mode", [None, "token", "disabled"])
 @pytest.mark.parametrize("token", ["", HEAD, "another"])
 def test_a_ray_that_wants_none_is_entered_as_the_environment_says(mode, token):
-    assert decide_entry("h:1", mode, token, of(wants=False)) is Entry.AS_ASKED
-    assert decide_entry("h:1", mode, token, lambda token: None) is Entry.AS_ASKED, "Ray's own client says what is wrong"
+    assert not needs_token("h:1", mode, token, of(wants=False))
+    assert not needs_token("h:1", mode, token, lambda token: None), "Ray's own client says what is wrong"
 
 
 def test_a_ray_that_wants_one_gets_that_of_the_user():
-    assert decide_entry("h:1", "token", HEAD, of(wants=True)) is Entry.AS_ASKED
-    assert decide_entry("h:1", "Token", HEAD, of(wants=True)) is Entry.AS_ASKED
-    assert decide_entry("h:1", None, HEAD, of(wants=True)) is Entry.WITH_TOKEN
+    assert not needs_token("h:1", "token", HEAD, of(wants=True))
+    assert not needs_token("h:1", "Token", HEAD, of(wants=True))
+    assert needs_token("h:1", None, HEAD, of(wants=True))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,6 @@ def test_a_ray_that_wants_one_gets_that_of_the_user():
 )
 def test_else_one_line_says_what_to_type(mode, token, said):
     with pytest.raises(ClusterError) as error:
-        decide_entry("h:1", mode, token, of(wants=True))
+        needs_token("h:1", mode, token, of(wants=True))
     assert str(error.value).startswith(f"the Ray at h:1 {said}")
     assert "~/.ray/auth_token" in str(error.value)

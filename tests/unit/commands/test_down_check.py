@@ -56,16 +56,16 @@ def ec2(tmp_path_factory):
 
 
 def look(text=CONFIG):
-    return report.look("c.yaml", text, HERE)
+    return report.find("c.yaml", text, HERE)
 
 
 def kinds(left):
-    return sorted((t.kind, t.state) for t in left.things)
+    return sorted((t.kind, t.state) for t in left.resources)
 
 
 def test_a_cluster_that_never_was(ec2):
     left = look(CONFIG.replace(f"cluster_name: {NAME}", "cluster_name: raytf-never"))
-    assert [t for t in left.things if not t.is_free] == []
+    assert [t for t in left.resources if not t.is_free] == []
     assert down_check.exit_code(left) == 0
 
 
@@ -94,13 +94,13 @@ def cluster(ec2):
 def test_a_cluster_that_runs(ec2, cluster):
     left = look()
     assert [(t.kind, t.state) for t in left.costly] == [("instance", "running")] * 2
-    by_name = {t.name: t for t in left.things}
+    by_name = {t.name: t for t in left.resources}
     assert by_name[cluster["head"]].usd == pytest.approx(0.1008)
     assert by_name[cluster["gpu"]].note == "g6.xlarge, worker, spot: at most this"
     assert by_name[cluster["head"]].remove == (
         f"aws ec2 terminate-instances --instance-ids {cluster['head']} --region us-west-2"
     )
-    free = {t.kind for t in left.things if t.is_free}
+    free = {t.kind for t in left.resources if t.is_free}
     assert {"security group", "key pair"} <= free
     assert down_check.exit_code(left) == 1
 
@@ -127,14 +127,14 @@ def test_what_ray_down_may_leave(ec2, cluster):
     launch = {"ImageId": image, "InstanceType": "g6.xlarge", "SecurityGroups": [group["GroupName"]]}
     ec2.request_spot_instances(InstanceCount=1, LaunchSpecification=launch)
     left = look()
-    by_name = {t.name: t for t in left.things}
+    by_name = {t.name: t for t in left.resources}
     assert by_name[cluster["head"]].note == "m7i.large, head; its disks are paid for"
     assert cluster["gpu"] not in by_name
     assert by_name[loose].usd == pytest.approx(120 * 0.08 / 730, abs=1e-5)
     assert "tag project=raytf, which other clusters may have too" in by_name[of_the_config].note
     assert by_name[address].usd == 0.005
     assert [t.kind for t in left.costly].count("volume") >= 3, "that of the stopped head too"
-    (request,) = [t for t in left.things if t.kind == "spot request"]  # moto grants it at once
+    (request,) = [t for t in left.resources if t.kind == "spot request"]  # moto grants it at once
     assert (request.state, request.usd) == ("active", pytest.approx(0.8048))
     assert down_check.exit_code(left) == 1
 
@@ -217,7 +217,7 @@ def test_what_it_refuses(tmp_path, monkeypatch, text, said):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     here = Surroundings("3.11.7", "2.60.0", tmp_path, {"HOME": str(tmp_path), "PATH": str(tmp_path)})
     with pytest.raises(ConfigError, match=said):
-        report.look("c.yaml", text, here)
+        report.find("c.yaml", text, here)
 
 
 def test_one_of_several_files_that_cannot_be_looked_for_is_named(tmp_path):

@@ -36,6 +36,7 @@ def test_a_server_is_told_of_a_death_though_a_forked_child_lives_on(tmp_path: Pa
     for number, server in enumerate(servers):
         server.bind(str(tmp_path / str(number)))
         server.listen()
+        server.settimeout(60)
     command = [sys.executable, "-c", PARENT, str(tmp_path / "0"), str(tmp_path / "1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         known, other = (server.accept()[0] for server in servers)

@@ -78,14 +78,14 @@ def test_survivors_and_a_newcomer_are_brought_together():
         third = ArbiterLink.connect(arbiter, "c")
         joining = aside(third.join, "h:7", 1)
         deadline = time.monotonic() + 20
-        while not first.is_pause_wanted and time.monotonic() < deadline:
+        while not first.member.is_pause_wanted and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert first.is_pause_wanted
+        assert first.member.is_pause_wanted
         generation, other = one(aside(first.leave, "h:8", 15))
         assert (generation.number, generation.members, generation.steps) == (3, ("a", "c"), (15, -1))
         assert (other.rank, one(joining)[1].rank) == (0, 1)
         assert other.key == one(joining)[1].key != place.key
-        assert not first.is_pause_wanted
+        assert not first.member.is_pause_wanted
 
 
 def test_who_is_left_behind_is_told_once_and_who_leaves_is_not():
@@ -94,7 +94,7 @@ def test_who_is_left_behind_is_told_once_and_who_leaves_is_not():
     leaves = ArbiterLink.connect(server.address, "a", left_behind=lambda: told.append("a"))
     ArbiterLink.connect(server.address, "b", left_behind=lambda: told.append("b"))
     leaves.close()
-    wait_until(lambda: leaves.is_lost, "the connection has ended", 20)
+    wait_until(lambda: leaves.member.is_lost, "the connection has ended", 20)
     server.close()
     wait_until(lambda: bool(told), "b is told", 20)
     assert told == ["b"]
@@ -236,11 +236,11 @@ def test_a_worker_that_leaves_hands_its_state_over_before_it_is_asked_to():
         controller = ArbiterLink.connect(arbiter, "the controller")
         controller.dismiss(["a"], after=["b"])
         joining = aside(second.join, "h:2", 1)
-        until(lambda: first.is_pause_wanted)
+        until(lambda: first.member.is_pause_wanted)
         generation, _ = one(aside(first.leave, "h:3", 4))
         assert generation.members == ("a", "b")
         one(joining)
-        until(lambda: first.is_pause_wanted and second.is_pause_wanted)
+        until(lambda: first.member.is_pause_wanted and second.member.is_pause_wanted)
         leaving = aside(first.leave, "h:4", 5)
         generation, _ = one(aside(second.leave, "h:5", 5))
         assert generation.members == ("b",)
@@ -255,7 +255,7 @@ def test_who_comes_when_the_run_is_over_gets_what_it_has_come_to():
         early = ArbiterLink.connect(arbiter, "c")
         assert (early.found_running, early.found_over) == (True, None)
         waiting = aside(early.join, "h:3", 3)
-        until(lambda: first.is_pause_wanted)
+        until(lambda: first.member.is_pause_wanted)
         first.tell_over(result)
         with pytest.raises(RunOverError) as over:
             one(waiting)
@@ -288,7 +288,7 @@ def test_members_know_that_to_wait_for_one_is_in_vain():
         assert not place.is_over()
         third = ArbiterLink.connect(arbiter, "c")
         joining = aside(third.join, "h:7", 1)
-        until(lambda: first.is_pause_wanted)
+        until(lambda: first.member.is_pause_wanted)
         _, place = one(aside(first.leave, "h:8", 15))
         assert not place.is_over()
         one(joining)
@@ -337,7 +337,7 @@ def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
         links = pair(arbiter)
         third = ArbiterLink.connect(arbiter, "n2-1")
         joined = aside(third.join, "h:3", 1)
-        wait_until(lambda: all(link.is_pause_wanted for link in links), "a pause", 20)
+        wait_until(lambda: all(link.member.is_pause_wanted for link in links), "a pause", 20)
         for answer in [aside(link.leave, f"h:{i}", 7) for i, link in enumerate(links)]:
             assert one(answer)[0].members[-1] == "n2-1"
         generation, _ = one(joined)
@@ -352,7 +352,7 @@ def test_a_newcomer_that_reaches_no_member_is_left_out_after_one_meeting():
         fourth = ArbiterLink.connect(arbiter, "n2-2")
         with pytest.raises(UnreachableError):  # nobody waits for its node again
             one(aside(fourth.join, "h:5", 1))
-        assert not links[0].is_pause_wanted
+        assert not links[0].member.is_pause_wanted
 
 
 def test_members_that_hang_up_when_the_run_is_over_are_not_lost():

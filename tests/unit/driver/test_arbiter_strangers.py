@@ -55,7 +55,7 @@ def test_the_oldest_strangers_are_sent_away_and_workers_are_let_in(caplog: pytes
             assert all(has_hung_up(stranger) for stranger in strangers[:30])
             first, _ = pair(arbiter)
             assert strangers[-1].recv(100).startswith(b'{"challenge"')
-            assert not first.is_lost
+            assert not first.member.is_lost
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caplog.records == []
@@ -177,7 +177,7 @@ def test_what_a_worker_says_cannot_be_changed_or_repeated(change: Callable[[byte
     with serving() as arbiter, relayed(arbiter, change) as far:
         link = ArbiterLink.connect(far, "a")
         link.want(1)
-        wait_until(lambda: link.is_lost, "the arbiter hangs up", 20)
+        wait_until(lambda: link.member.is_lost, "the arbiter hangs up", 20)
         with pytest.raises(LeftBehindError, match="changed, repeated or left out on its way"):
             one(aside(link.join, "h:1", 1))
 

@@ -102,7 +102,7 @@ def test_an_answer_of_any_kind_is_a_head_that_is_away(serve, kind: str):
     for ask in (
         lambda: server.running("true", "me"),
         lambda: server.submit("raytf-a", "true", {}, {}),
-        lambda: server.look("raytf-a"),
+        lambda: server.inspect("raytf-a"),
         lambda: server.stop("raytf-a"),
         lambda: server.log("raytf-a"),
     ):

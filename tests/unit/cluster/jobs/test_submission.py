@@ -150,7 +150,7 @@ class Cluster:
     def submit(self, name, command, runtime_env, metadata):
         self.jobs[name], self.told[name] = JobSighting("RUNNING"), (command, metadata["raytf_origin"])
 
-    def look(self, name):
+    def inspect(self, name):
         return self.jobs[name]
 
     def running(self, command, origin):
@@ -337,7 +337,7 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_head():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         jobs = JobServer(f"http://127.0.0.1:{server.server_port}")
-        for ask in (lambda: jobs.look("a"), lambda: jobs.running("true", "me"), lambda: jobs.log("a")):
+        for ask in (lambda: jobs.inspect("a"), lambda: jobs.running("true", "me"), lambda: jobs.log("a")):
             with pytest.raises(AwayError, match="not the answer of a job server: <html>"):
                 ask()
     finally:

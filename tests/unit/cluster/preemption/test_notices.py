@@ -92,10 +92,10 @@ def test_azure_wants_its_header_and_a_version_that_exists(server):
 def test_nothing_is_announced_before_the_notice_and_it_stays(server, cloud):
     machine = server.add(cloud, "a")
     source = client(cloud, machine.url)
-    assert list(source.look()) == []
+    assert list(source.poll()) == []
     machine.notice(30)
     for _ in range(2):
-        (notice,) = source.look()
+        (notice,) = source.poll()
         assert (notice.cloud, notice.leaves) == (cloud, True)
         assert 25 <= notice.seconds <= 31
 
@@ -108,7 +108,7 @@ def test_the_time_that_is_left_is_by_the_clock_of_the_service(server, cloud, ske
     for module in (metadata_server, http.server):
         monkeypatch.setattr(module, "time", skewed)
     machine.notice(30)
-    (notice,) = client(cloud, machine.url).look()
+    (notice,) = client(cloud, machine.url).poll()
     assert 27 <= notice.seconds <= 31
 
 
@@ -117,7 +117,7 @@ def test_a_service_that_sends_no_date_is_believed_no_time(server, cloud, seconds
     machine = server.add(cloud, "a")
     machine.notice(30)
     monkeypatch.setattr(http.server.BaseHTTPRequestHandler, "date_time_string", lambda self, timestamp=None: "soon")
-    (notice,) = client(cloud, machine.url).look()
+    (notice,) = client(cloud, machine.url).poll()
     assert notice.seconds == seconds
 
 
@@ -132,7 +132,7 @@ def test_each_action_of_aws_and_its_time(server):
     for action in ("terminate", "stop", "hibernate"):
         machine = server.add("aws", action)
         machine.notice(120, action)
-        (notice,) = client("aws", machine.url).look()
+        (notice,) = client("aws", machine.url).poll()
         assert (notice.kind, notice.leaves) == (f"instance-action {action}", True)
         assert 115 <= notice.seconds <= 121
 
@@ -141,10 +141,10 @@ def test_a_rebalance_recommendation_is_a_warning_after_the_interruption(server):
     machine = server.add("aws", "a")
     machine.recommend_rebalance()
     source = client("aws", machine.url)
-    (notice,) = source.look()
+    (notice,) = source.poll()
     assert (notice.leaves, notice.seconds) == (False, None)
     machine.notice(60)
-    assert [notice.leaves for notice in source.look()] == [True, False]
+    assert [notice.leaves for notice in source.poll()] == [True, False]
 
 
 def test_aws_token_is_used_again_and_renewed_before_it_expires(server):
@@ -152,10 +152,10 @@ def test_aws_token_is_used_again_and_renewed_before_it_expires(server):
     source = AwsNotices(Endpoint(machine.url, 5.0), clock=lambda: now[0])
     for moment in (0.0, 10.0, 21500.0):
         now[0] = moment
-        assert list(source.look()) == []
+        assert list(source.poll()) == []
     assert [path for _, path, _ in machine.requests].count(TOKEN) == 1
     now[0] = 21599.0
-    assert list(source.look()) == []
+    assert list(source.poll()) == []
     assert [path for _, path, _ in machine.requests].count(TOKEN) == 2
     assert 401 not in {status for _, _, status in machine.requests}
 
@@ -163,10 +163,10 @@ def test_aws_token_is_used_again_and_renewed_before_it_expires(server):
 def test_aws_token_that_the_service_has_forgotten_is_renewed_at_once(server):
     machine = server.add("aws", "a")
     source = client("aws", machine.url)
-    assert list(source.look()) == []
+    assert list(source.poll()) == []
     machine.expire_tokens()
     machine.notice(100)
-    assert [notice.leaves for notice in source.look()] == [True]
+    assert [notice.leaves for notice in source.poll()] == [True]
     assert [status for _, _, status in machine.requests].count(401) == 1
 
 
@@ -176,18 +176,18 @@ def test_aws_token_that_the_service_has_forgotten_is_renewed_at_once(server):
 def test_maintenance_of_gcp(server, event, leaves):
     machine = server.add("gcp", "a")
     machine.maintain(event)
-    (notice,) = client("gcp", machine.url).look()
+    (notice,) = client("gcp", machine.url).poll()
     assert (notice.kind, notice.leaves) == (f"maintenance-event {event}", leaves)
     assert (notice.seconds is None) is not leaves
     machine.maintain("NONE")
-    assert list(client("gcp", machine.url).look()) == []
+    assert list(client("gcp", machine.url).poll()) == []
 
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy", "Freeze"])
 def test_events_of_azure(server, kind):
     machine = server.add("azure", "vm_0")
     machine.notice(60, kind)
-    (notice,) = client("azure", machine.url).look()
+    (notice,) = client("azure", machine.url).poll()
     assert notice.kind.startswith(f"{kind} ")
     assert notice.leaves is (kind != "Freeze")
     if notice.leaves:
@@ -198,24 +198,24 @@ def test_azure_events_of_other_machines_are_theirs(server):
     machine = server.add("azure", "vm_0")
     machine.notice(60, resources=("vm_1", "vm_00"))
     source = client("azure", machine.url)
-    assert list(source.look()) == []
+    assert list(source.poll()) == []
     machine.notice(60, resources=("vm_1", "VM_0"))  # names are the same in upper and lower case
-    assert len(list(source.look())) == 1
+    assert len(list(source.poll())) == 1
 
 
 def test_an_azure_event_leaves_no_time_once_started_and_is_none_once_over(server):
     machine = server.add("azure", "a")
     machine.notice(60, status="Completed")
-    assert list(client("azure", machine.url).look()) == []
+    assert list(client("azure", machine.url).poll()) == []
     machine.notice(60, status="Started")
-    (notice,) = client("azure", machine.url).look()
+    (notice,) = client("azure", machine.url).poll()
     assert notice.seconds == 0.0
 
 
 def test_azure_is_never_acknowledged(server):
     machine = server.add("azure", "a")
     machine.notice(60)
-    assert len(list(client("azure", machine.url).look())) == 1
+    assert len(list(client("azure", machine.url).poll())) == 1
     assert {method for method, _, _ in machine.requests} == {"GET"}
 
 
@@ -225,7 +225,7 @@ def test_garbage_is_an_error_and_no_notice(server, cloud, garbage):
     machine = server.add(cloud, "a")
     machine.notice(60)
     machine.garbage = garbage
-    look = client(cloud, machine.url).look()
+    look = client(cloud, machine.url).poll()
     with pytest.raises(MetadataError):
         next(look)
 
@@ -242,7 +242,7 @@ def test_a_time_that_cannot_be_read_is_taken_as_the_cloud_s_usual_one(server):
     machine.notice(60)
     source = client("aws", machine.url)
     machine._action["time"] = "in a minute"
-    (notice,) = source.look()
+    (notice,) = source.poll()
     assert notice.seconds == notices.AWS_SECONDS
 
 
@@ -252,14 +252,14 @@ def test_a_service_that_is_down_or_hangs_is_an_error_within_the_time_limit(serve
     machine.delay_seconds = 30.0
     began = time.monotonic()
     with pytest.raises(MetadataError):
-        list(client(cloud, machine.url, timeout=0.3).look())
+        list(client(cloud, machine.url, timeout=0.3).poll())
     assert not client(cloud, machine.url, timeout=0.3).is_here()
     assert time.monotonic() - began < 10
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(MetadataError):
-            list(client(cloud, url).look())
+            list(client(cloud, url).poll())
         assert notices.detect(url) is None
 
 
@@ -267,7 +267,7 @@ def test_no_proxy_of_the_environment_sees_the_requests(server, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     machine = server.add("gcp", "a")
-    assert list(client("gcp", machine.url).look()) == []
+    assert list(client("gcp", machine.url).poll()) == []
 
 
 # -- the watch ---------------------------------------------------------------------------------------------------------
@@ -301,11 +301,11 @@ def heard() -> Heard:
 def test_a_notice_is_told_once_to_the_user_the_ledger_and_ray(server, heard, cloud):
     machine = server.add(cloud, "a")
     watcher = heard.watch(client(cloud, machine.url))
-    watcher.look()
+    watcher.poll()
     assert (heard.lines, heard.events, heard.drains) == ([], [], [])
     machine.notice(30)
     for _ in range(3):
-        watcher.look()
+        watcher.poll()
     ((reason, seconds),) = heard.drains
     assert reason.startswith(f"{cloud}: ")
     assert 25 <= seconds <= 31
@@ -319,11 +319,11 @@ def test_a_notice_is_told_once_to_the_user_the_ledger_and_ray(server, heard, clo
 def test_a_warning_is_told_and_followed_only_on_demand(server, heard):
     machine = server.add("aws", "a")
     machine.recommend_rebalance()
-    heard.watch(client("aws", machine.url)).look()
+    heard.watch(client("aws", machine.url)).poll()
     assert heard.drains == []
     assert "rebalance" in heard.lines[0]
     assert heard.events[0]["leaves"] is False
-    heard.watch(client("aws", machine.url), follow_warnings=True).look()
+    heard.watch(client("aws", machine.url), follow_warnings=True).poll()
     assert heard.drains == [("aws: rebalance recommendation", None)]
 
 
@@ -333,13 +333,13 @@ def test_ray_is_told_again_until_it_hears_and_the_user_is_told_once(server, hear
     watcher = heard.watch(client("gcp", machine.url))
     heard.is_ray_away = True
     for _ in range(3):
-        watcher.look()
+        watcher.poll()
     assert heard.drains == []
     assert [line for line in heard.lines if "Ray does not answer" in line] == heard.lines[1:]
     assert len(heard.lines) == 2
     heard.is_ray_away = False
-    watcher.look()
-    watcher.look()
+    watcher.poll()
+    watcher.poll()
     assert len(heard.drains) == 1
 
 
@@ -348,15 +348,15 @@ def test_a_failing_service_is_reported_once_and_watched_until_it_is_back(server,
     watcher = heard.watch(client("azure", machine.url), clock=lambda: now[0])
     machine.garbage = "nonsense"
     for now[0] in range(0, 170, 10):
-        watcher.look()
+        watcher.poll()
     assert heard.lines == []
     for now[0] in range(170, 1000, 10):
-        watcher.look()
+        watcher.poll()
     (line,) = heard.lines
     assert "cannot be read" in line
     machine.garbage = None
     machine.notice(60)
-    watcher.look()
+    watcher.poll()
     assert len(heard.drains) == 1
 
 
@@ -364,7 +364,7 @@ def test_an_urgent_notice_is_followed_though_the_next_request_fails(server, hear
     machine = server.add("gcp", "a")
     machine.notice()
     machine.maintain("SOMETHING_NEW")
-    heard.watch(client("gcp", machine.url)).look()
+    heard.watch(client("gcp", machine.url)).poll()
     assert [reason for reason, _ in heard.drains] == ["gcp: preempted"]
 
 

@@ -11,7 +11,7 @@ ALIVE, QUIET, GONE = Sign.ALIVE, Sign.QUIET, Sign.GONE
 
 def look_until_lost(waiting: Waiting, sign: Sign) -> int:
     looks = 1
-    while waiting.look({1: sign}) is None:
+    while waiting.check_signs({1: sign}) is None:
         looks += 1
     return looks
 
@@ -29,17 +29,17 @@ def test_heartbeats_may_be_missing_for_a_look_more(seconds, looks):
 def test_silence_counts_only_in_looks_one_after_the_other():
     waiting = Waiting(2)
     for sign in (QUIET, ALIVE, QUIET, ALIVE):
-        assert waiting.look({1: sign, 2: ALIVE}) is None
-    assert waiting.look({2: QUIET}) is None
-    assert waiting.look({1: QUIET, 2: ALIVE}) is None
-    assert waiting.look({1: QUIET, 2: QUIET}) == Loss(1, QUIET)
+        assert waiting.check_signs({1: sign, 2: ALIVE}) is None
+    assert waiting.check_signs({2: QUIET}) is None
+    assert waiting.check_signs({1: QUIET, 2: ALIVE}) is None
+    assert waiting.check_signs({1: QUIET, 2: QUIET}) == Loss(1, QUIET)
 
 
 def test_a_dead_process_and_a_broken_group_are_not_waited_for():
     waiting = Waiting(10)
-    assert waiting.look({1: ALIVE, 2: GONE}) == Loss(2, GONE)
-    assert waiting.look({1: ALIVE, 2: GONE}, is_broken=True) == Loss(2, GONE)
-    assert waiting.look({1: ALIVE}, is_broken=True) == Loss(None, GONE)
+    assert waiting.check_signs({1: ALIVE, 2: GONE}) == Loss(2, GONE)
+    assert waiting.check_signs({1: ALIVE, 2: GONE}, is_broken=True) == Loss(2, GONE)
+    assert waiting.check_signs({1: ALIVE}, is_broken=True) == Loss(None, GONE)
 
 
 @pytest.mark.parametrize(

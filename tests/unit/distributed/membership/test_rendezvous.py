@@ -73,29 +73,29 @@ def test_a_rank_that_refuses_is_called_again_until_the_meeting_has_failed():
 def test_a_host_that_is_cut_off_is_given_up_in_seconds_and_a_busy_one_not():
     point = meeting(1)
     point.dial(5.0)
-    point.look(5.0 + REACH_SECONDS - 0.1, False)
+    point.poll(5.0 + REACH_SECONDS - 0.1, False)
     with pytest.raises(UnreachedError, match="rank 0 at h0:1 cannot be reached: no answer"):
-        point.look(5.0 + REACH_SECONDS, False)
+        point.poll(5.0 + REACH_SECONDS, False)
     point = with_calls_made(1)
-    point.look(5.0 + REACH_SECONDS, False)
+    point.poll(5.0 + REACH_SECONDS, False)
 
 
 def test_who_does_not_come_or_answer_in_time_is_unreached():
     point = with_calls_made(1, 4)
-    point.look(MEET_SECONDS - 0.1, False)
+    point.poll(MEET_SECONDS - 0.1, False)
     with pytest.raises(UnreachedError, match="rank 2 at h2:1, rank 3 at h3:1 did not connect in time") as raised:
-        point.look(MEET_SECONDS, False)
+        point.poll(MEET_SECONDS, False)
     assert raised.value.ranks == {2, 3}
     point = with_calls_made(2)
     with pytest.raises(UnreachedError, match="rank 0 at h0:1 did not answer in time") as raised:
-        point.look(MEET_SECONDS, False)
+        point.poll(MEET_SECONDS, False)
     assert raised.value.ranks == {0}
 
 
 @pytest.mark.parametrize("point", [meeting(1), with_calls_made(0), with_calls_made(2)])
 def test_every_wait_ends_with_the_generation_and_blames_nobody(point):
     with pytest.raises(ConnectionAbortedError, match="another rank is lost"):
-        point.look(0.0, True)
+        point.poll(0.0, True)
 
 
 def test_a_connection_that_ends_or_proves_nothing_does_not_mean_a_lost_link():

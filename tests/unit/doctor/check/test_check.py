@@ -473,7 +473,7 @@ def test_what_it_refuses(tmp_path, arguments, said):
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_read_in_a_folder_does_not_keep_the_rest_from_being_checked(tmp_path):
+def test_the_rest_of_a_folder_is_checked_where_a_file_cannot_be_read(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"\x80")
     (tmp_path / "b.yaml").write_text(AWS.replace("max_workers: 3", "max_worker: 3"))
     (tmp_path / "k").mkdir()

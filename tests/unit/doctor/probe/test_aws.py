@@ -10,10 +10,11 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from moto.backends import get_backend
 
 from raytf.doctor.check import fallbacks, job_fit, offline
-from raytf.doctor.clouds.aws import AwsAccount
+from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.doctor.document import parse
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
@@ -107,7 +108,7 @@ def here(tmp_path):
 def ask(text, here, front=None, storage=False):
     need = job_fit.parse(JOB.format("{}:{}".format(*front.behind))) if storage and front else None
     report = offline.check(text, here, need)
-    return online.look(text, here, need, report)
+    return online.inspect(text, here, need, report)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,10 @@ def part(check, aws, text, *more):
     types = all_nodes(fallbacks.as_cloud(document))
     machines = [aws_capacity.Machines(aws, types)] if check in (aws_capacity.quotas, aws_capacity.check_images) else []
     return ProbeResults(list(check(aws, document, types, *machines, *more)))
+
+
+def test_a_timeout_is_no_answer():
+    assert trouble(ReadTimeoutError(endpoint_url="https://ec2")) is AwsTrouble.SILENT
 
 
 def codes(seen):
@@ -391,7 +396,7 @@ def test_no_spot_role(front, here):
 def test_a_bucket_that_is_not_there(front, here):
     need = job_fit.parse(JOB.format("{}:{}".format(*front.behind)).replace("raytf-check", "raytf-nowhere"))
     report = offline.check(CONFIG, here, need)
-    seen = online.look(CONFIG, here, need, report)
+    seen = online.inspect(CONFIG, here, need, report)
     assert "bucket-missing" in codes(seen)
 
 
@@ -406,7 +411,7 @@ def test_a_bucket_that_is_far_away(front, here, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
     need = job_fit.parse("python j.py --storage s3://raytf-far/runs")
-    seen = online.look(CONFIG, here, need, offline.check(CONFIG, here, need))
+    seen = online.inspect(CONFIG, here, need, offline.check(CONFIG, here, need))
     assert codes(seen) == {"bucket-region"}
     assert "raytf-far is in eu-central-1, the cluster in us-west-2" in the_first(seen).what
 

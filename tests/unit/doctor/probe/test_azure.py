@@ -105,7 +105,7 @@ def here(cloud, tmp_path):
 
 
 def ask(text, here):
-    return online.look(text, here, None, offline.check(text, here))
+    return online.inspect(text, here, None, offline.check(text, here))
 
 
 def codes(seen):
@@ -273,25 +273,25 @@ def left_behind(cloud):
 
 def test_what_is_left(cloud, here):
     vm = left_behind(cloud)
-    left = report.look("c.yaml", CONFIG, here)
-    assert [t.kind for t in left.things] == ["instance", "disk", "network interface", "address", "network"]
-    assert left.things[0].usd == pytest.approx(0.526)
-    assert left.things[0].remove == f"az vm delete --resource-group raytf --name {vm} --yes"
-    assert left.things[1].usd == pytest.approx(128 * 0.154 / 730, abs=1e-5)
-    assert [t.is_free for t in left.things] == [False, False, True, False, True]
+    left = report.find("c.yaml", CONFIG, here)
+    assert [t.kind for t in left.resources] == ["instance", "disk", "network interface", "address", "network"]
+    assert left.resources[0].usd == pytest.approx(0.526)
+    assert left.resources[0].remove == f"az vm delete --resource-group raytf --name {vm} --yes"
+    assert left.resources[1].usd == pytest.approx(128 * 0.154 / 730, abs=1e-5)
+    assert [t.is_free for t in left.resources] == [False, False, True, False, True]
     assert down_check.exit_code(left) == 1
     del cloud.routes[f"{GROUP}/resources"]["value"][5:]
-    assert report.look("c.yaml", CONFIG, here).things[-1].remove == "az group delete --name raytf --yes"
+    assert report.find("c.yaml", CONFIG, here).resources[-1].remove == "az group delete --name raytf --yes"
 
 
 def test_a_group_that_is_gone_has_nothing_left(cloud, here):
-    left = report.look("c.yaml", CONFIG, here)
-    assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
+    left = report.find("c.yaml", CONFIG, here)
+    assert (left.resources, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
 def test_a_group_that_may_not_be_seen_proves_nothing(cloud, here):
     cloud.denied = {GROUP}
-    assert down_check.exit_code(report.look("c.yaml", CONFIG, here)) == 2
+    assert down_check.exit_code(report.find("c.yaml", CONFIG, here)) == 2
 
 
 def test_the_machines_of_the_config_are_known():

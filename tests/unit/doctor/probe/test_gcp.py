@@ -141,7 +141,7 @@ def here(cloud, tmp_path):
 
 
 def ask(text, here, need=None):
-    return online.look(text, here, need, offline.check(text, here, need))
+    return online.inspect(text, here, need, offline.check(text, here, need))
 
 
 def codes(seen):
@@ -228,9 +228,9 @@ def test_what_is_left_in_another_zone(cloud, here):
         for kind in ("instances", "disks"):
             cloud.routes[f"{COMPUTE}/zones/{zone}/{kind}"] = {}
     left_behind(cloud, "us-central1-c")
-    left = report.look("c.yaml", THREE, here)
+    left = report.find("c.yaml", THREE, here)
     assert left.unseen == []
-    assert ["--zone us-central1-c" in t.remove for t in left.things] == [True, True, True]
+    assert ["--zone us-central1-c" in t.remove for t in left.resources] == [True, True, True]
 
 
 def test_a_tpu_that_the_zone_does_not_have(cloud, here):
@@ -348,31 +348,31 @@ def left_behind(cloud, zone="us-central1-a"):
 
 def test_what_is_left(cloud, here):
     left_behind(cloud)
-    left = report.look("c.yaml", SPOT, here)
-    assert [(t.kind, t.state) for t in left.things] == [
+    left = report.find("c.yaml", SPOT, here)
+    assert [(t.kind, t.state) for t in left.resources] == [
         ("instance", "RUNNING"),
         ("instance", "TERMINATED"),
         ("disk", "READY"),
     ]
-    assert left.things[0].usd == pytest.approx(0.7068, abs=0.05)
-    assert left.things[2].usd == pytest.approx(120 * 0.04 / 730, abs=1e-5)
+    assert left.resources[0].usd == pytest.approx(0.7068, abs=0.05)
+    assert left.resources[2].usd == pytest.approx(120 * 0.04 / 730, abs=1e-5)
     place = "--zone us-central1-a --project demo-1 --quiet"
-    assert left.things[0].remove == f"gcloud compute instances delete ray-{NAME}-worker-1234abcd-compute {place}"
+    assert left.resources[0].remove == f"gcloud compute instances delete ray-{NAME}-worker-1234abcd-compute {place}"
     assert down_check.exit_code(left) == 1
 
 
 def test_nothing_is_left(cloud, here):
     for kind in ("instances", "disks"):
         cloud.routes[f"{COMPUTE}/zones/us-central1-a/{kind}"] = {"kind": f"compute#{kind}List"}
-    left = report.look("c.yaml", SPOT, here)
-    assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
+    left = report.find("c.yaml", SPOT, here)
+    assert (left.resources, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
 def test_what_could_not_be_looked_at_proves_nothing(cloud, here):
     left_behind(cloud)
     cloud.denied = {f"{COMPUTE}/zones/us-central1-a/disks"}
-    left = report.look("c.yaml", SPOT, here)
-    assert len(left.things) == 2
+    left = report.find("c.yaml", SPOT, here)
+    assert len(left.resources) == 2
     assert down_check.exit_code(left) == 2
 
 
@@ -386,7 +386,7 @@ def test_a_tpu_that_is_left(cloud, here):
         {"name": f"{base}/other", "acceleratorType": "v5litepod-4", "state": "READY", "labels": {}},
     ]
     cloud.routes[f"/tpu/v2/{base}"] = {"nodes": nodes}
-    (thing,) = report.look("c.yaml", TPU, here).things
+    (thing,) = report.find("c.yaml", TPU, here).resources
     assert (thing.kind, thing.name, thing.usd) == ("TPU", "ray-a-tpu", 4.8)
 
 

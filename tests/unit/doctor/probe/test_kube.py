@@ -147,7 +147,7 @@ def here(api, tmp_path):
 
 
 def ask(text, here):
-    return online.look(text, here, None, offline.check(text, here))
+    return online.inspect(text, here, None, offline.check(text, here))
 
 
 def codes(seen):
@@ -259,14 +259,14 @@ def test_what_is_left(api, here, manifests):
         }
     for path in [p for p in api.routes if p.startswith((f"{SPACE}/secrets/", f"{SPACE}/serviceaccounts/"))]:
         del api.routes[path]
-    left = report.look("c.yaml", manifests, here)
-    assert [(t.kind, t.state) for t in left.things] == [
+    left = report.find("c.yaml", manifests, here)
+    assert [(t.kind, t.state) for t in left.resources] == [
         ("pod", "Running"),
         ("volume claim", "Bound"),
         ("service", "LoadBalancer"),
     ]
-    assert left.things[0].note == "on node b, which is paid for; 1 GPUs"
-    assert left.things[0].remove == f"kubectl delete pod {name}-gpu-worker-x --namespace raytf"
+    assert left.resources[0].note == "on node b, which is paid for; 1 GPUs"
+    assert left.resources[0].remove == f"kubectl delete pod {name}-gpu-worker-x --namespace raytf"
     assert down_check.exit_code(left) == 1
 
 
@@ -275,8 +275,8 @@ def test_nothing_is_left(api, here, manifests):
         api.routes[f"{SPACE}/{plural}"] = {"items": []}
     for path in [p for p in api.routes if p.startswith((f"{SPACE}/secrets/", f"{SPACE}/serviceaccounts/"))]:
         del api.routes[path]
-    left = report.look("c.yaml", manifests, here)
-    assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
+    left = report.find("c.yaml", manifests, here)
+    assert (left.resources, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
 def test_a_volume_that_outlives_its_claim(api, here):
@@ -291,7 +291,7 @@ def test_a_volume_that_outlives_its_claim(api, here):
             for state, claim in (("Released", "runs"), ("Bound", "runs"), ("Released", "other"))
         ]
     }
-    (thing,) = report.look("c.yaml", text, here).things
+    (thing,) = report.find("c.yaml", text, here).resources
     assert (thing.kind, thing.name, thing.state, thing.is_free) == ("volume", "pv-Released-runs", "Released", False)
     assert thing.remove == "kubectl delete persistentvolume pv-Released-runs"
 
@@ -305,10 +305,10 @@ def test_a_job_has_a_cluster_of_its_own(api, here):
     }
     for plural in ("pods", "persistentvolumeclaims", "services"):
         api.routes[f"{SPACE}/{plural}"] = {"items": []}
-    (thing,) = report.look("c.yaml", text, here).things
+    (thing,) = report.find("c.yaml", text, here).resources
     assert (thing.kind, thing.name, thing.state) == ("RayCluster", "raytf/mnist-abcde", "of RayJob mnist")
 
 
 def test_an_api_server_that_may_not_be_asked_proves_nothing(api, here, manifests):
     api.denied = {"/api/v1", "/apis/ray.io/v1/namespaces"}
-    assert down_check.exit_code(report.look("c.yaml", manifests, here)) == 2
+    assert down_check.exit_code(report.find("c.yaml", manifests, here)) == 2

@@ -43,7 +43,7 @@ def here(python="3.11.7", ray="2.60.0"):
 
 
 def ask(text, surroundings, need=None):
-    return online.look(text, surroundings, need, offline.check(text, surroundings, need))
+    return online.inspect(text, surroundings, need, offline.check(text, surroundings, need))
 
 
 def codes(seen):
@@ -124,7 +124,7 @@ def test_the_python_of_the_hosts_is_compared(key, tmp_path):
 
 def test_a_proxy_is_taken_as_ray_takes_it(key):
     text = config(key).replace("auth: {", "auth: {ssh_proxy_command: 'exit 1', ")
-    seen = online.look(text, here(), None, offline.check(text, here()), trust=True)
+    seen = online.inspect(text, here(), None, offline.check(text, here()), trust=True)
     assert codes(seen) == {"ssh-failed"}
 
 
@@ -135,7 +135,7 @@ def test_a_proxy_is_not_run_unless_the_file_is_trusted(key, tmp_path):
     assert codes(seen) == {"not-trusted"}
     assert "--trust" in seen.findings[0].fix
     with pytest.raises(ConfigError, match="--trust"):
-        report.look("c.yaml", text, here())
+        report.find("c.yaml", text, here())
     file = tmp_path / "c.yaml"
     file.write_text(text)
     for command in ("check", "down-check"):
@@ -146,7 +146,7 @@ def test_a_proxy_is_not_run_unless_the_file_is_trusted(key, tmp_path):
         assert "was not run" in done.stdout + done.stderr, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
     assert not proof.exists()
-    online.look(text, here(), None, offline.check(text, here()), trust=True)
+    online.inspect(text, here(), None, offline.check(text, here()), trust=True)
     assert proof.exists()
 
 
@@ -185,19 +185,19 @@ def test_a_process_of_ray_that_was_left(key, tmp_path):
         while Path(f"/proc/{process.pid}/comm").read_text().strip() != "raylet":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        left = report.look("c.yaml", config(key), here())
-        mine = [t for t in left.things if t.name == f"{HEAD} {process.pid}"]
+        left = report.find("c.yaml", config(key), here())
+        mine = [t for t in left.resources if t.name == f"{HEAD} {process.pid}"]
         assert [(t.kind, t.state) for t in mine] == [("process", "raylet")]
         assert mine[0].remove == f"ssh {sshd.user()}@{HEAD} 'kill {process.pid}'"
         assert down_check.exit_code(left) == 1
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-    left = report.look("c.yaml", config(key), here())
-    assert f"{HEAD} {process.pid}" not in [t.name for t in left.things]
+    left = report.find("c.yaml", config(key), here())
+    assert f"{HEAD} {process.pid}" not in [t.name for t in left.resources]
 
 
 def test_a_host_that_is_not_reached_proves_nothing(key):
-    left = report.look("c.yaml", config(key, NOBODY), here())
+    left = report.find("c.yaml", config(key, NOBODY), here())
     assert [text.partition(":")[0] for text in left.unseen] == [NOBODY]
     assert down_check.exit_code(left) == 2

@@ -68,7 +68,7 @@ class Rank:
         self.tier = MemoryTier("run", group, attempt, 10, None, self.said.append, (rank, threads.size))
         self.progress = TrainingState()
         self.tier._source = Device(self.progress, broken)
-        self.tier._keeping = SimpleNamespace(is_lost=False, look=lambda: None)  # type: ignore[assignment]
+        self.tier._keeping = SimpleNamespace(is_lost=False, poll=lambda: None)  # type: ignore[assignment]
         self.tier._is_tidy = True
         self.files = [os.memfd_create("slot") for _ in range(2)]
         self.tier._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{file}") for file in self.files]
