@@ -1,1 +1,1 @@
-"""Whether a run computed what it says: shards and steps computed again, its records, where two runs differ."""
+"""Audits of runs: shards and steps computed again, checks of a run's records, and differences between runs."""

@@ -1,7 +1,7 @@
-"""Whether a run's records fit together: the chain over its steps, its checkpoints, and what each says of the last one.
+"""Checks that a run's records fit together: the chain over its steps, and its checkpoints.
 
-Nothing is computed again here. What is changed in one place alone breaks the chain; who changes all of it alike is
-found by computing steps again, see `chance`.
+Nothing is computed again here. A change in one place alone breaks the chain. A change of all of it shows when steps
+are computed again, see `chance`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NO_DIGESTS = "steps have no digests: only their losses are in the chain, and no
 
 @dataclass(frozen=True)
 class Records:
-    """What a run's records say.
+    """The result of checking a run's records.
 
     Attributes:
-        problems: what does not fit, one line each.
-        notes: what could not be checked, one line each.
-        checkpoints: names of those that are whole, by their steps, the first one first.
-        steps: that the log has.
-        has_digests: whether the last of them has digests, so that it can be computed again.
+        problems: contradictions, one line each.
+        notes: records that could not be checked, one line each.
+        checkpoints: names of the whole checkpoints, by their steps, the first one first.
+        steps: number of steps in the log.
+        has_digests: whether the last step has digests, so that it can be computed again.
     """
 
     problems: tuple[str, ...]
@@ -56,7 +56,7 @@ class Interval:
 
     @property
     def steps(self) -> range:
-        """Those that are computed, counted from 1."""
+        """Return the steps to compute, counted from 1."""
         first = 0 if self.begin is None else naming.split_name(self.begin)[0]
         return range(first + 1, naming.split_name(self.end)[0] + 1)
 
@@ -69,11 +69,11 @@ def check(run: Storage) -> Records:
     """
     problems: list[str] = []
     notes: list[str] = []
-    found = verify.verify(run)
-    for finding in found:
+    findings = verify.verify(run)
+    for finding in findings:
         if finding.state in (Worth.DAMAGED, Worth.NEWER):
             problems.append(f"checkpoint {finding.name}: {'; '.join(finding.problems)}")
-    whole = sorted((f.name for f in found if f.state is Worth.WHOLE), key=naming.split_name)
+    whole = sorted((f.name for f in findings if f.state is Worth.WHOLE), key=naming.split_name)
     try:
         chains = _chains(run, problems, notes)
     except DamagedFileError as error:
@@ -93,21 +93,19 @@ def check(run: Storage) -> Records:
 
 
 def intervals(checkpoints: Sequence[str]) -> list[Interval]:
-    """What can be computed again: from the run's beginning to the first checkpoint, and from each to the next."""
-    by_step: dict[int, str] = {}
-    for name in checkpoints:
-        by_step[naming.split_name(name)[0]] = name
+    """Return the intervals from the run's beginning to the first checkpoint, and from each one to the next."""
+    by_step = {naming.split_name(name)[0]: name for name in checkpoints}
     names = [by_step[step] for step in sorted(by_step)]
     before: list[str | None] = [None, *names]
     return [Interval(begin, end) for begin, end in zip(before, names, strict=False)]
 
 
 def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[Interval]:
-    """Some of the intervals at random, until they have a share of all their steps; at least one.
+    """Return some of the intervals at random, until they have a share of all steps; at least one.
 
     Args:
         share: between 0 and 1.
-        seed: of the draw; by default nobody can know it before.
+        seed: seed of the draw; by default nobody can know it in advance.
     """
     generator: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
     left, chosen = list(of), list[Interval]()
@@ -118,8 +116,7 @@ def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[
 
 
 def chance(computed: int, of: int, forged: int = 1) -> float:
-    """The probability that at least one of some forged steps, anywhere in a run, is among those that were computed
-    again: draws without replacement."""
+    """Return the probability that at least one of `forged` steps is computed again: draws without replacement."""
     missed = 1.0
     for i in range(min(forged, of)):
         missed *= max(0, of - computed - i) / (of - i)
@@ -127,7 +124,7 @@ def chance(computed: int, of: int, forged: int = 1) -> float:
 
 
 def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, bytes]:
-    """The chain after each step of the log, which must have every step from the first."""
+    """Return the chain after each step of the log, which must have every step from the first."""
     table, digests = run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS)
     steps = table["step"]
     gaps = np.flatnonzero(np.diff(steps, prepend=0) != 1)
@@ -149,8 +146,8 @@ def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, by
 def _problems_of(
     run: Storage, name: str, chains: dict[int, bytes], kept: dict[str, str], notes: list[str]
 ) -> list[str]:
-    """What of a checkpoint does not fit to the log and to the checkpoint before it."""
-    found, step = [], naming.split_name(name)[0]
+    """Return how a checkpoint contradicts the log of steps and the checkpoint before it."""
+    problems, step = [], naming.split_name(name)[0]
     try:
         body = manifest.read(run, name)
     except (CheckpointError, RunMismatchError) as error:
@@ -159,12 +156,12 @@ def _problems_of(
     if not chain:
         notes.append("checkpoints of an older raytf have no chain")
     elif step in chains and chains[step].hex() != chain:
-        found.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
+        problems.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
     elif step not in chains and chains:
-        found.append(f"checkpoint {name}: the log of steps ends before step {step}")
+        problems.append(f"checkpoint {name}: the log of steps ends before step {step}")
     before = body.get("before")
     if before is not None:
         known = kept.get(before["name"])
         if known is not None and known != before["sha256"]:
-            found.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
-    return found
+            problems.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
+    return problems

@@ -1,4 +1,4 @@
-"""The first step at which two runs differ, and why, as far as their folders tell."""
+"""The first step at which two runs differ, and the reason, as far as their folders show it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed
 
 @dataclass(frozen=True)
 class RunTrace:
-    """What a run's folder tells of its steps.
+    """The steps and settings of a run, as its folder has them.
 
     Attributes:
         place: the folder, for people.
         steps: columns of `raytf.read_steps`.
-        digests: of its steps.
+        digests: the digests of its steps.
         identity: settings, data and model, as its newest checkpoint has them.
-        architecture: of the model; None where it cannot be said.
+        architecture: the model's configuration; None where it cannot be read.
     """
 
     place: str
@@ -54,16 +54,16 @@ class RunTrace:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two runs part.
+    """The difference between two runs.
 
     Attributes:
         same: steps that are equal in both, from the first.
         step: the first one that is not; None where all that both have are.
-        difference: in which shards and tensors; None where digests cannot tell.
+        difference: the shards and tensors that differ; None where digests cannot show it.
         settings: what differs in settings, data and model: key, and its value in each run.
         rates: the learning rates of the last equal step or of this one, where they differ, with that step.
         is_loss_equal: whether that step has the same loss in both.
-        records: numbers of the records that each run had in the shards that differ; None where it does not tell.
+        records: numbers of the records that each run had in the shards that differ; None if unknown.
     """
 
     same: int
@@ -76,7 +76,7 @@ class Parting:
 
     @property
     def has_other_weights(self) -> bool:
-        """Whether it is the weights before the step that differ: then all shards do, and so do their losses."""
+        """Return whether the weights before the step differ: then all shards do, and so do their losses."""
         differs = self.difference
         is_forward_equal = differs is not None and self.is_loss_equal and LOSS not in differs.tensors
         return differs is not None and differs.is_everywhere and not is_forward_equal
@@ -116,34 +116,34 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     return Parting(count, None, None, settings)
 
 
-def why(found: Parting) -> list[str]:
-    """What made the runs part, for people, the likeliest first."""
-    lines = [f"{key}: {a} and {b}" for key, a, b in found.settings]
-    if found.rates is not None and not any("learning_rate" in line for line in lines):
-        step, a, b = found.rates
+def why(parting: Parting) -> list[str]:
+    """Return the reasons why the runs differ, for people, the likeliest first."""
+    lines = [f"{key}: {a} and {b}" for key, a, b in parting.settings]
+    if parting.rates is not None and not any("learning_rate" in line for line in lines):
+        step, a, b = parting.rates
         lines.append(f"learning rate of step {step}: {a:g} and {b:g}")
-    if found.step is None:
+    if parting.step is None:
         return lines
-    if found.difference is None:
-        lines.append(f"loss of step {found.step}: the digests of these runs cannot be compared")
-    elif found.has_other_weights:
-        if found.step == 1:
+    if parting.difference is None:
+        lines.append(f"loss of step {parting.step}: the digests of these runs cannot be compared")
+    elif parting.has_other_weights:
+        if parting.step == 1:
             lines.append("all shards differ: the first weights do, or what is computed from them")
         else:
-            before = f"the weights after step {found.step - 1}"
+            before = f"the weights after step {parting.step - 1}"
             lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
     else:
-        where = f"{_shards(found.difference)} in {_tensors(found.difference)}"
+        where = f"{_shards(parting.difference)} in {_tensors(parting.difference)}"
         lines.append(f"{where}; the weights before the step are the same")
-        lines += _records(found)
-        if not found.settings:
+        lines += _records(parting)
+        if not parting.settings:
             lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
     return lines
 
 
-def _records(found: Parting) -> list[str]:
-    """The records of the shards that differ."""
-    ours, theirs = found.records
+def _records(parting: Parting) -> list[str]:
+    """Return the records of the shards that differ."""
+    ours, theirs = parting.records
     if not ours or not theirs:
         return []
     if ours == theirs:
@@ -156,7 +156,7 @@ def _listed(records: Sequence[int], most: int = 64) -> str:
 
 
 def _tensors(differs: Difference, most: int = 8) -> str:
-    """The tensors that differ, with the forward pass first."""
+    """Return the tensors that differ, with the forward pass first."""
     names = sorted(differs.tensors, key=lambda name: name != LOSS)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "tensors that are not known"
@@ -172,7 +172,7 @@ def _shards(differs: Difference) -> str:
 
 
 def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
-    """How the digests of a step differ; None where they are equal, or cannot be compared."""
+    """Return how the digests of a step differ; None where they are equal, or cannot be compared."""
     a, b = one.digests.of(step), other.digests.of(step)
     if a is None or b is None or (a[0].shards, a[0].kind) != (b[0].shards, b[0].kind) or a[1] == b[1]:
         return None
@@ -195,7 +195,7 @@ def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] |
 
 
 def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
-    """What differs in settings, data and model, in as few words as say it."""
+    """Yield the differences in settings, data and model, in as few words as possible."""
     a, b = one.identity, other.identity
     if not a or not b:
         return
@@ -218,7 +218,7 @@ def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
-    """What differs within texts that end with an object of JSON, such as an optimizer's settings."""
+    """Yield the differences within texts that end with a JSON object, such as an optimizer's settings."""
     try:
         a, b = (json.loads(text[text.index("{") :]) for text in (before, after))
     except ValueError:
@@ -228,7 +228,7 @@ def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """The innermost places at which two JSON values differ."""
+    """Yield the innermost places at which two JSON values differ."""
     if a is None and b is None:
         return
     if isinstance(a, dict) and isinstance(b, dict):
@@ -245,7 +245,7 @@ def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _layer(value: Any) -> str | None:
-    """The name of a layer out of its configuration."""
+    """Return the name of a layer from its configuration."""
     config = value.get("config") if isinstance(value, dict) else None
     return config.get("name") if isinstance(config, dict) else None
 
@@ -256,27 +256,27 @@ def _short(value: Any, most: int = 60) -> str:
 
 
 def _architecture(run: Storage) -> Any:
-    """The model's configuration; None where it cannot be read."""
+    """Return the model's configuration; None where it cannot be read."""
     data = run.get_or_none(_ARCHITECTURE, LARGE)
     if data is None:
         return None
     try:
-        found = decode(data)
+        document = decode(data)
     except (ValueError, DamagedFileError):
         return None
-    return found.get("config") if isinstance(found, dict) else None
+    return document.get("config") if isinstance(document, dict) else None
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Numbers of records, as the data count them from 0.
+    """Return the numbers of records, as the data count them from 0.
 
     Args:
-        identity: of the run.
+        identity: the run's identity.
         step: counted from 1.
-        shards: of which logical shards, one after another.
+        shards: the logical shards, one after another.
 
     Returns:
-        None where the run does not keep what tells it.
+        None where the run does not keep enough to know them.
     """
     if not _ARRAYS.match(identity.get("contents of the training data", "")):
         return None

@@ -15,10 +15,10 @@ from raytf.distributed.step_agreement import ReplicaVerdict
 
 
 class AuditChoice(NamedTuple):
-    """What is audited in a step.
+    """The audit of a step.
 
     Attributes:
-        shard: that is computed twice.
+        shard: the shard that is computed twice.
         owner: rank that has it.
         auditor: rank that computes it once more.
     """
@@ -30,7 +30,7 @@ class AuditChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """Who computed wrongly.
+    """The ranks that computed wrongly.
 
     Attributes:
         culprits: ranks; none where nobody can say.
@@ -47,7 +47,7 @@ class AuditVerdict:
 
 @dataclass
 class Standing:
-    """From when on this process has trained, and how long it was right for all that is known.
+    """The step at which a process began to train, and the last step at which an audit agreed with it.
 
     Attributes:
         joined: step at which it began; None before that.
@@ -58,7 +58,7 @@ class Standing:
     vouched: int = 0
 
     def joins(self, step: int, known: Sequence[int] | None = None) -> bool:
-        """It begins to train with other ranks; returns whether it has not trained before.
+        """Note that this process begins to train with other ranks; return whether it has not trained before.
 
         Args:
             known: what is known of its node from earlier processes: as `joined` and `vouched`.
@@ -71,12 +71,12 @@ class Standing:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether a step, counted from 1, is audited."""
+    """Return whether a step, counted from 1, is audited."""
     return every > 0 and step % every == 0
 
 
 def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
-    """Why a run that is not exact can have no audits, for people; empty if it can.
+    """Return why a run that is not exact cannot be audited, for people; empty if it can.
 
     Args:
         machines: what the bits depend on that a rank computes, by rank.
@@ -89,10 +89,10 @@ def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
 
 
 def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
-    """A shard at random, and one of the other ranks.
+    """Choose a shard at random, and one of the other ranks to compute it again.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         step: counted from 1.
         spans: shards of each rank, of at least two ranks.
     """
@@ -103,19 +103,19 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
     return AuditChoice(shard, owner, (owner + 1 + drawn // shards % (len(spans) - 1)) % len(spans))
 
 
-def of_weights(found: ReplicaVerdict) -> AuditVerdict:
-    """Whose weights are wrong, where they are not all equal."""
-    if found.donor is None:
+def of_weights(verdict: ReplicaVerdict) -> AuditVerdict:
+    """Return whose weights are wrong, where they are not all equal."""
+    if verdict.donor is None:
         return AuditVerdict((), "their weights differ", True)
-    return AuditVerdict(found.apart, "are not those of the other workers", True)
+    return AuditVerdict(verdict.apart, "are not those of the other workers", True)
 
 
 def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
-    """Whose records of the shard were wrong, where the two had other ones.
+    """Return whose records of the shard were wrong, where the two ranks had different ones.
 
     Args:
         choice: of the audit.
-        trained: hashes of the records of which the owner and the auditor have told digests.
+        trained: hashes of the records whose digests the owner and the auditor have reported.
         again: by rank, that of the records as it reads them now.
 
     Returns:
@@ -133,19 +133,19 @@ def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequenc
 
 def judge(
     choice: AuditChoice,
-    told: tuple[bytes, bytes],
+    reported: tuple[bytes, bytes],
     again: Sequence[Sequence[bytes]],
     nodes: Sequence[str] | None = None,
 ) -> AuditVerdict:
-    """Who computed a shard wrongly, after all ranks have computed it again, several times each.
+    """Decide which ranks computed a shard wrongly, after all ranks have computed it again, several times each.
 
     Ranks vote, and where there are several nodes, nodes do: ranks of one may be wrong alike.
 
     Args:
         choice: of the audit.
-        told: digests of the owner and of the auditor, which differ.
+        reported: digests of the owner and of the auditor, which differ.
         again: by rank, the digests of each time; from the same weights and records.
-        nodes: of each rank; by default each has its own.
+        nodes: each rank's node; by default each has its own.
     """
     shaky = tuple(rank for rank, digests in enumerate(again) if len(set(digests)) > 1)
     if shaky:
@@ -161,8 +161,10 @@ def judge(
         apart = tuple(rank for rank, digests in enumerate(again) if digests[0] != truth)
         why = f"computes other bits than the other {len(again) - len(apart)} ranks"
         return AuditVerdict(apart, why, is_proven=True)
-    wrong = tuple(rank for rank, digest in zip((choice.owner, choice.auditor), told, strict=True) if digest != truth)
-    if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
+    wrong = tuple(
+        rank for rank, digest in zip((choice.owner, choice.auditor), reported, strict=True) if digest != truth
+    )
+    if len(wrong) != 1:  # perhaps it is the weights or the records that have changed
         return AuditVerdict((), "no rank told what all ranks compute when they do it again")
     return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again", is_proven=True)
 
@@ -174,13 +176,13 @@ def back_to(
     copied: Sequence[int | None],
     is_exact: bool,
 ) -> int:
-    """The latest step whose state counts.
+    """Return the latest step whose state can be trusted.
 
     Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit; exact
     mode takes nothing from it that was not audited. Where nobody can say who is right, both were in their latest one.
 
     Args:
-        standings: of each rank.
+        standings: each rank's standing.
         copied: by rank, the step of the latest copy of which it knows that all had the same weights; None for none.
     """
     known = [step for step in copied if step is not None]
@@ -193,7 +195,7 @@ def back_to(
 
 
 def reachable(step: int, kept: Sequence[int], is_exact: bool) -> int:
-    """The step to which a run goes back that should go back to one or before it.
+    """Return the step to roll back to, given the latest step that can be trusted.
 
     Args:
         kept: steps of the states that there are. An exact run begins again where all of them are later; another one

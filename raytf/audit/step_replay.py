@@ -24,11 +24,11 @@ from raytf.runs import digest_log, run_log, start_command
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 
-#: What callbacks keep, which they go on with.
+#: The folder of files that callbacks continue with.
 _OF_CALLBACKS = "files"
-#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
+#: Prefixes of a checkpoint's tensors that steps compute; the others belong to callbacks.
 _COMPUTED = ("model/", "optimizer/", "reduction/")
-#: Environment variable with which `raytf replay` tells the program, which need not know of it.
+#: Environment variable with which `raytf replay` passes its plan to the program, which need not know of it.
 VARIABLE = "RAYTF_REPLAY"
 #: Name of the run that computes again.
 RUN = "replay"
@@ -121,7 +121,7 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
     # On this machine, where the folders are: not on a cluster that this shell has chosen.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     try:
-        done = subprocess.run(words, env={**environment, **plan.told()}, check=False)
+        done = subprocess.run(words, env={**environment, **plan.environment()}, check=False)
     except OSError as error:
         raise ConfigError(f"{visible(words[0])} cannot be run: {error.strerror or error}.") from None
     again = Storage(plan.folder).child(RUN)
@@ -134,7 +134,7 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
 
 
 def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
-    """What a checkpoint has that is not what the steps before it have computed.
+    """Return how a checkpoint differs from what the steps before it compute.
 
     Args:
         run, again: folders of the run, and of the one that has computed up to a step again.
@@ -176,7 +176,7 @@ def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What to compute again.
+    """The steps to compute again.
 
     Attributes:
         run: URI of the run's folder.
@@ -192,13 +192,13 @@ class ReplayPlan:
     folder: str
     dump: str = ""
 
-    def told(self) -> dict[str, str]:
-        """The environment of the program."""
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that pass this plan to the program."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def requested(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
-    """What this process is to compute again of the run that a configuration names; None where that is to be trained."""
+    """Return what this process is to compute again of the configured run; None where the run is to be trained."""
     plan = _plan(environment)
     if plan is None:
         return None
@@ -212,7 +212,7 @@ def is_requested(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
-    """The settings by which a program starts a Ray for all its runs: it must have room for who computes steps again."""
+    """Return the settings with which a program starts Ray for all its runs, with room for the workers of a replay."""
     plan = _plan(environment)
     if plan is None or config.strategy.strategy != "multi-worker-mirrored":
         return config
@@ -239,7 +239,7 @@ def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -
 
 
 def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
-    """The settings with which steps are computed again: what is learned is the same.
+    """Return the settings with which steps are computed again: the same arithmetic, in another folder.
 
     Raises:
         ConfigError: nobody can compute them again.
@@ -255,16 +255,13 @@ def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
     return config.replace(storage=plan.folder, run=RUN, **changed)
 
 
-# -- step comparison ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NotedSteps:
-    """What a run has noted of its steps.
+    """The digests and losses that a run has recorded.
 
     Attributes:
-        digests: of those that have one.
-        losses: of all, by step from 1.
+        digests: the digests of steps that have one.
+        losses: the losses of all steps, by step from 1.
     """
 
     digests: RunDigests
@@ -273,7 +270,7 @@ class NotedSteps:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """What a comparison has found.
+    """The result of a comparison.
 
     Attributes:
         same: steps whose digests are equal, up to the first that differs.
@@ -282,7 +279,7 @@ class StepComparison:
         difference: in what.
         why: what cannot be compared, for people; empty where everything could.
         losses: how many of the unknown steps have a loss on both sides.
-        farthest: of those, the step whose losses differ most, and both of them; None where all are equal.
+        farthest: the one of these steps whose losses differ most, and both losses; None where all are equal.
     """
 
     same: int
@@ -295,12 +292,12 @@ class StepComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether something was compared, and nothing differs."""
+        """Return whether something was compared, and nothing differs."""
         return self.differs is None and self.farthest is None and bool(self.same or self.losses)
 
 
 def read_noted(run: Storage) -> NotedSteps:
-    """What a run has noted.
+    """Read the digests and losses that a run has recorded.
 
     Raises:
         DamagedFileError: a segment of its log is none that raytf has written.
@@ -317,7 +314,7 @@ def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepCom
     Args:
         noted: by the run.
         again: computed again.
-        steps: which to compare.
+        steps: the steps to compare.
     """
     same, unknown, why = 0, list[int](), ""
     differs, difference = None, None
@@ -344,7 +341,7 @@ def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepCom
 
 
 def _apart(pair: tuple[int, float, float]) -> float:
-    """How far two losses of a step are apart, relative to the larger one."""
+    """Return how far two losses of a step are apart, relative to the larger one."""
     _, one, other = pair
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
@@ -354,7 +351,7 @@ def _apart(pair: tuple[int, float, float]) -> float:
 
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
-    """Why digests of two layouts cannot be compared."""
+    """Return why digests of two layouts cannot be compared."""
     if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
         return "an older raytf made the digests of one of the two in another way"
     if noted.kind != again.kind:

@@ -8,16 +8,7 @@ not depend on which worker was first. TF1's SyncReplicasOptimizer dropped the re
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-
-
-class Arrival(enum.Enum):
-    """What happens with a gradient that arrives."""
-
-    TAKEN = "taken"
-    DUPLICATE = "duplicate"  # its part was already computed by another worker
-    STALE = "stale"  # computed from weights that have been updated since
 
 
 class Aggregation:
@@ -44,7 +35,7 @@ class Aggregation:
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
-        """The part that the next idle worker computes.
+        """Choose the part that the next idle worker computes.
 
         Parts that no worker has begun come first. Then come those that were begun least often, as long as there are
         backup workers.
@@ -71,19 +62,20 @@ class Aggregation:
         if step == self._step:
             self._copies[part] -= 1
 
-    def arrive(self, step: int, part: int) -> Arrival:
-        """Note that a gradient has arrived, and decide whether it counts."""
+    def arrive(self, step: int, part: int) -> bool:
+        """Note that a gradient has arrived, and return whether it counts.
+
+        It does not if its weights have been updated since, or if another worker has computed its part before.
+        """
         self.under_way -= 1
-        if step != self._step:
-            return Arrival.STALE
-        if part in self._done:
-            return Arrival.DUPLICATE
+        if step != self._step or part in self._done:
+            return False
         self._done.add(part)
-        return Arrival.TAKEN
+        return True
 
     @property
     def is_complete(self) -> bool:
-        """Whether the gradients of all parts have been taken."""
+        """Return whether the gradients of all parts have been taken."""
         return len(self._done) == self._parts
 
 

@@ -3,8 +3,8 @@
 The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 does with any
 other strategy. Only the training of steps is different. Several workers have batches under way at once; the state is
 that of a definite step only in a quiet moment, when no batch is under way. There are quiet moments at the end of each
-epoch, before each checkpoint, and when the run is told to save. In a quiet moment, step s means that each of the first
-s batches has been applied.
+epoch, before each checkpoint, and when the driver asks for a save. In a quiet moment, step s means that each of the
+first s batches has been applied.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, SingleWorkerGroup
+from raytf.distributed.membership.generations import Generation
+from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
 from raytf.parameter_server import state
-from raytf.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
-from raytf.training.executor import MeetsOnce
+from raytf.parameter_server.step import AsyncStep, ResultLostError, ServerStepOutcome, SyncStep
 from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate
@@ -40,7 +41,7 @@ _POLL_SECONDS = 0.1
 _COMPILE_FACTOR = 20.0
 
 
-class ParameterServerExecutor(MeetsOnce):
+class ParameterServerExecutor:
     """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
 
     Args:
@@ -48,8 +49,10 @@ class ParameterServerExecutor(MeetsOnce):
         cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
     """
 
-    #: Set by `join`: TensorFlow's strategy, and its coordinator, which schedules calls on workers.
-    _strategy: Any
+    #: Its ranks do not meet again.
+    meets_again = is_late = speaks_alone = False
+
+    #: Set by `join`: TensorFlow's coordinator, which schedules calls on workers.
     _coordinator: Any
     #: Set by `make_step`.
     _step: AsyncStep | SyncStep
@@ -68,7 +71,7 @@ class ParameterServerExecutor(MeetsOnce):
         #: Outcomes that arrived before those of earlier steps, by the first step of the call.
         self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
         #: When a call last ended, or was handed out while none was under way; a hang is measured from here.
-        self._told_at = 0.0
+        self._progress_at = 0.0
         #: When a call was last recorded, for the duration of the next.
         self._accounted_at = 0.0
         #: Approximate seconds that a worker takes for a step; 0 as long as that is not known.
@@ -89,14 +92,15 @@ class ParameterServerExecutor(MeetsOnce):
         Raises:
             WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
         """
-        self._strategy, self._coordinator = state.connect(self._cluster)
+        self._coordinator = state.connect(self._cluster)
         return SingleWorkerGroup(Devices())
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> AsyncStep | SyncStep:
         plan, section = pipeline.plan, self._config.strategy
         self._rate = learning_rate.of_model(self._config.rate, model, plan)
         args = (
-            Servers(self._strategy, self._coordinator, len(self._cluster["ps"])),
+            self._coordinator,
+            len(self._cluster["ps"]),
             model,
             plan,
             pipeline.template,
@@ -111,16 +115,16 @@ class ParameterServerExecutor(MeetsOnce):
         return self._step
 
     def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """Nothing to check: parameter servers have no exact mode."""
+        """Check nothing: parameter servers have no exact mode."""
         return {}
 
     def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """Always 0: workers take the next batch and do not wait for each other."""
+        """Return 0: workers take the next batch and do not wait for each other."""
         return 0.0
 
     def begin(self, context: Context) -> None:
         self._context = context
-        self._told_at = self._accounted_at = time.monotonic()
+        self._progress_at = self._accounted_at = time.monotonic()
         self._send()
         self._extra = int(context.program.model.optimizer.iterations) - context.state.step
 
@@ -132,7 +136,7 @@ class ParameterServerExecutor(MeetsOnce):
         self._send_what_callbacks_changed()
 
     def train_until(self, stop: int) -> None:
-        """As for any executor; no call is under way afterwards."""
+        """Train to a step, as any executor does; no call is under way afterwards."""
         context, progress = self._context, self._context.state
         ahead = Prefetch(context.program.pipeline, progress.step, self._call_end)
         began = time.monotonic()
@@ -166,6 +170,19 @@ class ParameterServerExecutor(MeetsOnce):
     def settle(self) -> None:
         self._take()
 
+    @property
+    def seat(self) -> RankInfo:
+        raise NotImplementedError
+
+    def meet(self, step: int) -> Generation:
+        raise NotImplementedError
+
+    def take_shards(self, pipeline: Pipeline) -> None:
+        raise NotImplementedError
+
+    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
+        return result
+
     def result(self) -> dict[str, Any]:
         updates, steps = self._context.state.step + self._extra, self._context.state.step
         return {
@@ -185,10 +202,10 @@ class ParameterServerExecutor(MeetsOnce):
 
     def _votes(self) -> np.ndarray:
         context = self._context
-        given = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
-        given[StepFlag.COPY] = 0.0
-        given[StepFlag.PARK] = context.reporter.is_parking_wanted()
-        return vector(given)
+        votes = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
+        votes[StepFlag.COPY] = 0.0
+        votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
+        return vector(votes)
 
     def _call_end(self, step: int, stop: int) -> int:
         steps = self._call_steps
@@ -197,8 +214,8 @@ class ParameterServerExecutor(MeetsOnce):
         return self._context.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
-        """The step up to which calls are handed out: the next one at which a save or histograms are due, or `stop`."""
-        due = (self._context.saving.cadence.every_steps, self._config.run.histograms_every)
+        """Return the step up to which calls are handed out: the next save or histograms, or `stop`."""
+        due = (self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
     def _count_time(self, began: float) -> None:
@@ -221,7 +238,7 @@ class ParameterServerExecutor(MeetsOnce):
         context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
         self._send_rate()
         if not self._under_way:
-            self._told_at = time.monotonic()
+            self._progress_at = time.monotonic()
         self._under_way[self._step.submit(call)] = call
         self._is_stale = True
 
@@ -232,14 +249,14 @@ class ParameterServerExecutor(MeetsOnce):
         done, _ = wait(self._under_way, _POLL_SECONDS, FIRST_COMPLETED)
         for future in done:
             call = self._under_way.pop(future)
-            told = self._result_of(future)
-            if told is None:
+            result = self._result_of(future)
+            if result is None:
                 self._under_way[self._step.submit(call)] = call
             else:
-                self._early[call.start] = (call, told)
+                self._early[call.start] = (call, result)
         if done:
-            self._told_at = time.monotonic()
-        elif time.monotonic() - self._told_at > self._patience():
+            self._progress_at = time.monotonic()
+        elif time.monotonic() - self._progress_at > self._patience():
             raise HangError(
                 f"no worker has finished a call for {self._patience():.0f} s at step {self._context.state.step}. "
                 "Raise --hang-seconds to allow more time."
@@ -248,7 +265,7 @@ class ParameterServerExecutor(MeetsOnce):
             self._account(*self._early.pop(self._context.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """The outcome of a call.
+        """Return the outcome of a call.
 
         Returns:
             None if it was lost with its worker.
@@ -269,13 +286,13 @@ class ParameterServerExecutor(MeetsOnce):
         usual = 20 * context.seconds_per_step * self._call_steps
         return max(seconds * (1.0 if context.has_trained else _COMPILE_FACTOR), usual)
 
-    def _account(self, call: CallBatch, told: ServerStepOutcome) -> None:
+    def _account(self, call: CallBatch, result: ServerStepOutcome) -> None:
         context, now, steps = self._context, time.monotonic(), call.stop - call.start
-        self._step.micro.add_metrics(told.rows[:, 1:].sum(0))
-        nothing = np.empty((len(told.rows), 0), np.uint8)
-        rates, gradients = self._rates(call), list(told.gradients)
-        norms = np.full(len(told.rows), np.nan)  # each worker's gradient is applied by itself
-        outcome = StepOutcome(told.rows[:, 0], rates, told.finite, vector({}), gradients, nothing, norms)
+        self._step.micro.add_metrics(result.rows[:, 1:].sum(0))
+        nothing = np.empty((len(result.rows), 0), np.uint8)
+        rates, gradients = self._rates(call), list(result.gradients)
+        norms = np.full(len(result.rows), np.nan)  # each worker's gradient is applied by itself
+        outcome = StepOutcome(result.rows[:, 0], rates, result.finite, vector({}), gradients, nothing, norms)
         check_finite(context, call, outcome)
         seconds = (now - self._accounted_at) if context.has_trained else 0.0
         self._accounted_at = now
@@ -288,7 +305,7 @@ class ParameterServerExecutor(MeetsOnce):
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
-        """The learning rate of each step of a call, taken from its last step; the others differ only a little."""
+        """Return the learning rate of a call's last step for each of its steps, which differ only a little."""
         iterations = self._context.program.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())

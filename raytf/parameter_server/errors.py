@@ -1,4 +1,4 @@
-"""How a group with parameter servers ends."""
+"""Errors that end a group with parameter servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from raytf.errors import RaytfError
 
 
 class ProcessDiedError(RaytfError):
-    """A process has died without which its group cannot go on; the message says which one."""
+    """A process has died without which its group cannot continue; the message says which one."""
 
     retryable = True

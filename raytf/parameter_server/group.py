@@ -27,7 +27,7 @@ _START_SECONDS = 300.0
 _DEATH_SECONDS = 3.0
 #: Seconds in which a placement group that fits must become ready.
 _PLACE_SECONDS = 20.0
-#: Seconds between two looks at a cluster that is too small.
+#: Seconds between two polls of a cluster that is too small.
 _WAIT_SECONDS = 0.5
 #: Seconds between two messages about that.
 _WAIT_MESSAGE_SECONDS = 60.0
@@ -100,7 +100,7 @@ class ParameterServerGroup:
             The run's result.
 
         Raises:
-            ProcessDiedError: a process died without which the group cannot go on.
+            ProcessDiedError: a process died without which the group cannot continue.
             RaytfError, RayError: raised by the coordinator, or by Ray.
         """
         all_of = self._processes
@@ -152,7 +152,7 @@ class ParameterServerGroup:
                     raise self._explained(error)
 
     def _explained(self, error: Exception) -> Exception:
-        """Why the coordinator failed: if a server died at the same time, its death is the reason."""
+        """Return why the coordinator failed: the death of a server at the same time explains it."""
         if isinstance(error, ray.exceptions.RayActorError):
             return ProcessDiedError("the coordinator died")
         if isinstance(error, WorkerLostError) and self._watched:
@@ -198,13 +198,10 @@ def _error_of(reference: Any) -> Exception | None:
     return None
 
 
-# -- placement ---------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
-    """A placement group for as many workers as there is room for, and their number, during the `with` statement."""
-    told_at, began = float("-inf"), time.monotonic()
+    """Yield a placement group for as many workers as there is room for, and their number."""
+    shown_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range
     each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
     helpers = job.config.strategy.helpers
@@ -216,8 +213,8 @@ def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Itera
         if time.monotonic() - began < _FREE_SECONDS:  # the last group's resources are free in a moment
             time.sleep(_WAIT_SECONDS)
             continue
-        if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
-            told_at = time.monotonic()
+        if time.monotonic() - shown_at >= _WAIT_MESSAGE_SECONDS:
+            shown_at = time.monotonic()
             job.monitor.book(Waiting(max(0, workers), least))
             say(
                 f"waiting: the cluster has room for {max(0, workers)} workers beside {helpers} processes for "
@@ -264,7 +261,7 @@ def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
 
 
 def _free() -> list[dict[str, float]]:
-    """Each node's free CPUs and GPUs."""
+    """Return each node's free CPUs and GPUs."""
     nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
 

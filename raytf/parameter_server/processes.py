@@ -9,10 +9,9 @@ from typing import Any
 import ray
 
 from raytf._ray import train
-from raytf.cluster import scratch
 from raytf.distributed import worker_table
 from raytf.distributed.membership import rendezvous
-from raytf.errors import GpuError, JobError, WorkerLostError
+from raytf.errors import GpuError, WorkerLostError
 from raytf.runs.restart_phases import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
@@ -24,7 +23,7 @@ class GroupProcess:
     """An actor: one process of the group. It imports TensorFlow while the others start.
 
     Args:
-        threads: of TensorFlow within an operation.
+        threads: TensorFlow's threads within an operation.
         quiet: silence TensorFlow's messages.
     """
 
@@ -42,7 +41,7 @@ class GroupProcess:
         self._server: Any = None
 
     def address(self) -> str:
-        """HOST:PORT for its TensorFlow server.
+        """Return HOST:PORT for this process's TensorFlow server.
 
         Raises:
             GpuError: this process does not have the GPU that it was given.
@@ -82,7 +81,7 @@ class GroupProcess:
         return self.join(cluster, job, index)
 
     def live(self) -> None:
-        """Never return: the call ends with the process."""
+        """Wait forever: the call ends with the process."""
         while True:
             time.sleep(3600)
 
@@ -91,18 +90,10 @@ class GroupProcess:
         import tensorflow as tf
 
         from raytf.parameter_server.coordinator import ParameterServerExecutor
-        from raytf.training.process.heartbeat import Heartbeat
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
-        pulse = Heartbeat(job.monitor, 0, 1)
-        try:
+        with worker.beating(job, 0, 1) as pulse:
             return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
-        except JobError as error:
-            error.step = pulse.step
-            raise
-        finally:
-            pulse.stop()
-            scratch.end()
 
 
 # Three names, which `ps` and Ray's dashboard show.
@@ -122,10 +113,8 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: i
     """Run a TensorFlow server in this process for as long as the process lives.
 
     Args:
-        cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
-        job: this process's kind, one of these three.
-        index: of this process among those of its kind.
-        threads: within an operation.
+        cluster, job, index: as for `GroupProcess.join`.
+        threads: threads within an operation.
     """
     import tensorflow as tf
 

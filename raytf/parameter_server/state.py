@@ -14,7 +14,7 @@ to, and its arithmetic is done there; only weights are sent to the workers, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,23 +32,22 @@ MIN_PART_BYTES = 256 << 10
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
 
 
-def connect(cluster: dict[str, list[str]]) -> tuple[Any, Any]:
-    """Create the strategy and its coordinator; waits until all servers and workers answer. Must come before any
+def connect(cluster: dict[str, list[str]]) -> Any:
+    """Create the coordinator of a strategy, and wait until all servers and workers answer. Must come before any
     TensorFlow operation."""
     # TensorFlow warns about each call that the coordinator itself makes, and synchronous updates are such calls.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+    return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
 
 
 class ServerState:
     """Weights, layers' states and optimizer on the servers.
 
     Args:
-        strategy: returned by `connect`.
+        strategy: the strategy of the coordinator that `connect` returns.
         model: the mirror, built and compiled; has the initial values.
         states: variables of its layers that training changes.
         servers: number of servers.
@@ -94,15 +93,15 @@ class ServerState:
         self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
         self._sent_rate: float | None = None
         self._pairs = self._pair(weights)
-        self._read = tf.function(lambda: [p.value.read_value() for p in self._flat()], autograph=False)
+        self._read = tf.function(self._read_parts, autograph=False)
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
-        """The current weights on the servers; to be traced."""
+        """Return the current weights on the servers; to be traced."""
         return [_whole([part.value.read_value() for part in parts]) for parts in self._parts]
 
     def states(self) -> list[tf.Tensor]:
-        """The current layers' states on the servers; to be traced."""
+        """Return the current layers' states on the servers; to be traced."""
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
@@ -123,11 +122,11 @@ class ServerState:
         # Keras increments its counter by reading, adding and writing, which would lose concurrent updates.
         self.optimizer.iterations.value.assign(tf.cast(self.applied.read_value(), self.optimizer.iterations.dtype))
 
-        def apply(given: list[tf.Tensor]) -> None:
+        def apply(split_gradients: list[tf.Tensor]) -> None:
             # The strategy asks for a tensor's device, which a traced tensor does not have; a copy made here is on the
             # device of the replica.
             with self._rate.applied(self._rate.value()):
-                self.optimizer.apply([tf.identity(g) for g in given], parts)
+                self.optimizer.apply([tf.identity(g) for g in split_gradients], parts)
 
         self._strategy.run(apply, args=(pieces,))
         self.applied.assign_add(1)
@@ -158,6 +157,9 @@ class ServerState:
         self._model.optimizer.iterations.assign(applied)
         return applied
 
+    def _read_parts(self) -> list[tf.Tensor]:
+        return [part.value.read_value() for _, parts in self._pairs for part in parts]
+
     def push(self) -> None:
         """Copy the mirror's values to the servers."""
         for mirror, parts in self._pairs:
@@ -181,7 +183,7 @@ class ServerState:
         return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
-        """(path of the weight, device, bytes) of each part."""
+        """Return (path of the weight, device, bytes) of each part."""
         paths = [v.path for v in self._model.trainable_variables]
         return [(path, p.value.device, _bytes(p)) for path, ps in zip(paths, self._parts, strict=True) for p in ps]
 
@@ -197,11 +199,8 @@ class ServerState:
         made.constraint = constraint
         return made
 
-    def _flat(self) -> Iterable[keras.Variable]:
-        return (part for _, parts in self._pairs for part in parts)
-
     def _pair(self, weights: list[keras.Variable]) -> list[tuple[keras.Variable, list[keras.Variable]]]:
-        """(variable of the mirror, its parts on the servers) for each variable that the servers hold."""
+        """Return (variable of the mirror, its parts on the servers) for each variable that the servers hold."""
         own, copy = self._model.optimizer, _like(self._model.optimizer)
         numbers = {id(v): i for i, v in enumerate(weights)}
         there = {id(p): i for i, parts in enumerate(self._parts) for p in parts}
@@ -209,7 +208,7 @@ class ServerState:
         # variables in the same order.
         roles = _roles(copy, weights, numbers)
         with self._strategy.scope():
-            found = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
+            server_roles = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
         excluded = {
             _keras.variable_key(self.optimizer, p)
             for v, parts in zip(weights, self._parts, strict=True)
@@ -218,7 +217,7 @@ class ServerState:
         }
         _keras.exclude_from_decay(self.optimizer, excluded)
         grouped: dict[Any, list[keras.Variable]] = {}
-        for variable, role in zip(self.optimizer.variables, found, strict=True):
+        for variable, role in zip(self.optimizer.variables, server_roles, strict=True):
             grouped.setdefault(role, []).append(variable)
         if len(roles) != len(own.variables) or set(roles) != set(grouped):
             raise ModelError(
@@ -233,7 +232,7 @@ class ServerState:
 
 
 def _like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Another optimizer with the same settings, except clipping."""
+    """Return another optimizer with the same settings, except clipping."""
     config = optimizer.get_config() | {"clipnorm": None, "global_clipnorm": None, "clipvalue": None}
     rate = _keras.given_rate(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

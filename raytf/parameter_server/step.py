@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -24,7 +23,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
-from raytf.parameter_server.aggregation import Aggregation, Arrival
+from raytf.parameter_server.aggregation import Aggregation
 from raytf.parameter_server.state import ServerState
 from raytf.training.model import batch_metrics
 from raytf.training.step.learning_rate import LearningRate
@@ -67,25 +66,12 @@ class ServerStepOutcome(NamedTuple):
     gradients: Sequence[np.ndarray] = ()
 
 
-@dataclass(frozen=True)
-class Servers:
-    """The parameter servers of a run.
-
-    Attributes:
-        strategy, coordinator: returned by `state.connect`.
-        count: number of servers.
-    """
-
-    strategy: Any
-    coordinator: Any
-    count: int
-
-
 class ServerStep:
-    """What both kinds of steps share: the state on the servers and the gradients of a worker.
+    """The base of both kinds of steps: the state on the servers and the gradients of a worker.
 
     Args:
-        servers: the servers that hold the state.
+        coordinator: returned by `state.connect`.
+        servers: number of parameter servers, which hold the state.
         model: the mirror.
         plan: sizes of batches and shards.
         template, specs: structure and leaves of a batch.
@@ -104,7 +90,8 @@ class ServerStep:
 
     def __init__(
         self,
-        servers: Servers,
+        coordinator: Any,
+        servers: int,
         model: keras.Model,
         plan: StepPlan,
         template: tuple[Any, Any, Any],
@@ -122,7 +109,7 @@ class ServerStep:
                 f"{type(model).__name__} overrides train_step, whose updates --strategy parameter-server cannot make "
                 "on its servers. Override compute_loss instead, or use another strategy."
             )
-        self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
+        self._coordinator, self._plan, self._specs = coordinator, plan, specs
         batch_metrics.leave_out(model, "which no worker has with --strategy parameter-server")
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
@@ -132,22 +119,22 @@ class ServerStep:
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         self.reduction = FloatReduction(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
-        self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
+        self.state = ServerState(coordinator.strategy, model, self.micro.states, servers, rate)
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """Nothing is kept from step to step."""
+        """Return the state of the reduction, which is empty: nothing is kept from step to step."""
         return self.reduction.state(0)
 
     def trace(self, is_late: bool = False) -> None:
-        """Does nothing: each kind of call is traced when it is first made."""
+        """Do nothing: each kind of call is traced when it is first made."""
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, Any]:
-        """The gradients that a call returned, by the path of their weight; empty if it returned none."""
+        """Return the gradients that a call returned, by the path of their weight; empty if it returned none."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
 
     def _signature(self, shards: int) -> list[Any]:
-        """Specs of leaves and seeds, for K steps of some shards."""
+        """Return specs of leaves and seeds, for K steps of some shards."""
         head = [None, shards, self._plan.micro_batch_size]
         return [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in self._specs],
@@ -264,7 +251,6 @@ class SyncStep(ServerStep):
 
     Attributes:
         window: number of calls that may be under way at once: one.
-        backups: number of gradients that did not count, since their part was computed by another worker first.
     """
 
     window = 1
@@ -282,7 +268,6 @@ class SyncStep(ServerStep):
         some = [*self._signature(self._plan.shards), tf.TensorSpec([self._plan.shards], tf.int32)]
         self._divisors = tf.function(self._totals, input_signature=some, autograph=False)
         self._lock = threading.Lock()
-        self.backups = 0
 
     def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
         """Compute a call of one step and apply its update, in another thread."""
@@ -293,7 +278,7 @@ class SyncStep(ServerStep):
             return self._aggregate(call)
 
     def _totals(self, leaves, seeds, counts):
-        """[n] the divisors of the losses that are divided by data, summed over all shards of a step."""
+        """Return [n] the divisors of the losses that are divided by data, summed over all shards of a step."""
         values = self.micro.values()
         return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
 
@@ -314,10 +299,8 @@ class SyncStep(ServerStep):
                 except ResultLostError:
                     aggregation.lose(step, part)
                     continue
-                if aggregation.arrive(step, part) is Arrival.TAKEN:
+                if aggregation.arrive(step, part):
                     taken[part] = gradients
-                else:
-                    self.backups += 1
         # In the order of the parts, not of arrival, so that the sum is always the same.
         summed = [np.sum([taken[p][0][i] for p in sorted(taken)], 0) for i in range(len(taken[0][0]))]
         rows = [taken[p][1] for p in sorted(taken)]
@@ -335,7 +318,7 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """The function that computes the gradients of this many shards."""
+        """Return the function that computes the gradients of this many shards."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

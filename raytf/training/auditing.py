@@ -31,7 +31,7 @@ EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:
-    """Steps between two audits; 0 for none.
+    """Return the number of steps between two audits; 0 for none.
 
     Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
     """
@@ -40,15 +40,15 @@ def steps_between(compute: ComputeSection) -> int:
 
 @dataclass(frozen=True)
 class _Witness:
-    """What a rank has to say about a step.
+    """The evidence of a rank about a step.
 
     Attributes:
         again: hashes of the digests that it computes.
         records: the hash of the shard's records, as it reads them now.
-        trained: that of those it has computed, of the owner and the auditor.
+        trained: the hash of the records that it has trained with, of the owner and the auditor.
         weights: the hash of its weights.
         copied: step of the latest copy of which all ranks had the same weights; None for none.
-        standing: of its process.
+        standing: the standing of its process.
         node: Ray's id of its node.
         about: its host and device, for people.
     """
@@ -67,10 +67,10 @@ class Audits:
     """The audits of one rank, while the ranks are the same.
 
     Args:
-        context: of the rank.
-        step: of training.
+        context: the rank's context.
+        step: the training step.
         every: steps between two audits; 0 for none.
-        standing: of this process; kept up to date.
+        standing: the standing of this process; kept up to date.
         node: Ray's id of this process's node.
     """
 
@@ -99,32 +99,32 @@ class Audits:
         self._every = 0 if why else self._every
 
     def call_end(self, start: int, stop: int) -> int:
-        """Where a call ends that would end at `stop`, so that an audited step has a call of its own."""
+        """Return where a call ends that would end at `stop`, so that an audited step has a call of its own."""
         if not self._every:
             return stop
         due = (start // self._every + 1) * self._every
         return min(stop, due if start == due - 1 else due - 1)
 
     def choice(self, start: int) -> AuditChoice | None:
-        """What is audited in a call that begins at a step; None for nothing."""
+        """Return what is audited in a call that begins at a step; None for nothing."""
         plan = self._context.plan
         if not shard_audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
             return None
         return shard_audit.choose(self._context.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
-        """The shard of another rank that this one computes, too, in a call that begins at a step; None for none."""
+        """Return the shard of another rank that this rank also computes in the call at a step; None for none."""
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
 
     def begin(self) -> None:
-        """This process trains with these ranks from now on."""
+        """Note that this process trains with these ranks from now on."""
         known = self._context.attempt.standings.get(self._node)
         if self._standing.joins(self._context.state.step, known) and self._every:
             self._tell()
 
     def agreed(self, call: CallBatch) -> None:
-        """A call is made, and if it had an audit, that agreed."""
+        """Note that a call is complete and that its audit, if it had one, agreed."""
         choice = self.choice(call.start)
         if choice is not None and self._context.attempt.group.rank in (choice.owner, choice.auditor):
             self._standing.vouched = call.stop
@@ -133,13 +133,13 @@ class Audits:
     def _tell(self) -> None:
         self._context.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
-    def settle(self, call: CallBatch, told: tuple[bytes, bytes]) -> NoReturn:
+    def settle(self, call: CallBatch, digests: tuple[bytes, bytes]) -> NoReturn:
         """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
         must call it. The model is as before the step.
 
         Args:
-            call: of the step.
-            told: digests of the shard's owner and of its auditor.
+            call: the step's call.
+            digests: digests of the shard's owner and of its auditor.
 
         Raises:
             ReplicaError: always, but for a rank that is lost before the verdict.
@@ -148,7 +148,7 @@ class Audits:
         assert choice is not None
         own = self._witness(choice, call)
         witnesses: list[_Witness] = [pickle.loads(each) for each in worker_table.gather(group, pickle.dumps(own))]
-        verdict = _verdict(choice, (_hash(told[0]), _hash(told[1])), witnesses)
+        verdict = _verdict(choice, (_hash(digests[0]), _hash(digests[1])), witnesses)
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
@@ -209,7 +209,7 @@ class Audits:
         )
 
 
-def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
+def _verdict(choice: AuditChoice, digests: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
     weights = step_agreement.judge([witness.weights for witness in witnesses])
     if weights is not None:
         return shard_audit.of_weights(weights)
@@ -218,11 +218,11 @@ def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence
     if records is not None:
         return records
     nodes = [witness.node for witness in witnesses]
-    return shard_audit.judge(choice, told, [witness.again for witness in witnesses], nodes)
+    return shard_audit.judge(choice, digests, [witness.again for witness in witnesses], nodes)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:
-    """What a verdict says, for people.
+    """Describe a verdict for people.
 
     Args:
         about: host and device of each rank.

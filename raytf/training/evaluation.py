@@ -37,7 +37,7 @@ class Evaluators:
         callbacks: their hooks of tests are run; None where nothing is evaluated.
         open_pipeline: opens this rank's shards of a source.
         plan: plan of the training; sources that have no batches of their own are divided in the same way.
-        steps: those that were traced, by the evaluator's name; used by later groups of ranks as well.
+        steps: the traced steps, by the evaluator's name; used by later groups of ranks as well.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Evaluators:
         self._made: dict[str, Evaluator] = {}
 
     def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, Any]:
-        """Loss and metrics over a source.
+        """Compute loss and metrics over a source.
 
         Args:
             name: identifies the evaluator, which is used again.
@@ -89,7 +89,7 @@ class Evaluator:
         group: all ranks; each must construct this object and make the same calls.
         callbacks: their hooks of tests are run.
         devices: this process's devices; by default one.
-        step: of an evaluator of an earlier group of ranks; used again if it serves for any shards.
+        step: the step of an earlier group's evaluator; used again if it serves for any shards.
 
     Attributes:
         step: what is traced.
@@ -114,7 +114,7 @@ class Evaluator:
             self.step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def _totals(self, call: CallBatch) -> np.ndarray:
-        """[K, n] the divisors of the losses that are divided by data, summed over all shards."""
+        """Return [K, n] the divisors of the losses that are divided by data, summed over all shards."""
         own, shards = self.step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
         if not count:
@@ -143,7 +143,7 @@ class Evaluator:
             self.step.update(rows)
 
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Loss and metrics by name; the model's metrics are reset before and after.
+        """Compute loss and metrics by name; the model's metrics are reset before and after.
 
         Args:
             progress: called after each call into TensorFlow.

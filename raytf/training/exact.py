@@ -93,20 +93,20 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             f"--exact: worker {group.rank} ({machine()}) computed different bits when it computed a micro-batch again. "
             "Train without --exact, or find the layer whose result varies."
         )
-    found = hashlib.sha256(first).hexdigest()[:16]
-    compare(group, found)
+    digest = hashlib.sha256(first).hexdigest()[:16]
+    compare(group, digest)
     # The identity has no name of a machine: any machine that computes the same bits may resume the run.
     if not step.is_on_gpu:
-        return {run_identity.FIRST_GRADIENTS: found}
+        return {run_identity.FIRST_GRADIENTS: digest}
     settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
-    return {run_identity.FIRST_STEP: found, **settings}
+    return {run_identity.FIRST_STEP: digest, **settings}
 
 
 def compare(group: Ranks, bits: str) -> None:
     """Check that all ranks compute the same; every rank must call it.
 
     Args:
-        group: of all ranks.
+        group: all ranks.
         bits: a hash of what this rank computes, ASCII of the same length on all.
 
     Raises:
@@ -114,7 +114,8 @@ def compare(group: Ranks, bits: str) -> None:
         WorkerLostError: another rank raises an ExactnessError.
     """
     here = machine()
-    mine = [np.frombuffer(bits.encode(), np.uint8), _padded(here)]
+    described = here.encode()[:_MACHINE_BYTES].ljust(_MACHINE_BYTES)
+    mine = [np.frombuffer(bits.encode(), np.uint8), np.frombuffer(described, np.uint8)]
     theirs = group.broadcast(mine)
     differs = mine[0].tobytes() != theirs[0].tobytes()
     if group.sum(np.array([differs], np.float32))[0]:
@@ -179,10 +180,6 @@ def _problem(op: TracedOp, allows_xla: bool) -> str | None:
     if definition is not None and definition.is_stateful and _RANDOM.search(op.kind):
         return "random"
     return None
-
-
-def _padded(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode()[:_MACHINE_BYTES].ljust(_MACHINE_BYTES), np.uint8)
 
 
 def _cpu() -> str:

@@ -28,12 +28,12 @@ class CompiledStep(Protocol):
     digests: DigestLayout | None
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """What the sums of gradients keep from step to step, by name; saved with the model."""
+        """Return what the sums of gradients keep from step to step, by name; it is saved with the model."""
         ...
 
     @property
     def probe_function(self) -> Any:
-        """The traced micro-batch, whose graph TensorBoard shows."""
+        """Return the traced micro-batch, whose graph TensorBoard shows."""
         ...
 
     def trace(self, is_late: bool = False) -> None:
@@ -45,7 +45,7 @@ class CompiledStep(Protocol):
         ...
 
     def named_gradients(self, outcome: StepOutcome) -> Mapping[str, Any]:
-        """The gradients of a call's last step, by the path of their weight."""
+        """Return the gradients of a call's last step, by the path of their weight."""
         ...
 
 
@@ -65,22 +65,22 @@ class Executor(Protocol):
 
     @property
     def meets_again(self) -> bool:
-        """Whether ranks that are left when one is lost go on, and others may join them."""
+        """Return whether the surviving ranks continue when one is lost, and others may join them."""
         ...
 
     @property
     def is_late(self) -> bool:
-        """Whether other ranks trained already when this one came; known after `join`."""
+        """Return whether other ranks were training already when this one joined; known after `join`."""
         ...
 
     @property
     def speaks_alone(self) -> bool:
-        """Whether this worker speaks for the group before ranks that meet again have met; known after `join`."""
+        """Return whether this worker speaks for the group before its ranks have met; known after `join`."""
         ...
 
     @property
     def seat(self) -> RankInfo:
-        """This worker's place as Ray Train knows it, where the ranks have not met yet."""
+        """Return this worker's rank as Ray Train knows it, before the ranks have met."""
         ...
 
     def join(self) -> Group:
@@ -89,13 +89,13 @@ class Executor(Protocol):
         ...
 
     def meet(self, step: int) -> Generation:
-        """Meet the ranks that are left and those that wait to join; where ranks meet again.
+        """Meet the surviving ranks and the ranks that wait to join; where ranks meet again.
 
         Args:
             step: the last step that this rank has finished; -1 if it has no state.
 
         Raises:
-            WorkerLostError: the ranks go on without this one, or nobody says who they are.
+            WorkerLostError: the ranks continue without this one, or nobody reports who they are.
         """
         ...
 
@@ -104,7 +104,7 @@ class Executor(Protocol):
         ...
 
     def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The run has ended with a result, which rank 0 knows; where ranks meet again, all get it."""
+        """Return the result of a run that has ended, which rank 0 knows; where ranks meet again, all ranks get it."""
         ...
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> CompiledStep:
@@ -112,7 +112,7 @@ class Executor(Protocol):
         ...
 
     def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """In exact mode, check that all machines compute the same bits.
+        """Check, in exact mode, that all machines compute the same bits.
 
         Returns:
             What exact mode adds to the run's identity; empty without exact mode.
@@ -123,11 +123,11 @@ class Executor(Protocol):
         ...
 
     def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """Average seconds that a worker waits in each step because shards do not divide evenly among workers."""
+        """Return the average seconds that a worker waits in each step because shards do not divide evenly."""
         ...
 
     def begin(self, context: Context) -> None:
-        """Called when the model holds the initial or restored state, before the first step."""
+        """Take the context when the model holds the initial or restored state, before the first step."""
         ...
 
     def begin_epoch(self, epoch: int) -> None:
@@ -147,28 +147,9 @@ class Executor(Protocol):
         ...
 
     def settle(self) -> None:
-        """Called after the last step; on return the model holds the final state of the run."""
+        """Finish after the last step; on return the model holds the final state of the run."""
         ...
 
     def result(self) -> dict[str, Any]:
-        """What this executor adds to the run's result."""
+        """Return what this executor adds to the run's result."""
         ...
-
-
-class MeetsOnce:
-    """What an executor has whose ranks do not meet again."""
-
-    meets_again = is_late = speaks_alone = False
-
-    @property
-    def seat(self) -> RankInfo:
-        raise NotImplementedError
-
-    def meet(self, step: int) -> Generation:
-        raise NotImplementedError
-
-    def take_shards(self, pipeline: Pipeline) -> None:
-        raise NotImplementedError
-
-    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
-        return result

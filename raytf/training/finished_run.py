@@ -26,9 +26,9 @@ _ARCHITECTURE = "architecture.json"
 
 
 def stored(result: Mapping[str, Any]) -> dict[str, str]:
-    """The identity that a run stored in its result; empty if there is none, or if it is not a mapping."""
-    found = result.get("identity")
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    """Return the identity that a run stored in its result; empty if there is none, or if it is not a mapping."""
+    identity = result.get("identity")
+    return {str(k): str(v) for k, v in identity.items()} if isinstance(identity, dict) else {}
 
 
 def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -103,20 +103,22 @@ def _first_difference(run: Storage, config: str) -> str:
     both."""
     try:
         stored = json.loads(run.get_or_none(_ARCHITECTURE) or b"{}").get("config")
-        found = canonical_text.first_difference(canonical_text.canonical(stored, False), json.loads(config or "null"))
+        difference = canonical_text.first_difference(
+            canonical_text.canonical(stored, False), json.loads(config or "null")
+        )
     except (StorageError, ValueError, RecursionError, AttributeError, TypeError):
         return ""  # then the message says only that they differ
-    return f"{found}; " if found and stored and config else ""
+    return f"{difference}; " if difference and stored and config else ""
 
 
 def _without_varying_data(before: Mapping[str, str], now: dict[str, str], sources: Sources) -> dict[str, str]:
     """Drop data that change each time they are read: they cannot be compared."""
-    found = dict(now)
+    kept = dict(now)
     for key, name in run_identity.DATA.items():
         source = getattr(sources, name)
         if source is not None and before.get(key, now[key]) != now[key] and run_identity.contents(source) != now[key]:
-            found = {k: v for k, v in found.items() if k != key and not (name == "train" and k == "training data")}
-    return found
+            kept = {k: v for k, v in kept.items() if k != key and not (name == "train" and k == "training data")}
+    return kept
 
 
 def describe(job: TrainingJob, train: Source) -> dict[str, str]:
@@ -130,10 +132,10 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     """
     try:
         with model_probe.asked(job, train, _SAMPLE) as asked:
-            said = asked.answer(_SECONDS)
+            answer = asked.answer(_SECONDS)
     except JobError as error:
         raise JobError(
             f"this run has finished, and the current model, with which it is compared, cannot be built: {error}",
             error.traceback,
         ) from None
-    return said or {model_probe.CANNOT: f"the process that builds it took more than {_SECONDS} s"}
+    return answer or {model_probe.CANNOT: f"the process that builds it took more than {_SECONDS} s"}

@@ -1,4 +1,4 @@
-"""What the driver sends to each worker."""
+"""The job that the driver sends to each worker."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # it imports Ray
 
 @dataclass(frozen=True)
 class UserCode:
-    """What the user's program gives to a run: functions, or Keras objects that it has made.
+    """The user's part of a run: functions, or Keras objects that the program has made.
 
     Attributes:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
-        augment: of each micro-batch.
+        augment: augments each micro-batch.
         warning_filters: the program's, as `warnings.filters` has them.
         log_levels: the levels of the program's loggers, by name.
         writer: the program's default summary writer, and its default step.
@@ -42,7 +42,7 @@ class UserCode:
 
     @property
     def make(self) -> Callable[[], Any]:
-        """The function that returns the compiled model."""
+        """Return the function that returns the compiled model."""
         return self.model if is_function(self.model) else lambda: self.model
 
 
@@ -59,7 +59,7 @@ class TrainingJob:
         stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
         dump: folder on the machine of the one worker that gets what there is to see of that step; empty for none.
         lease: id of the process that owns the run.
-        term: of that process, the run's driver: see `raytf.runs.ledger`.
+        term: the term of that process, the run's driver: see `raytf.runs.ledger`.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
         settings: what the program has set for its process; None where the driver has not loaded Keras.
@@ -96,11 +96,11 @@ class TrainingJob:
 
     @property
     def end_step(self) -> int:
-        """Global step at which this start ends."""
+        """Return the global step at which this start ends."""
         return self.total_steps if self.stop_step is None else min(self.stop_step, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """The number of the epoch in which a step is."""
+        """Return the number of the epoch in which a step is."""
         return self.first_epoch + self.plan.locate(step)[0]
 
     def validates_after(self, epoch: int) -> bool:
@@ -110,12 +110,12 @@ class TrainingJob:
 
     @property
     def epochs(self) -> int:
-        """The number of the epoch after the last one."""
+        """Return the number of the epoch after the last one."""
         return self.epoch_of(self.total_steps - 1) + 1
 
     @property
     def params(self) -> dict[str, Any]:
-        """What Keras tells callbacks of the training."""
+        """Return what Keras passes to callbacks about the training."""
         return {"verbose": self.asked_verbose, "epochs": self.epochs, "steps": self.plan.steps_per_epoch}
 
     @property
@@ -132,7 +132,7 @@ class TrainingJob:
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is a function that returns a model, and not a model, which can be called, too."""
+    """Return whether this is a function that returns a model, and not a model, which can be called, too."""
     return callable(model) and not hasattr(model, "compile")
 
 

@@ -2,7 +2,7 @@
 
 All ranks run it in lockstep: what decides the next action is either arithmetic on the step, or a flag that was summed
 over the ranks together with the gradients. Only rank 0 writes logs and talks to the driver. Where ranks can meet again,
-those that are left when one is lost go on where they are.
+the surviving ranks continue from the current step when one is lost.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TrainLoop:
         return executor.ended(None if result is None else result | executor.result())
 
     def _end_epoch(self, is_partial: bool = False) -> None:
-        """What follows the last step of an epoch, unless it was done."""
+        """Do what follows the last step of an epoch, unless it was done."""
         context = self._context
         if context.ended == context.state.step or not (is_partial or context.is_at_epoch_end):
             return
@@ -96,9 +96,6 @@ class TrainLoop:
     def _is_over(self) -> bool:
         state = self._context.state
         return state.step >= self._context.job.end_step or state.stopped_early
-
-
-# -- the end of a run --------------------------------------------------------------------------------------------------
 
 
 def finish(context: Context) -> dict[str, Any] | None:
@@ -120,8 +117,8 @@ def finish(context: Context) -> dict[str, Any] | None:
     source = context.program.sources.test if is_all else None
     if source is not None:
         context.show("testing")
-        found = context.evaluators.evaluate("test", source, context.pulse.progress)
-        metrics |= {f"test_{name}": value for name, value in flat(found).items()}
+        results = context.evaluators.evaluate("test", source, context.pulse.progress)
+        metrics |= {f"test_{name}": value for name, value in flat(results).items()}
     if not context.is_first_rank:
         return None
     result = _result(context, metrics)

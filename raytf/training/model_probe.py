@@ -72,15 +72,15 @@ class Asked:
             return None
         if not self._answer.exists():
             return {CANNOT: "the process that builds it ended without a result"}
-        said: Any = ray.cloudpickle.loads(self._answer.read_bytes())
-        if isinstance(said, RaytfError):
-            raise said
-        return said
+        answer: Any = ray.cloudpickle.loads(self._answer.read_bytes())
+        if isinstance(answer, RaytfError):
+            raise answer
+        return answer
 
 
 @contextlib.contextmanager
 def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
-    """A process that builds the job's model; it ends with the `with` statement.
+    """Start a process that builds the job's model; it ends with the `with` statement.
 
     Args:
         job: whose model.
@@ -104,9 +104,9 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         "trains": trains,
     }
     with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
-        given, answer = Path(folder) / "question", Path(folder) / "answer"
+        question_file, answer = Path(folder) / "question", Path(folder) / "answer"
         try:
-            given.write_bytes(ray.cloudpickle.dumps(question))
+            question_file.write_bytes(ray.cloudpickle.dumps(question))
         except Exception as error:
             yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
             return
@@ -114,7 +114,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
         environ.pop("TF_CONFIG", None)
         process = subprocess.Popen(
-            [sys.executable, "-m", "raytf.training.model_probe", str(given), str(answer), *map(str, sys.path)],
+            [sys.executable, "-m", "raytf.training.model_probe", str(question_file), str(answer), *map(str, sys.path)],
             env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
@@ -157,21 +157,21 @@ def _main(question: str, answer: str, *path: str) -> None:
         asked = ray.cloudpickle.loads(Path(question).read_bytes())
         if asked["trains"]:
             _yield_memory()
-        said: Any = _described(asked)
+        result: Any = _described(asked)
     except ImportError as error:
-        said = {CANNOT: one_line(error, 200)}
+        result = {CANNOT: one_line(error, 200)}
     except RaytfError as error:
         if asks_ray(error):
-            said = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
+            result = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
         else:
-            said = user_errors.carrying(error)
+            result = user_errors.carrying(error)
             error.__cause__ = None  # its class may be unknown to the driver
-    Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
+    Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(result))
     os.replace(f"{answer}.part", answer)
 
 
 def asks_ray(error: BaseException) -> bool:
-    """Whether something inside Ray raised it: a worker is connected to a cluster, and this process is not."""
+    """Return whether something inside Ray raised an error: a worker is connected to a cluster; this process is not."""
     inside, without = (Path(inspect.getfile(module)).parent for module in (ray, ray.cloudpickle))
     waiting: list[BaseException | None] = [error]
     seen: list[BaseException] = []
@@ -188,7 +188,7 @@ def asks_ray(error: BaseException) -> bool:
 
 
 def _yield_memory() -> None:
-    """Leave memory to those that train: a model for GPUs may be too large for this machine; the process ends then."""
+    """Leave memory to training processes: a model for GPUs may be too large for this machine; the process ends then."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
@@ -231,8 +231,8 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     finally:
         pipeline.close()
     described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
-    said = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
-    return described | said | {CONFIG: models.config_text(model)}
+    lines = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
+    return described | lines | {CONFIG: models.config_text(model)}
 
 
 def _train(model: Any, pipeline: Any) -> None:
@@ -255,8 +255,8 @@ def _train(model: Any, pipeline: Any) -> None:
     except tf.errors.OpError as error:
         raise JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}") from error
     except Exception as error:
-        said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-        raise JobError(said, own_traceback(error), error) from error
+        message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+        raise JobError(message, own_traceback(error), error) from error
 
 
 if __name__ == "__main__":

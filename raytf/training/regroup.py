@@ -1,4 +1,4 @@
-"""What ranks that meet again give each other: the state of the one that is furthest, for those that are behind."""
+"""State transfer when ranks meet again: ranks that are behind get the state of the one that is furthest."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class RegroupError(Exception):
 
 @dataclass(frozen=True)
 class HeldState:
-    """Where a rank is in a run, beside the values of its variables.
+    """The progress of a rank in a run, beside the values of its variables.
 
     Attributes:
-        progress: of the run.
-        rows: of the log of steps that are not on storage.
-        identity: of the run.
+        progress: the run's progress.
+        rows: rows of the log of steps that are not on storage.
+        identity: the run's identity.
         ended, ending: as in `raytf.training.session.Context`.
         batches: what the ranks know of the callbacks' hooks of batches.
         callbacks: what all ranks know of the callbacks.
         is_saving: whether a save is under way.
-        batch_end: what callbacks have not been told yet.
+        batch_end: the batch whose end callbacks have not seen yet.
     """
 
     progress: TrainingState
@@ -50,7 +50,7 @@ class HeldState:
 
 
 def room_for(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Memory for the state that a rank will be given, of which the system has given every page.
+    """Return memory for the state that this rank will receive, with every page already faulted in.
 
     The others stand still while the state comes, and to write to memory takes several times as long where the system
     has to find the pages first.
@@ -72,9 +72,9 @@ def hand_over(
     """Give every rank the state of the lowest one that is furthest; every rank must call it.
 
     Args:
-        group: of all ranks.
+        group: all ranks.
         steps: the last step that each rank has finished, by rank; -1 for one without a state.
-        held: of this rank; None for one without a state.
+        held: this rank's state; None for a rank without one.
         named: the variables of the state, by name.
         room: for the state, from `room_for`; it belongs to the variables from now on.
 
@@ -82,17 +82,17 @@ def hand_over(
         The state, and whether this rank had to take it.
     """
     giver, givers, takers = transfer(steps)
-    told: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
+    shared: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
     if not takers:
-        return told, False
+        return shared, False
     if group.rank in givers:
         group.hand([_values(variable) for variable in named.values()], givers, takers)
-        return told, False
+        return shared, False
     room = room or {}
     mine = [room[name] if name in room else np.empty(*_kind(variable)) for name, variable in named.items()]
     for (name, variable), value in zip(named.items(), group.hand(mine, givers, takers), strict=True):
         variable.assign(_as_tensor(value) if value is room.get(name) else value)
-    return told, True
+    return shared, True
 
 
 #: The least size of what gets room; pages are of 4096 bytes, TensorFlow wants this alignment.
@@ -111,7 +111,7 @@ def _aligned(like: np.ndarray) -> np.ndarray:
 
 
 def _as_tensor(values: np.ndarray) -> Any:
-    """A tensor in the memory of an array, or the array where TensorFlow does not take its type that way."""
+    """Return a tensor in the memory of an array, or the array where TensorFlow does not take its type that way."""
     try:
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     except (BufferError, RuntimeError, TypeError, tf.errors.OpError):

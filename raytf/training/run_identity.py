@@ -40,7 +40,7 @@ _PARTS, _PART_BYTES = 512, 128 << 10
 
 
 def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
-    """The part of the identity that is known without the model."""
+    """Return the part of the identity that is known without the model."""
     settings = {} if job.settings is None else job.settings.identity()
     unshuffled = {} if job.shuffle else {"shuffle": "off"}
     return (
@@ -59,7 +59,7 @@ def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
 
 
 def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:
-    """The part of the identity that depends on the model.
+    """Return the part of the identity that depends on the model.
 
     Args:
         described: result of `raytf.training.model.model.describe`.

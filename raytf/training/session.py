@@ -31,7 +31,7 @@ from raytf.errors import ConfigError
 from raytf.inference.user_model import run_user_code, set_log_levels, set_warning_filters
 from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import new_attempt
-from raytf.runs.status import number_text
+from raytf.runs.status import Status, number_text
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
 from raytf.training.evaluation import Evaluators
@@ -41,7 +41,7 @@ from raytf.training.model import model as models
 from raytf.training.model import program_variables, remarks
 from raytf.training.process import gpu_probe
 from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup
-from raytf.training.process.reporter import Reporter, Saves
+from raytf.training.process.reporter import Reporter
 from raytf.training.saving.checkpointer import Checkpointer
 from raytf.training.saving.live_state import LiveState
 from raytf.training.step.evaluation_step import EvalStep
@@ -49,28 +49,30 @@ from raytf.training.user.callbacks import Callbacks
 
 #: Share of a node's memory from which what the state needs is worth a line.
 _LARGE_SHARE = 0.02
+#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
+_HISTORY_EPOCHS = 50
 #: Device memory, in bytes, for the batches that wait or are being computed.
 UPLOAD_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """This rank in one attempt.
+    """This rank in one attempt; the defaults hold until its ranks have met.
 
     Attributes:
         job: the run to train.
         pulse: this rank's heartbeat.
         phases: phases of the restart; each is marked when it ends.
         group: this rank's collectives with all ranks.
+        workers: number of processes that compute gradients.
+        storage: the run's folder.
+        reporter: sends this rank's messages, events and metrics.
         name: name of the attempt.
         earlier: names of the attempts before it.
         known_step: step of the newest checkpoint on storage; None if the driver does not know it.
         is_saving: whether a later one may be on storage.
         place: (this rank's index on its node, number of ranks on the node).
-        workers: number of processes that compute gradients.
-        storage: the run's folder.
-        reporter: sends this rank's messages, events and metrics.
-        lost: how many workers were lost since the last step that was trained, of a group that goes on without them.
+        lost: how many workers were lost since the last step that was trained, of a group that continues without them.
         void: states that count no more.
         standings: by Ray's id of a node, the step since which it trains, and that of its latest audit that agreed.
     """
@@ -79,14 +81,14 @@ class Attempt:
     pulse: Heartbeat
     phases: Phases
     group: WatchedGroup
-    name: str
-    earlier: tuple[str, ...]
-    known_step: int | None
-    is_saving: bool
-    place: tuple[int, int]
     workers: int
     storage: Storage
     reporter: Reporter
+    name: str = ""
+    earlier: tuple[str, ...] = ()
+    known_step: int | None = None
+    is_saving: bool = False
+    place: tuple[int, int] = (0, 1)
     lost: int = 0
     void: VoidStates = field(default_factory=VoidStates)
     standings: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -112,14 +114,14 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
 
 
 def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Attempt:
-    """This rank before it has met the others, where that comes after the model is built: see `begin`.
+    """Prepare this rank before it meets the others, where that comes after the model is built: see `begin`.
 
     Raises:
         GpuError: it does not have the GPU that it was assigned, or that miscalculates.
     """
     group = WatchedGroup(executor.join(), pulse)
     ranks.take(executor.seat)  # for the model function
-    return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else 1)
+    return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else None)
 
 
 def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
@@ -150,10 +152,10 @@ def begin(before: Attempt, executor: Executor, number: int) -> Attempt:
 
 
 def introduce(attempt: Attempt, is_late: bool = False) -> None:
-    """Say where the ranks are, and watch for notices.
+    """Show where the ranks are, and watch for preemption notices.
 
     Args:
-        attempt: that begins.
+        attempt: the attempt that begins.
         is_late: the others have done so before.
     """
     group, strategy, reporter = attempt.group, attempt.config.strategy, attempt.reporter
@@ -166,13 +168,13 @@ def introduce(attempt: Attempt, is_late: bool = False) -> None:
 
 
 def _alone(
-    job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor, group: WatchedGroup, rank: int
+    job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor, group: WatchedGroup, rank: int | None
 ) -> Attempt:
     if not job.config.strategy.has_servers:  # the coordinator has no GPU
         gpu_probe.check()
     storage = Storage(job.run_uri)
-    reporter = Reporter(job, storage, rank, executor.workers, "")
-    return Attempt(job, pulse, phases, group, "", (), None, False, (0, 1), executor.workers, storage, reporter)
+    reporter = Reporter(job, storage, rank, executor.workers)
+    return Attempt(job, pulse, phases, group, executor.workers, storage, reporter)
 
 
 def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, list[str], int | None, bool, Any, Any]:
@@ -189,16 +191,12 @@ def _begin(job: TrainingJob, group: WatchedGroup, number: int) -> tuple[str, lis
         before = job.monitor.begin(name)
         begun = json.dumps((name, *before, job.monitor.is_saving(), *job.monitor.past())).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
-    name, earlier, known_step, is_saving, void, standings = json.loads(group.share(begun))
-    return name, earlier, known_step, is_saving, void, standings
-
-
-# -- what a rank trains ------------------------------------------------------------------------------------------------
+    return json.loads(group.share(begun))
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank trains.
+    """The model, data and step that one rank trains.
 
     Attributes:
         sources: the run's data.
@@ -221,7 +219,7 @@ class Program:
     evaluations: dict[str, EvalStep] = field(default_factory=dict)
 
     def digest(self, with_optimizer: bool) -> Digest:
-        """The hash of the weights."""
+        """Return the hash of the weights."""
         if with_optimizer not in self.digests:
             hashed = ("model/", "optimizer/") if with_optimizer else ("model/",)
             values = [v.value for name, v in self.named.items() if name.startswith(hashed)]
@@ -268,7 +266,7 @@ def build_program(attempt: Attempt, executor: Executor) -> Program:
 
 
 def with_own_shards(attempt: Attempt, program: Program, executor: Executor) -> Program:
-    """The program with the shards that this rank has now."""
+    """Return the program with the shards that this rank has now."""
     plan, group = attempt.job.plan, attempt.group
     pipeline = program.pipeline.of(assign(plan.shards, group.world_size)[group.rank])
     executor.take_shards(pipeline)
@@ -276,7 +274,7 @@ def with_own_shards(attempt: Attempt, program: Program, executor: Executor) -> P
 
 
 def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-    """This rank's shards of a source; only those for training are shuffled and augmented."""
+    """Open this rank's shards of a source; only those for training are shuffled and augmented."""
     job, group = attempt.job, attempt.group
     made = Pipeline(
         source,
@@ -292,7 +290,7 @@ def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bo
 
 
 def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
-    """The function that sends a gathered batch to the GPU ahead of its step, if that is the only device."""
+    """Return the function that sends a gathered batch to the GPU ahead of its step, if that is the only device."""
     devices = attempt.group.devices
     if attempt.config.strategy.has_servers or len(devices.names) > 1 or not computes_on_gpu(devices):
         return list
@@ -300,11 +298,11 @@ def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
 
 
 def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> keras.Model:
-    job, given = attempt.job, (sources.train, sources.validation, sources.test)
+    job, all_sources = attempt.job, (sources.train, sources.validation, sources.test)
     return models.build(
         job.model,
         pipeline.sample(models.SAMPLE),
-        [source for source in given if source is not None],
+        [source for source in all_sources if source is not None],
         job.config.compute,
         job.config.batch.seed,
         attempt.reporter.say,
@@ -328,7 +326,7 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
     own = {name: variables.size_of({name: v}) for name, v in named.items()}
     total, largest = sum(own.values()), max(own.values(), default=0)
     weights = sum(size for name, size in own.items() if name.startswith("model/"))
-    found = memory_needs.MemoryNeeds(
+    needs = memory_needs.MemoryNeeds(
         weights,
         total - weights,
         max(largest, -(-total // attempt.group.world_size)),
@@ -339,12 +337,12 @@ def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
         checkpoints.keep_best is not None,
     )
     node_bytes = raylets.all_bytes()
-    refused = memory_needs.refusal(found, node_bytes, bool(checkpoints.snapshot_every_steps))
+    refused = memory_needs.refusal(needs, node_bytes, bool(checkpoints.snapshot_every_steps))
     if refused is not None:
         raise ConfigError(refused)
-    is_large = found.total >= _LARGE_SHARE * node_bytes
+    is_large = needs.total >= _LARGE_SHARE * node_bytes
     if not attempt.earlier and (is_large or attempt.config.run.verbose):
-        attempt.reporter.say(found.text())
+        attempt.reporter.say(needs.text())
 
 
 class Upload:
@@ -372,9 +370,6 @@ class Upload:
 def _belongs_on_device(leaf: np.ndarray) -> bool:
     # TensorFlow functions take int32 and strings from host memory, even on a GPU.
     return leaf.dtype.kind in "biuf" and leaf.dtype != np.int32
-
-
-# -- what a rank needs while it trains ---------------------------------------------------------------------------------
 
 
 class BatchEnd(NamedTuple):
@@ -406,9 +401,9 @@ class Context:
         origin: the step at which this attempt began, and the tier of its state: `new`, `memory`, `durable` or `held`.
         ended: step after which the end of an epoch was last completed, or at which this attempt found the run.
         ending: the end of an epoch that was begun last.
-        batch_end: what callbacks have not been told yet, as far as this rank knows.
+        batch_end: the batch whose end callbacks have not seen yet, as far as this rank knows.
         saves_again: whether a save was under way when the ranks met again.
-        seconds_per_step: of the newest call; 0 before the first call.
+        seconds_per_step: seconds of a step in the newest call; 0 before the first call.
     """
 
     attempt: Attempt
@@ -449,21 +444,21 @@ class Context:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this is rank 0, the only one that writes logs and talks to the driver."""
+        """Return whether this is rank 0, the only one that writes logs and talks to the driver."""
         return self.attempt.group.rank == 0
 
     @property
     def has_trained(self) -> bool:
-        """Whether this attempt has trained a step."""
+        """Return whether this attempt has trained a step."""
         return self.seconds_per_step > 0
 
     @property
     def is_at_epoch_end(self) -> bool:
-        """Whether the run is between two epochs, or at the beginning of the first."""
+        """Return whether the run is between two epochs, or at the beginning of the first."""
         return self.plan.is_epoch_end(self.state.step)
 
     def logs(self) -> dict[str, Any]:
-        """Loss and metrics of the current epoch so far."""
+        """Return loss and metrics of the current epoch so far."""
         return models.logs(self.program.model)
 
     def sum(self, values: Sequence[float]) -> np.ndarray:
@@ -474,30 +469,39 @@ class Context:
         """Report the run's status to the driver, from rank 0.
 
         Args:
-            phase: what goes on.
-            metrics: of the epoch; by default the model's own, while it trains.
+            phase: the phase of the run.
+            metrics: the epoch's metrics; by default the model's own, while it trains.
         """
-        if metrics is None and phase == "training" and self.is_first_rank and self.has_trained:
+        if not self.is_first_rank:
+            return
+        if metrics is None and phase == "training" and self.has_trained:
             metrics = models.numbers(self.program.model)
-        saves = Saves(
+        job, step = self.job, self.state.step
+        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
+        status = Status(
+            step=step,
+            total=job.total_steps,
+            epoch=job.epoch_of(latest) + 1,
+            epochs=job.epochs,
+            workers=self.attempt.workers,
+            metrics=metrics or {},
             checkpoint=self.state.durable_step,
             snapshot=self.memory.step,
             snapshot_bytes=self.memory.bytes,
             stall_seconds=self.saving.stall_seconds,
+            trace_seconds=self.pulse.trace_seconds,
+            phase=phase,
             trouble=self.saving.trouble(),
+            history=[flat(epoch) for epoch in self.state.history[-_HISTORY_EPOCHS:]],
         )
-        traced = self.pulse.trace_seconds
-        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history, traced)
-
-
-# -- the end of an epoch -----------------------------------------------------------------------------------------------
+        self.reporter.show(status)
 
 
 class EpochEnd:
     """The end of one epoch. If a worker is lost in it, it is run again, and what is done of it is not done twice.
 
     Args:
-        context: of the rank, after the epoch's last step.
+        context: the rank's context, after the epoch's last step.
 
     Attributes:
         step: that step.
@@ -521,7 +525,7 @@ class EpochEnd:
             self._note(context, logs)
         is_best = False
         if context.is_at_epoch_end:
-            context.saving.check_goal(logs)
+            context.saving.policy.check_goal(logs)
             is_best = context.saving.is_best()
         # Only rank 0 knows the answers; the sum gives them to every rank.
         is_report_due, is_best_somewhere = context.sum([float(reporter.is_report_due()), float(is_best)])
@@ -539,17 +543,17 @@ class EpochEnd:
         if context.is_first_rank:
             numbers = flat(logs)
             context.reporter.scalars({f"epoch_{name}": value for name, value in numbers.items()}, self.step)
-            said = ", ".join(f"{name} {number_text(value)}" for name, value in numbers.items())
-            context.reporter.note(f"epoch {self._epoch + 1}: {said}")
+            text = ", ".join(f"{name} {number_text(value)}" for name, value in numbers.items())
+            context.reporter.note(f"epoch {self._epoch + 1}: {text}")
 
 
 def _validate(context: Context, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-    """Loss and metrics over the validation data; empty if this epoch is not validated."""
+    """Compute loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
     if source is None or not context.job.validates_after(epoch):
         return {}
     context.show("validating")
     with context.pulse.doing(Activity.VALIDATION):
-        found = context.evaluators.evaluate("validation", source, context.pulse.progress)
+        results = context.evaluators.evaluate("validation", source, context.pulse.progress)
     context.show("training", flat(logs))  # from here on, the time is that of steps again
-    return {f"val_{name}": value for name, value in found.items()}
+    return {f"val_{name}": value for name, value in results.items()}

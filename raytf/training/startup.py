@@ -18,7 +18,7 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
-from raytf.data.sources import Source
+from raytf.data.sources.batches import LiveBatches
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
 from raytf.distributed.membership.generations import Generation
@@ -43,16 +43,11 @@ from raytf.training.synchronous import end_batch
 from raytf.training.user import later_files
 from raytf.training.user.callbacks import Callbacks
 from raytf.training.user.failover_callbacks import MovingCallbacks
+from raytf.training.user.feed_client import FeedClient
 
 
 def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Context:
     """Join the other ranks, build the model and restore the newest state; all ranks must call it.
-
-    Args:
-        job: the run to train.
-        pulse: this rank's heartbeat.
-        phases: phases of the restart; each is marked when it ends.
-        executor: will train the steps.
 
     Raises:
         RaytfError: any error of `session.join`, `session.build_program` and `tiers.newest`.
@@ -80,7 +75,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
 
 def meet_again(before: Context, executor: Executor) -> Context:
-    """Meet the ranks that are left and those that have come, after the last whole step."""
+    """Meet the surviving and the new ranks, after the last whole step."""
     attempt = before.attempt
     phases = Phases()
     with attempt.pulse.doing(Activity.TRANSFER):
@@ -143,7 +138,7 @@ def _handed_over(
     before: Context | None,
     room: Mapping[str, np.ndarray],
 ) -> Context:
-    """Go on with the state that some of the ranks have."""
+    """Continue with the state that some of the ranks have."""
     held, is_taken = regroup.hand_over(
         attempt.group, generation.steps, None if before is None else _held(before), program.named, room
     )
@@ -210,7 +205,7 @@ def _held(context: Context) -> regroup.HeldState:
 
 
 def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers) -> Context:
-    """Go on from the newest checkpoint, or begin a new run."""
+    """Continue from the newest checkpoint, or begin a new run."""
     attempt.reporter.stage("looking for the newest state")
     chosen = tiers_of_run.newest(attempt, program, tiers)
     program.named.update(program.step.reduction_state())
@@ -272,12 +267,12 @@ def _evaluators(attempt: Attempt, program: Program, callbacks: Callbacks | None)
 def _make_callbacks(
     attempt: Attempt, program: Program, step: int | None, held: regroup.HeldState | None = None
 ) -> Callbacks:
-    """The user's callbacks.
+    """Make the user's callbacks.
 
     Args:
         attempt, program: of this rank.
-        step: from which the run goes on; None for a new one.
-        held: of the ranks that train already, if this one comes later.
+        step: the step from which the run continues; None for a new run.
+        held: the state of the ranks that train already, if this one joins later.
     """
     job, reporter = attempt.job, attempt.reporter
     later_files.take_default(*job.code.get().writer)
@@ -344,6 +339,10 @@ def _live_state(
     most = memory_needs.held(
         variables.size_of(program.named), attempt.group.world_size, attempt.config.checkpoints.keep_best is not None
     )
+    # A source of batches that are made while the run trains need not keep those before a checkpoint.
+    source = program.sources.train
+    fetch = source.fetch if isinstance(source, LiveBatches) else None
+    on_saved = fetch.saved if isinstance(fetch, FeedClient) else (lambda step: None)
     room = DeviceRoom(most, free_bytes, (lambda line: None) if tier == HELD else attempt.reporter.say)
     return LiveState(
         attempt.group.rank,
@@ -356,13 +355,8 @@ def _live_state(
         log,
         attempt.reporter,
         note,
-        _told(program.sources.train),
+        on_saved,
     )
-
-
-def _told(source: Source) -> Callable[[int], None]:
-    """What a source of batches that are made while the run trains must know of saves: which it need not keep."""
-    return getattr(getattr(source, "fetch", None), "saved", lambda step: None)
 
 
 def _call_ignoring_storage(call: Callable[[], None]) -> None:
@@ -371,38 +365,28 @@ def _call_ignoring_storage(call: Callable[[], None]) -> None:
 
 
 def _checkpointer(attempt: Attempt, program: Program, tiers: Tiers, live: LiveState) -> Checkpointer:
-    listener = Listener(attempt.reporter, attempt.pulse, lambda: models.numbers(program.model))
-    replicas = _replicas(attempt, program)
+    is_exact, reporter, replicas = attempt.config.compute.exact, attempt.reporter, None
+    if not attempt.config.strategy.has_servers:
+        replicas = Replicas(
+            attempt.group,
+            program.named,
+            # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
+            program.digest(with_optimizer=is_exact).value,
+            is_exact,
+            reporter.say,
+            reporter.event,
+            worker_table.whereabouts,
+        )
+    listener = Listener(reporter, attempt.pulse, lambda: models.numbers(program.model))
     return Checkpointer(live, tiers.memory, tiers.durable, attempt.group, tiers.policy, listener, replicas)
-
-
-def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
-    """Create what compares the ranks' weights.
-
-    Returns:
-        None if the weights are on parameter servers.
-    """
-    is_exact, reporter = attempt.config.compute.exact, attempt.reporter
-    if attempt.config.strategy.has_servers:
-        return None
-    return Replicas(
-        attempt.group,
-        program.named,
-        # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
-        program.digest(with_optimizer=is_exact).value,
-        is_exact,
-        reporter.say,
-        reporter.event,
-        worker_table.whereabouts,
-    )
 
 
 class AttemptNote:
     """Stores that an attempt has begun, and the description of the model that an export needs; rank 0 calls it.
 
     Args:
-        attempt: that has begun.
-        program: that is trained.
+        attempt: the attempt that has begun.
+        program: the program that is trained.
         origin: the step at which it began, and the tier of its state.
         is_described: whether this process has stored the description before.
 

@@ -1,4 +1,4 @@
-"""What a person needs to see of one step: its records, their losses, gradients, and weights before and after it.
+"""A dump of one step for people: its records, their losses, gradients, and weights before and after it.
 
 step.json            step, epoch, loss, learning rate, norm of the gradient, digest
 records.csv          number in the source (or place in a batch that a program has made), loss and label of each
@@ -45,7 +45,7 @@ class StepDump:
         os.makedirs(folder, exist_ok=True)
 
     def before(self, context: Context, call: CallBatch) -> None:
-        """The step of a call is about to be made; this rank has all of its shards."""
+        """Write what is known before the step of a call is made; this rank has all of its shards."""
         model = context.program.model
         self._weights("before.npz", model)
         numbers, batch = _records(context.program.pipeline, call)
@@ -54,7 +54,7 @@ class StepDump:
         self._batch(numbers[order], losses[order], tree.map_leaves(lambda leaf: leaf[order], batch))
 
     def after(self, context: Context, call: CallBatch, outcome: StepOutcome) -> None:
-        """The step was made."""
+        """Write what the step has made."""
         self._weights("after.npz", context.program.model)
         gradients = context.program.step.named_gradients(outcome)
         norms = {path: float(np.linalg.norm(np.asarray(g, np.float64))) for path, g in gradients.items()}
@@ -104,8 +104,8 @@ class StepDump:
 
 
 def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
-    """Numbers in the source [n], or places in a batch that a program has made, and the batch with leaves [n, ...], of a
-    call of one step."""
+    """Return, for a call of one step, the records' numbers in the source [n], or their places in a batch that a program
+    has made, and the batch with leaves [n, ...]."""
     counts = np.asarray(call.counts).reshape(-1)
     numbers = pipeline.numbers(call.start)
     leaves = []
@@ -117,22 +117,22 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
 
 
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
-    """[n] float64 loss of each record by itself, as validation computes it; NaN where the model cannot tell."""
+    """Return [n] float64 loss of each record by itself, as validation computes it; NaN where the model has none."""
     count = len(tree.flatten(batch)[0][1])
-    found = np.full(count, np.nan)
+    losses = np.full(count, np.nan)
     for i in range(count):
         one = slice(i, i + 1)
         x, y, weight = tree.map_leaves(lambda leaf, one=one: tf.convert_to_tensor(leaf[one]), batch)  # type: ignore[misc]
         try:
             predicted = model(x, training=False)
-            found[i] = float(model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False))
+            losses[i] = float(model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False))
         except _NO_LOSS:
             break
-    return found
+    return losses
 
 
 def _visible(picture: np.ndarray) -> np.ndarray:
-    """Bytes of a picture, whose numbers may have any range."""
+    """Return the bytes of a picture, whose numbers may have any range."""
     if picture.dtype == np.uint8:
         return picture
     values = picture.astype(np.float64)

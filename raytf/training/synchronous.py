@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import keras
@@ -41,9 +42,8 @@ from raytf.training.process import process, warm_pool
 from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
 from raytf.training.session import Attempt, BatchEnd, Context
-from raytf.training.step import learning_rate
+from raytf.training.step import device_placement, learning_rate
 from raytf.training.step.compression import SpikeWatch
-from raytf.training.step.device_placement import Placement
 from raytf.training.step.step import StepOptions, TrainStep
 from raytf.training.step.step_journal import StepOutcome
 from raytf.training.step_dump import StepDump
@@ -72,11 +72,10 @@ class SynchronousExecutor:
 
     #: Set by `make_step`.
     _step: TrainStep
-    #: Set by `begin`: this rank, its prefetched calls, which of them are audited, and the placement of its operations.
+    #: Set by `begin`: this rank, its prefetched calls, and which of them are audited.
     _context: Context
     _calls: Prefetch
     _audits: Audits
-    _placement: Placement
 
     def __init__(
         self, config: TrainConfig, arbiter: ArbiterAddress | None = None, waits: Callable[[], None] = lambda: None
@@ -123,15 +122,15 @@ class SynchronousExecutor:
         return RankInfo(*ranks, context.get_local_rank(), context.get_local_world_size())
 
     def join(self) -> Group:
-        given = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+        gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
         if self._arbiter is None:
-            self._group = group.make(self._config.strategy, given)
+            self._group = group.make(self._config.strategy, gpus)
         else:
             name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
             self._link = ArbiterLink.connect(self._arbiter, name, self._waits, process.end_unheard)
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
-            self._group = group.make_again(self._config.strategy, given)
+            self._group = group.make_again(self._config.strategy, gpus)
         return self._group
 
     def meet(self, step: int) -> Generation:
@@ -155,7 +154,7 @@ class SynchronousExecutor:
             return generation
 
     def want(self, workers: int) -> None:
-        """The group is to have another number of workers, also if it has not met yet."""
+        """Ask for a group with another number of workers, also if it has not met yet."""
         if self._link is not None:
             self._link.want(workers)
 
@@ -167,10 +166,10 @@ class SynchronousExecutor:
     def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
         if self._link is None:
             return result
-        told: dict[str, Any] = json.loads(self._group.share(json.dumps(result).encode()))
-        self._link.tell_over(told)
+        shared: dict[str, Any] = json.loads(self._group.share(json.dumps(result).encode()))
+        self._link.tell_over(shared)
         self._link.close()
-        return told
+        return shared
 
     # -- before training -----------------------------------------------------------------------------------------------
 
@@ -220,15 +219,14 @@ class SynchronousExecutor:
         return uneven * float(group.sum(np.asarray([self._shard_seconds], np.float32))[0]) / group.world_size
 
     def begin(self, context: Context) -> None:
-        self._context, attempt = context, context.attempt
-        # As those who have come do: all ranks make calls of the same steps.
+        self._context = context
+        # As the ranks that have joined do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
         self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing, node)
         self._audits.compare_machines()
         self._audits.begin()
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
-        self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -267,7 +265,7 @@ class SynchronousExecutor:
             raise RegroupError("somebody waits to join")
 
     def settle(self) -> None:
-        """Nothing to do: after every call the model holds the state of its last step."""
+        """Do nothing: after every call the model holds the state of its last step."""
 
     def result(self) -> dict[str, Any]:
         return {}
@@ -313,7 +311,7 @@ class SynchronousExecutor:
         context = self._context
         context.state.train_seconds += seconds
         check_finite(context, call, outcome)
-        for line in self._spikes.look(call.start + 1, outcome.norms) if self._spikes is not None else []:
+        for line in self._spikes.inspect(call.start + 1, outcome.norms) if self._spikes is not None else []:
             context.reporter.say(line)
         after_call(context, call, outcome, seconds)
         write_histograms(context, outcome)
@@ -324,8 +322,7 @@ class SynchronousExecutor:
         if not call.full:
             self._end_rehearsal()
         activity = Activity.STEP if call.full in self._traced else Activity.TRACE
-        is_placement_wanted = self._config.strategy.log_device_placement and not context.has_trained
-        with context.pulse.doing(activity), self._placement.read(is_placement_wanted):
+        with context.pulse.doing(activity), self._placement_report():
             dump = StepDump(context.job.dump) if context.job.dump and call.stop == context.job.end_step else None
             if dump is not None:
                 dump.before(context, call)
@@ -337,38 +334,42 @@ class SynchronousExecutor:
         self._traced.add(call.full)
         return outcome
 
+    def _placement_report(self) -> AbstractContextManager[None]:
+        """Return what reports the placement of operations, where it is wanted of the next call."""
+        context, attempt = self._context, self._context.attempt
+        if not self._config.strategy.log_device_placement or context.has_trained:
+            return nullcontext()
+        return device_placement.reported(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
+
     def _call_end(self, step: int, stop: int) -> int:
-        """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
+        """Return where a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
-            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
+            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is dumped
         stop = self._audits.call_end(step, stop)
-        due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
+        due = self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every
         steps = self._call_steps
         if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
             steps = self._context.program.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
         return min(self._context.plan.call_end(step, steps, stop, boundary) for boundary in due)
 
     def _votes(self, stop: int) -> np.ndarray:
-        """This rank's flags for the call that ends at step `stop`."""
+        """Return this rank's flags for the call that ends at step `stop`."""
         context = self._context
         ends_epoch = context.plan.is_epoch_end(stop)
-        given: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
+        votes: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
         if context.is_first_rank:
-            given[StepFlag.PARK] = context.reporter.is_parking_wanted()
-            given[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
+            votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
+            votes[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
             is_awaited = self._link is not None and self._link.member.is_pause_wanted
-            given[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
+            votes[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
             if not self._config.compute.steps_per_call and context.has_trained:
-                given[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
-        return vector(given, context.saving.tell())
+                votes[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
+        return vector(votes, context.saving.tell())
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
-    """The number of steps per call for calls of about `seconds`: a power of two, so that few sizes of calls occur."""
+    """Return the number of steps per call for calls of about `seconds`: a power of two, so that few sizes occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
-
-
-# -- what follows each call --------------------------------------------------------------------------------------------
 
 
 def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:
@@ -402,8 +403,8 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     epoch = context.job.epoch_of(call.start)
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
-    told = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
-    context.live.log.add(call.start + 1, epoch, *told)
+    columns = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
+    context.live.log.add(call.start + 1, epoch, *columns)
     digests = [each.tobytes() for each in outcome.digests]
     values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
     if state.chain:  # a run that began with a raytf that had none has none
@@ -422,13 +423,13 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
 
 
 def end_batch(context: Context) -> None:
-    """Run the callbacks' `on_train_batch_end`, if they have not been told of it; every rank must call it."""
-    callbacks, told = context.callbacks, context.batch_end
-    if told is None:
+    """Run the callbacks' `on_train_batch_end`, unless it has run; every rank must call it."""
+    callbacks, batch_end = context.callbacks, context.batch_end
+    if batch_end is None:
         return
-    callbacks.begin("call", told.start)
+    callbacks.begin("call", batch_end.start)
     # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
-    callbacks.run_batch("on_train_batch_end", told.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
+    callbacks.run_batch("on_train_batch_end", batch_end.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
     context.batch_end = None
 
 
@@ -456,13 +457,13 @@ def _after_first_call(context: Context) -> None:
 
 
 def are_histograms_due(context: Context) -> bool:
-    """Whether histograms of weights and gradients are due after the step that was trained last."""
+    """Return whether histograms of weights and gradients are due after the step that was trained last."""
     every = context.config.run.histograms_every
     return context.is_first_rank and bool(every) and context.state.step % every == 0
 
 
 def write_histograms(context: Context, outcome: StepOutcome) -> None:
-    """If they are due, let rank 0 write histograms of the weights and of the gradients that the last call returned."""
+    """Write histograms of the weights and of the last call's gradients, on rank 0, if they are due."""
     if not are_histograms_due(context):
         return
     with context.pulse.doing(Activity.CALLBACK):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # it loads TensorFlow
 
 
 def listen() -> str:
-    """HOST:PORT at which this worker's process listens to the other ranks from now on."""
+    """Return HOST:PORT at which this worker's process listens to the other ranks from now on."""
     return rendezvous.listen(ray.util.get_node_ip_address())
 
 
@@ -93,26 +94,28 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
         WorkerLostError: another rank is gone; Ray Train starts a new group.
         RaytfError: any other error is one that would happen again in another attempt.
     """
-    global _pulse
+    global _pulse, _want
     context = ray.train.get_context()
-    pulse = _pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
+    with beating(job, context.get_world_rank(), context.get_world_size()) as _pulse:
+        from raytf.training.synchronous import SynchronousExecutor
+
+        executor = SynchronousExecutor(job.config, job.arbiter, _pulse.progress)
+        _want = executor.want
+        return train(job, _pulse, _phases, executor)
+
+
+@contextlib.contextmanager
+def beating(job: TrainingJob, rank: int, world_size: int) -> Iterator[Heartbeat]:
+    """Yield a rank's heartbeat, which stops with the `with` statement; a JobError gets the step that it has reached."""
+    pulse = Heartbeat(job.monitor, rank, world_size)
     try:
-        return _run(job, pulse)
+        yield pulse
     except JobError as error:
         error.step = pulse.step
         raise
     finally:
         pulse.stop()
         scratch.end()
-
-
-def _run(job: TrainingJob, pulse: Heartbeat) -> dict[str, Any] | None:
-    from raytf.training.synchronous import SynchronousExecutor
-
-    global _want
-    executor = SynchronousExecutor(job.config, job.arbiter, pulse.progress)
-    _want = executor.want
-    return train(job, pulse, _phases, executor)
 
 
 def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
@@ -148,7 +151,7 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
 
 def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Call a function that trains, and convert what it raises to errors that tell the driver whether to retry."""
+    """Call a function that trains, and convert what it raises to errors by which the driver decides on a retry."""
     import tensorflow as tf
 
     try:
@@ -208,5 +211,5 @@ def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
 def _as_job_error(error: Exception) -> JobError:
     from raytf.inference.user_model import own_traceback
 
-    said = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-    return user_errors.carrying(JobError(said, own_traceback(error), error), error)
+    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+    return user_errors.carrying(JobError(message, own_traceback(error), error), error)

@@ -22,7 +22,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.parameter_server import state
-from raytf.parameter_server.step import AsyncStep, Servers, SyncStep
+from raytf.parameter_server.step import AsyncStep, SyncStep
 from raytf.testing.processes import free_port
 from raytf.training.model.model import build
 from raytf.training.step.learning_rate import LearningRate, RateLaw
@@ -127,14 +127,14 @@ def values(model: keras.Model) -> list[np.ndarray]:
     return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.weights, *model.optimizer.variables]]
 
 
-def added_losses(servers: Servers, steps: int) -> dict[str, Any]:
+def added_losses(coordinator: Any, steps: int) -> dict[str, Any]:
     """How a model of `added` differs from one that Keras trains on the same batches; for both kinds of steps."""
     told = {}
     for name in ("sync", "async"):
         mirror, pipeline, plan = make(added, 4)
         keras.utils.set_random_seed(3)
         theirs = added()
-        own = (servers, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         step = SyncStep(*own, parts=2, workers=3) if name == "sync" else AsyncStep(*own, workers=3)
         losses = []
         for s in range(steps):
@@ -165,7 +165,7 @@ def main() -> None:
         for i in range(len(cluster[job]))
     ]
     try:
-        strategy, coordinator = state.connect(cluster)
+        coordinator = state.connect(cluster)
         told: dict[str, Any] = {}
         steps = 14
 
@@ -177,7 +177,7 @@ def main() -> None:
 
         for parts in (3, 2):  # of three workers: no backups, and one
             mirror, pipeline, plan = make(rich, 4)
-            own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+            own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
             sync = SyncStep(*own, parts=parts, workers=3)
             rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
             applied = sync.state.pull()
@@ -196,7 +196,7 @@ def main() -> None:
             plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, StepOptions(fixed_point=False)
         )
         mirror, _, _ = make(double, 4)
-        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         sync = SyncStep(*own, parts=2, workers=3)
         for s in range(40):
             call = pipeline.submit(s, s + 1).result()
@@ -207,10 +207,10 @@ def main() -> None:
         told["difference in 64 bits"] = max(float(np.abs(a - b).max()) for a, b in pairs)
         told["steps"] = steps
 
-        told["added"] = added_losses(Servers(strategy, coordinator, 2), steps)
+        told["added"] = added_losses(coordinator, steps)
 
         mirror, pipeline, plan = make(counter, 1)
-        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         counted = AsyncStep(*own, workers=3)
         calls, asked = [], 0
         while asked < 210:
@@ -242,7 +242,7 @@ def main() -> None:
         step = TrainStep(plain, plan, range(4), None, *args, StepOptions(fixed_point=False), rate)
         expected = [step(pipeline.submit(s, s + 1).result(), np.zeros(1)) for s in range(steps)]
         mirror, pipeline, plan = make(rich, 4)
-        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         sync = SyncStep(*own, LearningRate(mirror.optimizer, LAW), parts=3, workers=3)
         rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
         sync.state.pull()
@@ -258,7 +258,7 @@ def main() -> None:
         for begin, end in ((0, 5), (5, 12)):
             mirror, pipeline, plan = make(counter, 1)
             rate = LearningRate(mirror.optimizer, LAW)
-            own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+            own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
             counted = AsyncStep(*own, rate, workers=3)
             for variable, value in zip([*mirror.weights, *mirror.optimizer.variables], saved or [], strict=False):
                 variable.assign(value)
@@ -272,7 +272,7 @@ def main() -> None:
 
         # What comes back is what was sent, cut and put together.
         mirror, pipeline, plan = make(rich, 4)
-        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        own = (coordinator, 2, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         step = AsyncStep(*own, workers=3)
         random = np.random.default_rng(1)
         for v in [*mirror.trainable_variables, *mirror.optimizer.variables[2:]]:

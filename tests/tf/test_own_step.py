@@ -383,7 +383,7 @@ def test_numbers_that_a_shard_draws_are_its_own_and_not_computed_once(draw: Call
 
     source = ArraySource(X)
     rank = Rank(factory, source, StepPlan(RECORDS, BATCH, 1), range(1), None)
-    assert rank.step.micro.found.late_names == {"tracked"}
+    assert rank.step.micro.findings.late_names == {"tracked"}
 
 
 def test_rate_flags_are_refused_with_optimizers_that_they_do_not_change():

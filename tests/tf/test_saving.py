@@ -129,7 +129,7 @@ class Run:
         self.state.step += 1
         logs = {"val_loss": value}
         self.state.history.append({"step": self.state.step, **logs})
-        self.saving.check_goal(logs)
+        self.saving.policy.check_goal(logs)
         if self.saving.is_best():
             self.saving.keep_best()
         self.saving.act(flags)
@@ -273,8 +273,8 @@ def test_ranks_tell_whether_their_copy_counts():
 def test_a_metric_that_there_is_not():
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
-        run.saving.check_goal({"loss": 1.0})  # an epoch without validation
+        run.saving.policy.check_goal({"loss": 1.0})  # an epoch without validation
         with pytest.raises(
             ConfigError, match=r"--keep-best val_loss: there is no such metric. Expected one of loss, val_f1"
         ):
-            run.saving.check_goal({"loss": 1.0, "val_f1": 1.0})
+            run.saving.policy.check_goal({"loss": 1.0, "val_f1": 1.0})

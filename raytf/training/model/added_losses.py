@@ -46,7 +46,7 @@ def divided(model: keras.Model, training: bool | None, records: int | None, part
     Args:
         model: is called.
         training: as it is called; None where `note` cannot know.
-        records: of the shard; None where the graph does not know them.
+        records: number of records in the shard; None where the graph does not know it.
         part: this shard's share in the step.
     """
     known, count = vars(model).get(_NOTED, {}).get(training), 0
@@ -67,14 +67,14 @@ def divided(model: keras.Model, training: bool | None, records: int | None, part
 @contextlib.contextmanager
 def collected() -> Iterator[list[Any]]:
     """Collect what layers add to the loss while the `with` statement lasts."""
-    found: list[Any] = []
+    losses: list[Any] = []
 
     def change(loss: Any) -> Any:
-        found.append(loss)
+        losses.append(loss)
         return loss
 
     with updates.changed_losses(change):
-        yield found
+        yield losses
 
 
 def note(model: keras.Model, x: Any) -> bool:
@@ -93,8 +93,8 @@ def note(model: keras.Model, x: Any) -> bool:
         return True
     doubled = _with(x, [np.concatenate([leaf, leaf]) for leaf in leaves])
     modes = (False, True) if takes_training(model) else (False,)
-    found = {training: _kinds(*(measured(model, data, training) for data in (x, doubled))) for training in modes}
-    vars(model)[_NOTED] = {**found, True: found.get(True, found[False])}
+    kinds = {training: _kinds(*(measured(model, data, training) for data in (x, doubled))) for training in modes}
+    vars(model)[_NOTED] = {**kinds, True: kinds.get(True, kinds[False])}
     if calm.changed or calm != measured(model, x, False) or records < 2:
         return True  # random numbers differ from one number of records to another
     cut = max(1, records // 3)
@@ -102,7 +102,7 @@ def note(model: keras.Model, x: Any) -> bool:
         measured(model, _with(x, [leaf[rows] for leaf in leaves]), False) for rows in (slice(cut), slice(cut, None))
     ]
     shares = cut / records, 1 - cut / records
-    for whole, is_sum, *each in zip(calm.sums, found[False], *(part.sums for part in parts), strict=True):
+    for whole, is_sum, *each in zip(calm.sums, kinds[False], *(part.sums for part in parts), strict=True):
         expected = sum(each) if is_sum else shares[0] * each[0] + shares[1] * each[1]
         if abs(whole - expected) > 2e-3 * max(abs(whole), *map(abs, each)) + 1e-6:
             return _draws(model, x)
@@ -134,13 +134,13 @@ def _kinds(once: Added, twice: Added) -> tuple[bool, ...]:
 def measured(model: keras.Model, x: Any, training: bool) -> Added:
     """Return what a call of the model adds to the loss; the model stays as it is."""
     values = [(variable, variable.value) for variable in model.variables]
-    with keras.StatelessScope(values, collect_losses=True) as scope, collected() as found:
+    with keras.StatelessScope(values, collect_losses=True) as scope, collected() as losses:
         before = [scope.get_current_value(variable) for variable, _ in values]
         model(x, training=training) if takes_training(model) else model(x)
     records = len(tree.flatten(x)[0][1])
-    sums = [float(np.sum(keras.ops.convert_to_numpy(loss), dtype=np.float64)) for loss in found]
+    sums = [float(np.sum(keras.ops.convert_to_numpy(loss), dtype=np.float64)) for loss in losses]
     changed = any(scope.get_current_value(v) is not value for (v, _), value in zip(values, before, strict=True))
-    return Added(sums, [bool(loss.shape.rank) and loss.shape[0] == records for loss in found], changed)
+    return Added(sums, [bool(loss.shape.rank) and loss.shape[0] == records for loss in losses], changed)
 
 
 def _with(x: Any, leaves: Sequence[np.ndarray]) -> Any:

@@ -72,13 +72,13 @@ def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
         model: whose metrics were updated before.
         records: how many there are in a batch.
     """
-    found: list[Update] = []
+    collected: list[Update] = []
 
     def on_update(metric: keras.metrics.Metric, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(update_of(metric, args, kwargs, records))
+        collected.append(update_of(metric, args, kwargs, records))
 
     with updates.noted_updates(own_metrics(model), on_update):
-        yield found
+        yield collected
 
 
 @contextlib.contextmanager
@@ -91,24 +91,24 @@ def noted_while_traced(model: keras.Model, leaves: Sequence[tf.TensorSpec], batc
         batch: records in a full step.
     """
     records = leaves[0].shape[0] or 1
-    with noted(model, records) as found:
+    with noted(model, records) as collected:
         yield
-    note(model, found, records, batch, all(leaf.shape.is_fully_defined() for leaf in leaves))
+    note(model, collected, records, batch, all(leaf.shape.is_fully_defined() for leaf in leaves))
 
 
-def note(model: keras.Model, found: Sequence[Update], records: int, batch: int, has_lengths: bool = True) -> None:
+def note(model: keras.Model, collected: Sequence[Update], records: int, batch: int, has_lengths: bool = True) -> None:
     """Decide what kind each metric of a model is, and store it in the model.
 
     Args:
         model: the model.
-        found: the updates of a batch.
+        collected: the updates of a batch.
         records: how many records it has; with one, every metric is a sum.
         batch: how many a step has.
         has_lengths: whether all records have the same shape.
     """
     kinds = vars(model).setdefault(_NOTED, MetricKinds())
-    for metric in {id(update.metric): update.metric for update in found}.values():
-        own = [update for update in found if update.metric is metric]
+    for metric in {id(update.metric): update.metric for update in collected}.values():
+        own = [update for update in collected if update.metric is metric]
         made = [kind_of(update, records) for update in own]
         if not any(kind is Kind.WHOLE for kind, _ in made):
             for _, each in made:
@@ -163,8 +163,8 @@ class Leaf(NamedTuple):
     """An argument of an update as columns of a row.
 
     Attributes:
-        dtype: of the argument; None for one without records, which is `constant`.
-        shape: of a record.
+        dtype: the argument's type; None for one without records, which is `constant`.
+        shape: the shape of a record.
         mask: the shape of a record's mask, whose columns follow; None without a mask.
     """
 
@@ -185,7 +185,7 @@ class Gathered:
     """The arguments of all updates of the metrics of the whole batch, as rows.
 
     Args:
-        model: that `note` has seen.
+        model: a model that `note` has seen.
     """
 
     def __init__(self, model: keras.Model):
@@ -197,7 +197,7 @@ class Gathered:
 
     @property
     def variables(self) -> set[int]:
-        """Ids of the metrics' variables."""
+        """Return the ids of the metrics' variables."""
         return {id(v) for metric in self._metrics for v in metric.variables}
 
     @contextlib.contextmanager
@@ -211,12 +211,12 @@ class Gathered:
         """Return [n, width] the arguments of the calls as rows; nothing where there are none."""
         if not calls:
             return []
-        given = [keras.tree.flatten((args, kwargs)) for _, args, kwargs in calls]
+        arguments = [keras.tree.flatten((args, kwargs)) for _, args, kwargs in calls]
         if self._calls is None:
-            leaves = [[_leaf(each) for each in one] for one in given]
+            leaves = [[_leaf(each) for each in one] for one in arguments]
             self._calls = [(call[0], call[1:], each) for call, each in zip(calls, leaves, strict=True)]
         known = [leaf for _, _, leaves in self._calls for leaf in leaves]
-        tensors = [each for one in given for each in one]
+        tensors = [each for one in arguments for each in one]
         words = [c for tensor, leaf in zip(tensors, known, strict=True) for c in _packed(tensor, leaf)]
         if sum(self._columns) % 2:
             words.append(tf.zeros([tf.shape(words[0])[0], 1]))
@@ -229,7 +229,7 @@ class Gathered:
 
     @property
     def width(self) -> int:
-        """float32 words of a record, an even number: two of them travel as an int64."""
+        """Return the float32 words of a record, an even number: two of them travel as an int64."""
         return sum(self._columns) + sum(self._columns) % 2
 
     def update(self, outputs: Sequence[tf.Tensor]) -> None:
@@ -311,7 +311,7 @@ def _unpacked(leaf: Leaf, columns: Iterator[tf.Tensor]) -> Any:
 
 
 class Kind(enum.IntEnum):
-    """How a metric's value for a batch follows from its shards; if its updates differ, the largest kind counts."""
+    """The way a metric's value for a batch follows from its shards; if updates differ, the largest kind counts."""
 
     SUM = 0
     MEAN = 1
@@ -386,19 +386,19 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
 
 
 def _of_numbers(update: Update) -> tuple[Kind, list[Kind]]:
-    """As `kind_of`, for an update with numbers of the batch alone, such as the loss.
+    """Return the same as `kind_of`, for an update with numbers of the batch alone, such as the loss.
 
     A metric that counts its updates averages such numbers over the batches. If it does not count them, or if it also
     gets a weight, the number may well be a sum over records.
     """
-    metric, given = update.metric, [place for place, a in enumerate(update.arguments) if _is_number(a.value)]
+    metric, numbers = update.metric, [place for place, a in enumerate(update.arguments) if _is_number(a.value)]
     everything, first = slice(None), _state(metric)
-    if len(given) != 1:
+    if len(numbers) != 1:
         return Kind.SUM, [Kind.SUM] * len(first)
 
     def added(number: float, state: list[np.ndarray]) -> list[np.ndarray]:
         arguments = list(update.arguments)
-        arguments[given[0]] = Argument(np.asarray(number, update.arguments[given[0]].value.dtype), False)
+        arguments[numbers[0]] = Argument(np.asarray(number, update.arguments[numbers[0]].value.dtype), False)
         return [new - old for new, old in zip(_after(update, arguments, state, everything), state, strict=True)]
 
     one, double = added(1.5, first), added(3.0, first)
@@ -423,7 +423,7 @@ def _kind(is_sum: bool, is_mean: bool, variable: keras.Variable) -> Kind:
 
 def _near(expected: np.ndarray, state: float) -> Callable[[np.ndarray], bool]:
     allowed = _RELATIVE * np.abs(expected).max(initial=0) + _OF_STATE * state + 1e-12
-    return lambda found: bool(np.abs(found - expected).max(initial=0) <= allowed)
+    return lambda value: bool(np.abs(value - expected).max(initial=0) <= allowed)
 
 
 def _trials(update: Update, records: int) -> Iterator[tuple[list[Argument], list[Argument]]]:
@@ -479,8 +479,12 @@ def _invented(
             return labels(value)
         if not np.issubdtype(value.dtype, np.floating):
             return draw.integers(0, classes, value.shape)
-        found = draw.uniform(0.02, 0.98, value.shape)
-        return found / found.sum(-1, keepdims=True) if value.ndim > 1 and value.shape[-1] > 1 and has_classes else found
+        numbers = draw.uniform(0.02, 0.98, value.shape)
+        return (
+            numbers / numbers.sum(-1, keepdims=True)
+            if value.ndim > 1 and value.shape[-1] > 1 and has_classes
+            else numbers
+        )
 
     return [
         a._replace(value=other(place, a.value).astype(a.value.dtype)) if a.has_records else a

@@ -109,9 +109,9 @@ def _trials(predicted: Any, leaves: Sequence[np.ndarray]) -> list[Any]:
     return [predicted, tree.unflatten(predicted, [keras.ops.convert_to_tensor(other(leaf)) for leaf in leaves])]
 
 
-def _value(model: keras.Model, given: tuple[Any, ...], rows: slice) -> Values:
+def _value(model: keras.Model, batch: tuple[Any, ...], rows: slice) -> Values:
     """Return the loss of some records of (x, y, sample_weight, predicted)."""
-    x, y, weight, predicted = tree.map_leaves(lambda leaf: leaf[rows], given)
+    x, y, weight, predicted = tree.map_leaves(lambda leaf: leaf[rows], batch)
     variables = [(variable, variable.value) for variable in model.variables]
     with keras.StatelessScope(variables, collect_losses=True) as scope:
         before = [scope.get_current_value(variable) for variable, _ in variables]
@@ -182,8 +182,8 @@ class _Trial:
         def run(records: list[tf.Tensor], seeds: tf.Tensor) -> tf.Tensor:
             scope = OwnScope(beginning(parts.seeds, seeds, parts.metrics, metrics))
             data = own_run.data_of(tree.unflatten(batch, records))
-            given = model.train_step, data, seeds[-1], scope, parts.trainable
-            logs = own_run.run(*given, lambda *update: None)
+            arguments = model.train_step, data, seeds[-1], scope, parts.trainable
+            logs = own_run.run(*arguments, lambda *update: None)
             states = {id(variable) for variable in parts.states}
             self.changes = any(place in states for place in scope.changed)
             return own_run.loss_of(logs)

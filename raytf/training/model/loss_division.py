@@ -28,14 +28,14 @@ def measured(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
     Returns:
         A list that is filled with them; None for a loss whose divisor does not come from the data.
     """
-    found: list[tf.Tensor | None] = []
+    divisors: list[tf.Tensor | None] = []
 
     def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-        found.append(_divisor(loss, y_true, y_pred, sample_weight))
+        divisors.append(_divisor(loss, y_true, y_pred, sample_weight))
         return loss(y_true, y_pred, sample_weight)
 
     with _replaced(model, [call] * count(model)):
-        yield found
+        yield divisors
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
     """Have the compiled losses be divided by a number.
 
     Returns:
-        Those that have been called, which a `compute_loss` of the model's own need not do.
+        The losses that have been called: a `compute_loss` of the model's own need not call any.
     """
     called: list[Any] = []
 
@@ -72,18 +72,18 @@ def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
 
 
 def places(model: keras.Model) -> tuple[int, ...]:
-    """Indices of the compiled losses that are divided by data, as `note` has stored them."""
+    """Return the indices of the compiled losses that are divided by data, as `note` has stored them."""
     return vars(model).get("_raytf_divided", ())
 
 
-def note(model: keras.Model, found: list[tf.Tensor | None]) -> None:
+def note(model: keras.Model, divisors: list[tf.Tensor | None]) -> None:
     """Store in the model which losses `measured` found to be divided by data, for the steps that are made later."""
-    divided = tuple(i for i, divisor in enumerate(found) if divisor is not None)
-    vars(model)["_raytf_divided"] = divided if len(found) == count(model) else ()
+    divided = tuple(i for i, divisor in enumerate(divisors) if divisor is not None)
+    vars(model)["_raytf_divided"] = divided if len(divisors) == count(model) else ()
 
 
 def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """[L, n] the factors by which the shards' losses are multiplied.
+    """Return [L, n] the factors by which the shards' losses are multiplied.
 
     Args:
         own: [L, n] divisors of these shards.
@@ -95,7 +95,7 @@ def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Te
 
 
 def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """The number by which Keras's `Loss.__call__` divides the sum, up to a factor that is the same for all shards.
+    """Return the divisor in Keras's `Loss.__call__`, up to a factor that is the same for all shards.
 
     Returns:
         None if it does not come from the data.

@@ -160,12 +160,12 @@ def _note_metrics(
     count = len(tree.flatten(x)[0][1])
     has_lengths = all(spec.has_lengths for source in sources for _, spec in tree.flatten(source.spec))
     values = [(variable, variable.value) for variable in model.variables]
-    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as found:
+    with keras.StatelessScope(values, collect_losses=True), batch_metrics.noted(model, count) as collected:
         if batch_metrics.needs_call(model):
             predicted = model(x, training=False) if takes_training(model) else model(x)
             compute_loss(model, x, y, predicted, weight, training=True)
         model.compute_metrics(x, y, predicted, weight)
-    batch_metrics.note(model, found, count, size, has_lengths)
+    batch_metrics.note(model, collected, count, size, has_lengths)
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
@@ -176,19 +176,19 @@ def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[
 
 
 def layer_policies(model: keras.Model) -> list[str]:
-    """Distinct names of the dtype policies of all layers that have weights, sorted."""
+    """Return the names of the dtype policies of all layers that have weights, sorted and without duplicates."""
     layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
     return sorted({each.dtype_policy.name for each in layers})
 
 
 def scaled_policy(model: keras.Model) -> str:
-    """The dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
+    """Return the dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
     is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return precision.POLICIES["float16"] if is_scaled else ""
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """The loss as Keras's own steps compute it: compiled losses, losses that layers have added, and regularizers.
+    """Compute the loss as Keras's own steps do: compiled losses, losses that layers have added, and regularizers.
 
     A model without a compiled loss whose layers add losses only in training has no loss in an evaluation: the result is
     then zero, as with Keras on JAX.
@@ -218,8 +218,8 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
 
 
 def overrides_loss(model: keras.Model) -> bool:
-    """Whether the model has a `compute_loss` of its own."""
-    return _overrides(model, "compute_loss")
+    """Return whether the model has a `compute_loss` of its own."""
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def _has_own_loss(model: keras.Model) -> bool:
@@ -227,15 +227,10 @@ def _has_own_loss(model: keras.Model) -> bool:
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
-    """Whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
+    """Return whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
     with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
         run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
         return bool(model.losses)
-
-
-def loss_metric(model: keras.Model) -> keras.metrics.Metric:
-    """The metric that tracks the loss, even if the model's `metrics` do not contain it."""
-    return _keras.loss_tracker(model)
 
 
 def check_labels(model: keras.Model, source: Source) -> None:
@@ -244,15 +239,10 @@ def check_labels(model: keras.Model, source: Source) -> None:
     if classes is None or span is None:
         return
     if span[0] < 0 or span[1] >= classes:
-        raise DataError(label_message(source.name, span, classes))
-
-
-def label_message(name: str, span: tuple[float, float], classes: int) -> str:
-    """Message for labels outside of the classes of a model, with advice."""
-    return (
-        f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
-        f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
-    )
+        raise DataError(
+            f"{source.name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for "
+            f"classes 0 to {classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+        )
 
 
 def sparse_classes(model: keras.Model) -> int | None:
@@ -270,7 +260,7 @@ def sparse_classes(model: keras.Model) -> int | None:
 
 
 def sums_over_batch(model: keras.Model) -> bool:
-    """Whether the compiled losses are sums, not means, over the batch.
+    """Return whether the compiled losses are sums, not means, over the batch.
 
     Raises:
         ModelError: some are and some are not.
@@ -286,7 +276,7 @@ def sums_over_batch(model: keras.Model) -> bool:
 
 
 def logs(model: keras.Model) -> dict[str, Any]:
-    """What Keras would show of the training now: loss and metrics, or what a `train_step` of the model's own returned.
+    """Return what Keras would show now: loss and metrics, or what the model's own `train_step` returned.
 
     As in Keras, the latter counts where it has other names than the model's metrics.
     """
@@ -302,7 +292,7 @@ def numbers(model: keras.Model) -> dict[str, float]:
 
 
 def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
-    """Whether Keras shows the model's metrics for a step that returns numbers of these names, and not the numbers."""
+    """Return whether Keras shows the model's metrics, and not the numbers that a step returns by these names."""
     return set(names) == set(model.get_metrics_result())
 
 
@@ -313,13 +303,8 @@ def results(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics with which Keras tracks the losses of the outputs, if there are several."""
-    return list(getattr(_keras.compiled_loss(model), "metrics", []))
-
-
 def describe(model: keras.Model) -> dict[str, str]:
-    """The properties of the model that must not change when a run is resumed: name -> text."""
+    """Describe the properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizers = own_steps.optimizers_within(model) if overrides_step(model) else [model.optimizer]
@@ -336,7 +321,7 @@ def describe(model: keras.Model) -> dict[str, str]:
 
 
 def config_text(model: keras.Model) -> str:
-    """The model's configuration without the names that Keras generates, for a message; empty if it has none."""
+    """Return the model's configuration without the names that Keras generates; empty if it has none."""
     try:
         return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
     except Exception:  # a layer's own get_config may raise whatever it likes
@@ -344,18 +329,14 @@ def config_text(model: keras.Model) -> str:
 
 
 def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
-    """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
+    """Hash the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
     losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
     layers = _keras.layers_within(model)
     rate = _keras.given_rate(model.optimizer)
     activations = [getattr(layer, "activation", None) for layer in layers]
     functions = [getattr(layer, "function", None) for layer in layers]
-    found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
-    return canonical_text.code_of(thing for thing in found if thing is not None)
-
-
-def _overrides(model: keras.Model, method: str) -> bool:
-    return getattr(type(model), method) is not getattr(keras.Model, method)
+    parts = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    return canonical_text.code_of(part for part in parts if part is not None)
 
 
 def _config_of(model: keras.Model) -> Any:
@@ -372,15 +353,15 @@ def _loss_name(loss: Any) -> str:
 
 
 def _compiled(compiled: Any, key: str) -> list[str]:
-    """Names of the metrics that were passed to `compile`."""
-    given = getattr(compiled, "config", {}).get(key)
-    found = []
-    for _, metric in tree.flatten(given):
+    """Return the names of the metrics that were passed to `compile`."""
+    metrics = getattr(compiled, "config", {}).get(key)
+    names = []
+    for _, metric in tree.flatten(metrics):
         try:
-            found.append(_loss_name(metric))
+            names.append(_loss_name(metric))
         except Exception:  # a metric's own get_config may raise whatever it likes
-            found.append(type(metric).__name__)
-    return found
+            names.append(type(metric).__name__)
+    return names
 
 
 def _json(value: Any) -> str:
@@ -398,9 +379,6 @@ def _inputs(model: keras.Model) -> str:
 
 def _shapes(part: Any) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
-
-
-# -- models with a train_step of their own -----------------------------------------------------------------------------
 
 
 def build_with_custom_step(
@@ -456,14 +434,14 @@ def check_stateless(model: keras.Model) -> None:
 
 
 def _batch(sample: tuple[Any, Any, Any], records: int) -> tuple[Any, Any, Any]:
-    """A batch of so many records."""
+    """Make a batch of this many records."""
     return tree.map_leaves(
         lambda leaf: keras.ops.convert_to_tensor(np.resize(leaf, (records, *np.shape(leaf)[1:]))), sample
     )
 
 
 def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
-    """Whether a model's own step runs with a batch."""
+    """Return whether a model's own step runs with a batch."""
     try:
         own_run.build(model, batch)
     except JobError:

@@ -61,10 +61,10 @@ def find(traced: Any, known: Iterable[keras.Variable]) -> list[ProgramVariable]:
     others = {id(variable.value) for variable in known}
     by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
     captured = [by_handle[id(handle)] for handle in traced.captured_inputs if id(handle) in by_handle]
-    found = [ProgramVariable(variable) for variable in captured if id(variable) not in others]
-    if found and any(WRITES.match(op.kind) for op in ops_of(traced)):
-        raise ModelError(_WRITTEN.format(f"a tf.Variable ({', '.join(each.name for each in found)})"))
-    return found
+    own = [ProgramVariable(variable) for variable in captured if id(variable) not in others]
+    if own and any(WRITES.match(op.kind) for op in ops_of(traced)):
+        raise ModelError(_WRITTEN.format(f"a tf.Variable ({', '.join(each.name for each in own)})"))
+    return own
 
 
 def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Variable]) -> None:
@@ -72,7 +72,7 @@ def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Var
 
     Args:
         changed: the variables that a shard of the step has changed.
-        known: those that belong to the model, its metrics and its generators of random numbers.
+        known: the variables that belong to the model, its metrics and its generators of random numbers.
 
     Raises:
         ModelError: a variable that was changed is not among the known ones.
@@ -103,7 +103,7 @@ def give_back(run: Storage, code: Parcel[Any]) -> None:
 
     Args:
         run: its folder.
-        code: what the program has given to the run.
+        code: the program's part of the run.
     """
     data = run.get_or_none(STATE_FILE)
     if data is None:
@@ -116,14 +116,14 @@ def give_back(run: Storage, code: Parcel[Any]) -> None:
 
 def _program_s(code: Parcel[Any]) -> dict[str, Any]:
     """Return the variables that the program holds, by keys that are the same in each process of a run."""
-    found = {str(place): variable for place, variable in enumerate(code.variables())}
+    by_key = {str(place): variable for place, variable in enumerate(code.variables())}
     for name, module in list(sys.modules.items()):
         if name == "__main__" or not hasattr(module, "__file__") or name.partition(".")[0] in _LIBRARIES:
             continue
         for attribute, value in list(vars(module).items()):
             if isinstance(value, (keras.Variable, tf.Variable)):
-                found.setdefault(f"{name}:{attribute}", value)
-    return found
+                by_key.setdefault(f"{name}:{attribute}", value)
+    return by_key
 
 
 #: Packages whose variables are their own.

@@ -20,11 +20,11 @@ class TracedOp(NamedTuple):
 def ops_of(traced: Any) -> list[TracedOp]:
     """List all operations of a concrete function and of the functions that it calls."""
     graph = traced.graph.as_graph_def()
-    found = [_op(node) for node in graph.node]
+    ops = [_op(node) for node in graph.node]
     for function in graph.library.function:
         compiled = function.attr["_XlaMustCompile"].b if "_XlaMustCompile" in function.attr else False
-        found += [_op(node, compiled) for node in function.node_def]
-    return found
+        ops += [_op(node, compiled) for node in function.node_def]
+    return ops
 
 
 def _op(node: Any, compiled: bool = False) -> TracedOp:

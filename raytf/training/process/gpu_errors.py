@@ -1,4 +1,4 @@
-"""Converts a TensorFlow error in a worker to an error that tells the driver whose fault it is: node, job or refusal."""
+"""Converts a TensorFlow error in a worker to an error that says whose fault it is: node, job or refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXT = 400
 
 
 def explain(
-    error: BaseException, trace: str, load: Callable[[], StepLoad], look: Callable[[], FaultFacts] | None = None
+    error: BaseException, trace: str, load: Callable[[], StepLoad], read_facts: Callable[[], FaultFacts] | None = None
 ) -> RaytfError | None:
     """Choose what to raise instead of a TensorFlow error that is about a GPU.
 
@@ -22,7 +22,7 @@ def explain(
         error: the error that TensorFlow raised.
         trace: its traceback, as text.
         load: returns what a step puts on a GPU; called only if needed.
-        look: returns what is known about this process's GPU; called only if needed. By default `facts`.
+        read_facts: returns what is known about this process's GPU; called only if needed. By default `facts`.
 
     Returns:
         None for an error that is not about a GPU.
@@ -30,33 +30,33 @@ def explain(
     text = str(error)
     if sort(text, FaultFacts()) is None:  # not about a GPU
         return None
-    found = (look or facts)()
-    whose = sort(text, found)
+    known = (read_facts or facts)()
+    whose = sort(text, known)
     address, node = visibility.here()
-    if found.is_told:  # the coordinator learns of an error on some worker's GPU, but not on which
+    if known.is_told:  # the coordinator learns of an error on some worker's GPU, but not on which
         address, node = "of a worker", ""
-    said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
+    message = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
         case FaultOwner.REFUSED:
-            return UnsupportedError(f"TensorFlow refuses what this run asks of its devices: {said}")
+            return UnsupportedError(f"TensorFlow refuses what this run asks of its devices: {message}")
         case FaultOwner.MEMORY:
             return JobError(advise(text, load()), trace)
         case FaultOwner.CODE:
-            return JobError(f"kernels of this job fail on every GPU: {said}", trace)
+            return JobError(f"kernels of this job fail on every GPU: {message}", trace)
         case FaultOwner.PEER:
             return WorkerLostError(one_line(text, 500))
         case FaultOwner.TAKEN:
-            return GpuError(f"node {address}: another process is on the GPU of this worker: {said}", node)
+            return GpuError(f"node {address}: another process is on the GPU of this worker: {message}", node)
         case FaultOwner.NETWORK:
-            return GpuError(f"node {address}: NCCL fails between GPUs: {said}", node, is_doubtful=True)
+            return GpuError(f"node {address}: NCCL fails between GPUs: {message}", node, is_doubtful=True)
         case FaultOwner.LAUNCH:
-            return GpuError(f"node {address}: a kernel failed on the GPU: {said}", node, is_launch=True)
+            return GpuError(f"node {address}: a kernel failed on the GPU: {message}", node, is_launch=True)
         case _:
-            return GpuError(f"node {address}: its GPU, the driver or a CUDA library fails: {said}", node)
+            return GpuError(f"node {address}: its GPU, the driver or a CUDA library fails: {message}", node)
 
 
 def facts() -> FaultFacts:
-    """What NVML and Ray know about this worker's GPU, once it has started to compute."""
+    """Return what NVML and Ray know about this worker's GPU, once it has started to compute."""
     if visibility.assigned_gpus() == []:
         return FaultFacts(is_told=True)
     others = None
@@ -67,7 +67,7 @@ def facts() -> FaultFacts:
 
 
 def load_of(batch: int, shards: int, is_mixed: bool) -> StepLoad:
-    """What a step puts on a GPU of this process."""
+    """Return the load that a step puts on a GPU of this process."""
     gpu = None
     with contextlib.suppress(GpuError):
         mine = [reading.gpu for reading in health.read_mine()]

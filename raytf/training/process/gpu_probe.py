@@ -20,7 +20,7 @@ _SIZE = 1024
 
 
 def factors(size: int = _SIZE) -> tuple[np.ndarray, np.ndarray]:
-    """Two float32 matrices of whole numbers from 0 to 15, in which neighbouring rows differ."""
+    """Return two float32 matrices of whole numbers from 0 to 15, in which neighboring rows differ."""
     rows, columns = np.ogrid[:size, :size]
     a, b = (rows * 7 + columns * columns * 3) % 16, (rows * rows * 5 + columns * 11) % 16
     return a.astype(np.float32), b.astype(np.float32)

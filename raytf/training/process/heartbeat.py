@@ -1,4 +1,4 @@
-"""A rank's heartbeat: once a second a thread tells the driver what the rank is doing and how far it is."""
+"""A rank's heartbeat: once a second a thread reports to the driver what the rank is doing and how far it is."""
 
 from __future__ import annotations
 
@@ -21,21 +21,13 @@ from raytf.training.process.heartbeat_types import USUAL, Activity, HeartbeatSta
 from raytf.training.process.monitor_client import MonitorClient
 
 BEAT_SECONDS = 1.0
-
-
 #: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
 #: signal, which nothing else uses.
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-
-
 #: Number of latest calls whose median gives the usual duration of a step.
 _CALLS = 21
-
-
 #: Bytes above which a sum over the ranks counts as a transfer, whose duration depends on its size.
 _LARGE = 1 << 20
-
-
 #: Least seconds between two measurements of a single shard.
 _PROBE_SECONDS = 30.0
 #: The time between two measurements is also at least this many times the duration of one, so that they cost little.
@@ -85,12 +77,12 @@ class Heartbeat:
         self._thread.start()
 
     def take_rank(self, rank: int, world_size: int) -> None:
-        """This worker has another rank from now on."""
+        """Take another rank from now on."""
         self._rank, self._world_size = rank, world_size
 
     @property
     def group(self) -> int:
-        """The number of this worker's group, counted by the driver."""
+        """Return the number of this worker's group, counted by the driver."""
         return self._group
 
     @property
@@ -98,9 +90,9 @@ class Heartbeat:
         """Number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
 
-    def also(self, look: Callable[[], None]) -> None:
-        """Call a function with each heartbeat, and none that was given before; it must not wait."""
-        self._also = [look]
+    def also(self, function: Callable[[], None]) -> None:
+        """Call a function with each heartbeat, in place of an earlier one; it must not wait."""
+        self._also = [function]
 
     @contextlib.contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -122,7 +114,7 @@ class Heartbeat:
     def settle(self, activity: Activity, step: int) -> None:
         """Set what the rank is doing outside of any `doing`, and the number of global steps done, and send it at once.
 
-        A driver that is told to stop must not believe that a rank which trains is still starting: nobody would save.
+        A driver that stops must not believe that a training rank is still starting: nobody would save.
         """
         self._base = self._activity = activity
         self._step = step
@@ -147,8 +139,7 @@ class Heartbeat:
         self._advanced_at, self._excluded, self._since = now, 0.0, now
 
     def is_probe_due(self) -> bool:
-        """Whether it is time to measure a single shard; all ranks must do that together, since they wait for each
-        other."""
+        """Return whether it is time to measure a single shard, which all ranks must do at the same step."""
         return time.monotonic() - self._probed_at >= max(_PROBE_SECONDS, self._probe_pause)
 
     def probed(self, seconds: float, cost: float) -> None:
@@ -214,10 +205,10 @@ def keep_calling(
     Args:
         functions: returns those to call.
         is_over: whether Ray has shut down, and this process with it: asked after an error, which ends the calls then.
-        tell: told the first error.
+        tell: called with the first error.
         seconds: between two rounds.
     """
-    has_told = False
+    has_reported = False
     while not stop.is_set():
         for function in functions():
             try:
@@ -225,10 +216,10 @@ def keep_calling(
             except Exception as error:
                 if is_over():
                     return
-                if not has_told:
+                if not has_reported:
                     with contextlib.suppress(Exception):
                         tell(error)
-                has_told = True
+                has_reported = True
         stop.wait(seconds)
 
 
@@ -258,7 +249,7 @@ class WatchedGroup:
 
     @property
     def loss(self) -> str:
-        """Why the last sum failed, where the ranks can meet again; empty otherwise."""
+        """Return why the last sum failed, where the ranks can meet again; empty otherwise."""
         return getattr(self._group, "loss", "")
 
     def sum(self, values: np.ndarray) -> np.ndarray:

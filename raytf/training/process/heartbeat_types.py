@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Activity(enum.StrEnum):
-    """What a rank is doing."""
+    """The activity of a rank."""
 
     START = "start"  # reading the newest checkpoint, building the model
     LOOP = "loop"  # between steps

@@ -28,7 +28,7 @@ class Question(Generic[Answer]):
         self._reference = reference
 
     def is_answered(self) -> bool:
-        """Whether the answer has arrived; never waits."""
+        """Return whether the answer has arrived; never wait."""
         return bool(ray.wait([self._reference], timeout=0)[0])
 
     def answer(self, seconds: float | None = None) -> Answer:
@@ -62,7 +62,7 @@ class MonitorClient:
         self.handle.say.remote(message)
 
     def stage(self, text: str) -> None:
-        """Show what goes on until the next status."""
+        """Show a stage of the start until the next status."""
         self.handle.stage.remote(text)
 
     def book(self, event: RunEvent) -> None:
@@ -70,7 +70,7 @@ class MonitorClient:
         self.handle.event.remote(event.kind, event.fields())
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """As `book`, from a worker: the kind and the fields of the event's row."""
+        """Record an event, as `book` does, from a worker: by the kind and the fields of the event's row."""
         self.handle.event.remote(kind, fields)
 
     def measure(self, values: dict[str, float]) -> None:
@@ -82,15 +82,15 @@ class MonitorClient:
         return Question(self.handle.measured.remote())
 
     def ask_news(
-        self, told: int, noted: int
+        self, seen: int, noted: int
     ) -> Question[tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]]:
-        """Ask for the latest status, or what goes on while there is none, and for new messages and events.
+        """Ask for the latest status, or the stage while there is none, and for new messages and events.
 
         Args:
-            told: number of messages that the driver already has.
+            seen: number of messages that the driver already has.
             noted: number of events that the driver already has.
         """
-        return Question(self.handle.read.remote(told, noted))
+        return Question(self.handle.read.remote(seen, noted))
 
     # -- progress ------------------------------------------------------------------------------------------------------
 
@@ -108,18 +108,18 @@ class MonitorClient:
             Question[None](self.handle.commits.remote(step)).answer(seconds)
 
     def is_saving(self) -> bool:
-        """Whether a later checkpoint than the one that `begin` told of may be on storage."""
+        """Return whether a later checkpoint than the one that `begin` reported may be on storage."""
         return Question[bool](self.handle.is_saving.remote()).answer()
 
     def is_over(self, attempt: str, seconds: float) -> bool:
-        """Whether another group has begun to train after this attempt; False where no answer arrives in that time."""
+        """Return whether another group has begun to train after this attempt; False without an answer in time."""
         try:
             return Question[bool](self.handle.is_over.remote(attempt)).answer(seconds)
         except ray.exceptions.RayError:
             return False
 
     def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """What a group that begins has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
+        """Return what a new group has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
         return Question[tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]](
             self.handle.past.remote()
         ).answer()
@@ -133,11 +133,11 @@ class MonitorClient:
         self.handle.stand.remote(node, process, joined, vouched)
 
     def reached(self, seconds: float) -> int:
-        """The highest global step that was ever reported."""
+        """Return the highest global step that was ever reported."""
         return Question[int](self.handle.reached.remote()).answer(seconds)
 
     def durable(self, seconds: float) -> int | None:
-        """The step of the newest checkpoint on storage; 0 for none, None where nobody has looked."""
+        """Return the step of the newest checkpoint on storage; 0 for none, None where nobody has checked."""
         return Question[int | None](self.handle.durable.remote()).answer(seconds)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class MonitorClient:
         return Question[int](self.handle.begin_group.remote()).answer(seconds)
 
     def group(self) -> int:
-        """The number of the current group."""
+        """Return the number of the current group."""
         return Question[int](self.handle.group.remote()).answer()
 
     def beat(self, beat: HeartbeatState) -> None:
@@ -163,7 +163,7 @@ class MonitorClient:
         return Question(self.handle.sightings.remote())
 
     def sightings(self, seconds: float) -> list[LastHeartbeat]:
-        """The latest heartbeat of each rank."""
+        """Return the latest heartbeat of each rank."""
         return self.ask_sightings().answer(seconds)
 
     def blame(self, finding: HangFinding) -> None:
@@ -171,7 +171,7 @@ class MonitorClient:
         self.handle.blame.remote(finding)
 
     def blamed(self, seconds: float) -> HangFinding | None:
-        """Which ranks of the current group hang.
+        """Return which ranks of the current group hang.
 
         Returns:
             None if none is known to hang.
@@ -187,7 +187,7 @@ class MonitorClient:
         self.handle.set_noticed.remote(ranks)
 
     def noticed(self, seconds: float) -> dict[int, str]:
-        """The ranks that `set_noticed` last reported."""
+        """Return the ranks that `set_noticed` last reported."""
         return Question[dict[int, str]](self.handle.noticed.remote()).answer(seconds)
 
     def seconds_left(self, node: str, seconds: float) -> float | None:
@@ -213,7 +213,7 @@ class MonitorClient:
         self.handle.answer.remote(ticket, saved)
 
     def parked(self, ticket: int, seconds: float) -> bool | None:
-        """The answer to a request: whether the ranks could save.
+        """Return the answer to a request: whether the ranks could save.
 
         Returns:
             None as long as there is no answer.
@@ -221,13 +221,13 @@ class MonitorClient:
         return Question[bool | None](self.handle.parked.remote(ticket)).answer(seconds)
 
     def released(self, ticket: int) -> tuple[bool, int]:
-        """Whether ranks that wait because of a request may train on, and the ticket of the current request."""
+        """Return whether ranks that wait because of a request may train on, and the ticket of the current request."""
         asked = [self.handle.is_released.remote(ticket), self.handle.wanted.remote()]
         released, wanted = ray.get(asked)
         return released, wanted
 
     def saving(self, ticket: int, seconds: float) -> tuple[bool | None, Sequence[LastHeartbeat], int]:
-        """The answer to a request, the latest heartbeat of each rank, and the ticket of the current request."""
+        """Return the answer to a request, the latest heartbeat of each rank, and the ticket of the current request."""
         asked = [self.handle.parked.remote(ticket), self.handle.sightings.remote(), self.handle.wanted.remote()]
         answer, sightings, wanted = ray.get(asked, timeout=seconds)
         return answer, sightings, wanted

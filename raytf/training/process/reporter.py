@@ -8,18 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import ray
 import ray.train
 
-from raytf.config.objective import flat
 from raytf.errors import one_line
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.run_log import MirroredFolder
-from raytf.runs.status import Moment, Pace, SaveTrouble, Status
+from raytf.runs.status import Moment, Pace, Status
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
 from raytf.training.process.monitor_client import Question
@@ -36,30 +35,9 @@ _REPORT_SECONDS = 2.0
 _LAST_REPORT_SECONDS = 10.0
 #: The same where ranks have met again.
 _MET_AGAIN_SECONDS = 1.0
-#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
-_HISTORY_EPOCHS = 50
 #: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
 #: storage again.
 _PACK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Saves:
-    """The checkpoints and copies of a run's state, for its status.
-
-    Attributes:
-        checkpoint: step of the newest checkpoint on storage; None for none.
-        snapshot: step of the newest copy in memory; None for none.
-        snapshot_bytes: bytes of this rank's part of that copy.
-        stall_seconds: total time for which training stood still to save or copy.
-        trouble: the saves that have failed in a row; None if the last save did not fail.
-    """
-
-    checkpoint: int | None
-    snapshot: int | None = None
-    snapshot_bytes: int = 0
-    stall_seconds: float = 0.0
-    trouble: SaveTrouble | None = None
 
 
 class Reporter:
@@ -68,34 +46,34 @@ class Reporter:
     Args:
         job: the run, whose monitor gets the reports.
         storage: the run's folder.
-        rank, world_size: of this worker.
-        attempt: name of the attempt.
+        rank: of this worker; None before it has met the others, if another one speaks for the group.
+        world_size: number of workers.
     """
 
-    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
+    def __init__(self, job: TrainingJob, storage: Storage, rank: int | None, world_size: int):
         self._job, self._storage = job, storage
         self._files: MirroredFolder | None = None
         self._tensorboard: MirroredFolder | None = None
         self._writer: Any = None
-        self.take_place(rank, world_size, attempt)
+        self.take_place(rank, world_size, "")
         self._reported_at = self._status_at = time.monotonic()
         self._pace = Pace()
         self._samples_per_step = job.plan.samples(job.plan.steps_per_epoch) / job.plan.steps_per_epoch
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._report_thread: threading.Thread | None = None
-        #: Whether ranks were lost, or have come.
+        #: Whether ranks were lost, or have joined.
         self._has_met_again = False
         #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
         self._question: Question[int] | None = None
         self._asked_at = 0.0
         self._ticket = 0
-        #: What the driver measures, likewise.
+        #: The same for the driver's measurements.
         self._measuring: Question[dict[str, float]] | None = None
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}
 
-    def take_place(self, rank: int, world_size: int, attempt: str) -> None:
-        """This worker has another rank, or there are other workers, in another attempt."""
+    def take_place(self, rank: int | None, world_size: int, attempt: str) -> None:
+        """Take another rank, or another attempt with other workers."""
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         if rank == 0 and self._files is None:
             self._files = MirroredFolder(self._storage, "files")
@@ -103,7 +81,7 @@ class Reporter:
 
     @property
     def files(self) -> str:
-        """Local folder for files of callbacks; empty on all ranks but rank 0."""
+        """Return the local folder for files of callbacks; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
     def resume(self, files: dict[str, bytes] | None = None) -> None:
@@ -124,7 +102,7 @@ class Reporter:
                 self._reports.get_nowait()
 
     def pack_files(self) -> dict[str, bytes] | None:
-        """The contents of the callbacks' files, by relative path; empty if they are written to storage directly.
+        """Return the contents of the callbacks' files, by relative path; empty if they are written to storage directly.
 
         Returns:
             None if they are too large, and on all ranks but rank 0.
@@ -149,41 +127,19 @@ class Reporter:
     def is_report_due(self) -> bool:
         return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
 
-    def show(
-        self,
-        phase: str,
-        step: int,
-        saves: Saves,
-        metrics: dict[str, float] | None = None,
-        history: Sequence[dict[str, Any]] = (),
-        trace_seconds: float = 0.0,
-    ) -> None:
-        """Send the status of the run to the driver; from rank 0. The arguments are fields of `Status`."""
-        if self._rank != 0:
-            return
-        job, now = self._job, time.monotonic()
-        self._pace.see(Moment(step, now - trace_seconds, phase == "training", saves.stall_seconds))
-        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
-        status = Status(
-            step=step,
-            total=job.total_steps,
-            epoch=job.epoch_of(latest) + 1,
-            epochs=job.epochs,
-            workers=self._world_size,
-            metrics=metrics or {},
-            samples_per_step=self._samples_per_step,
-            samples_per_second=self._pace.steps_per_second * self._samples_per_step,
-            seconds_left=self._pace.seconds_left(job.total_steps - step),
-            checkpoint=saves.checkpoint,
-            snapshot=saves.snapshot,
-            snapshot_bytes=saves.snapshot_bytes,
-            stall_seconds=saves.stall_seconds,
-            trace_seconds=trace_seconds,
-            phase=phase,
-            trouble=saves.trouble,
-            history=[flat(epoch) for epoch in history[-_HISTORY_EPOCHS:]],
+    def show(self, status: Status) -> None:
+        """Add the pace of the run to its status, and send that to the driver; from rank 0."""
+        now = time.monotonic()
+        moment = Moment(status.step, now - status.trace_seconds, status.phase == "training", status.stall_seconds)
+        self._pace.see(moment)
+        self._job.monitor.update(
+            replace(
+                status,
+                samples_per_step=self._samples_per_step,
+                samples_per_second=self._pace.steps_per_second * self._samples_per_step,
+                seconds_left=self._pace.seconds_left(status.total - status.step),
+            )
         )
-        job.monitor.update(status)
         self._status_at = now
 
     def say(self, message: str | ProgramOutput) -> None:
@@ -193,7 +149,7 @@ class Reporter:
             self.say_here(message)
 
     def note(self, message: str) -> None:
-        """As `say`, of progress: nothing where the user asked for silence."""
+        """Print a line of progress, as `say` does, unless the user asked for silence."""
         if self._job.verbose:
             self.say(message)
 
@@ -219,7 +175,7 @@ class Reporter:
         self._job.monitor.go_back(after, attempts)
 
     def is_parking_wanted(self) -> bool:
-        """Whether the ranks must save and wait, according to the monitor's latest answer; never waits for one."""
+        """Return whether the ranks must save and wait, by the monitor's latest answer; never wait for one."""
         if self._rank != 0:
             return False
         now = time.monotonic()
@@ -235,7 +191,7 @@ class Reporter:
             self._job.monitor.answer(self._ticket, saved)
 
     def is_released(self) -> bool:
-        """Whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
+        """Return whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
         if self._rank != 0:
             return False
         released, wanted = self._job.monitor.released(self._ticket)
@@ -272,7 +228,7 @@ class Reporter:
                 ray.train.report(metrics)
 
     def _measures(self) -> dict[str, float]:
-        """Goodput and restarts as last measured by the driver; never waits."""
+        """Return goodput and restarts as the driver last measured them; never wait."""
         now = time.monotonic()
         if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
             self._measuring, self._measured_at = self._job.monitor.ask_measured(), now

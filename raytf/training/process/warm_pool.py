@@ -60,7 +60,7 @@ _START_SECONDS = 60.0
 
 
 def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
-    """How many more warm processes a node should start.
+    """Return how many more warm processes a node should start.
 
     Args:
         workers: number of workers on the node.
@@ -93,7 +93,7 @@ class WarmProcesses:
 
     @classmethod
     def here(cls) -> WarmProcesses:
-        """Those of this process's node and job."""
+        """Return the warm processes of this process's node and job."""
         context = ray.get_runtime_context()
         return cls(worker_process.session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
@@ -136,17 +136,17 @@ class WarmProcesses:
 
     def count(self) -> int:
         """Number of processes that wait, are importing, or were requested. Removes those that died or never started."""
-        found = 0
+        number = 0
         for path in self._folder.glob("*"):
             try:
                 is_request = path.name.startswith("asked-")
                 if self._clock() - path.stat().st_mtime < _START_SECONDS if is_request else _lives(path):
-                    found += 1
+                    number += 1
                 else:
                     path.unlink()
             except FileNotFoundError:
                 continue
-        return found
+        return number
 
 
 def _lives(path: Path) -> bool:
@@ -159,7 +159,7 @@ def _lives(path: Path) -> bool:
 
 
 def environment(quiet: bool, hidden: bool) -> dict[str, str]:
-    """The environment variables of a run's workers with which processes that are started ahead of time become warm.
+    """Return the environment variables of a run's workers with which processes started ahead of time become warm.
 
     They include the variables that are read when a module is imported, since that happens before `worker.set_up`.
 
@@ -173,7 +173,7 @@ def environment(quiet: bool, hidden: bool) -> dict[str, str]:
 
 
 def calling(module: str, function: str) -> dict[str, str]:
-    """The environment variables of processes that call a function of raytf as soon as they have started."""
+    """Return the environment variables of processes that call a function of raytf as soon as they have started."""
     # A process can have only one hook, so ours calls the job's own.
     others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
     hook = _make_hook(worker_process.driver_paths(), others, module, function)
@@ -261,8 +261,7 @@ def become_worker() -> None:
 
 
 def is_new() -> bool:
-    """Whether this process was started for the group that it belongs to now, and does not come from a stock of warm
-    ones."""
+    """Return whether this process was started for its current group, and was not a warm one waiting."""
     return not started_warm or process_age() < _NEW_SECONDS
 
 

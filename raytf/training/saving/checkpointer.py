@@ -43,7 +43,7 @@ _RETENTION_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Listener:
-    """What a Checkpointer reports to.
+    """The receivers of a Checkpointer's reports.
 
     Attributes:
         reporter: this rank's reporter.
@@ -70,7 +70,7 @@ class Checkpointer:
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        cadence, replicas: how often to save; as given.
+        policy, replicas: as passed.
         stall_seconds: total time for which training stood still to save or copy the state.
     """
 
@@ -88,7 +88,7 @@ class Checkpointer:
         self._source, self._state = source, source.progress
         self._memory, self._durable = memory, durable
         self._group, self.replicas, self._clock = group, replicas, clock
-        self._policy, self.cadence = policy, policy.cadence
+        self.policy = policy
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
         self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
@@ -96,7 +96,7 @@ class Checkpointer:
         self._copies = Copies(source.variables(split[group.rank]))
         self._finite = source.must_be_finite()
         self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
-        self._outage = Outage(random.random, self.cadence.most_pause)
+        self._outage = Outage(random.random, policy.cadence.most_pause)
         #: Step of the newest state that is on storage or being saved; None for none.
         self._saved_step = self._state.durable_step
         #: When the run was in that state, by the clock; not before this attempt began.
@@ -116,7 +116,7 @@ class Checkpointer:
             self._saves.begin(self._with_records(self._prepare()))
 
     def follow(self, before: Checkpointer) -> None:
-        """Go on with the saves of a checkpointer of this rank, whose ranks were others."""
+        """Continue the saves of this rank's previous checkpointer, whose group had other ranks."""
         self._saved_step, self._saved_at, self._outage = before._saved_step, before._saved_at, before._outage
         self._has_stepped, self._restarted_at = before._has_stepped, before._restarted_at
         self.stall_seconds = before.stall_seconds
@@ -126,12 +126,12 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is under way."""
+        """Return whether a save is under way."""
         return not self._saves.is_idle
 
     @property
     def may_regroup(self) -> bool:
-        """Whether ranks may meet again without need: nothing waits to be saved, or a failure would lose it as well."""
+        """Return whether ranks may regroup without need: no save would be lost that a failure would not lose."""
         return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
 
     def let_go(self) -> bool:
@@ -146,7 +146,7 @@ class Checkpointer:
     # -- with each call of the training step ---------------------------------------------------------------------------
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[StepFlag, float]:
-        """This rank's flags for the call that ends at step `stop`.
+        """Return this rank's flags for the call that ends at step `stop`.
 
         Args:
             step_seconds: duration of a step.
@@ -170,14 +170,14 @@ class Checkpointer:
         return flags
 
     def save_votes(self) -> dict[StepFlag, float]:
-        """This rank's flags for the save under way."""
+        """Return this rank's flags for the save under way."""
         votes = self._saves.votes()
         return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
 
     def _is_due(self, stop: int, now: float) -> bool:
         saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
         good_seconds = self._durable.good_seconds
-        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
+        return self.policy.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
 
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags summed over all ranks."""
@@ -194,7 +194,7 @@ class Checkpointer:
         self.stall_seconds += time.perf_counter() - began
 
     def tell(self) -> int:
-        """The hash of this rank's weights, to send with its votes; 0 for none."""
+        """Return the hash of this rank's weights, to send with its votes; 0 for none."""
         return 0 if self.replicas is None else self.replicas.tell()
 
     def _compare(self, flags: np.ndarray) -> None:
@@ -223,16 +223,8 @@ class Checkpointer:
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
-    def check_goal(self, logs: dict[str, float]) -> None:
-        """Check that the metric of `--keep-best` is among the metrics of an epoch.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        self._policy.check_goal(logs)
-
     def is_best(self) -> bool:
-        """Whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
+        """Return whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
         return self._group.rank == 0 and self._better() is not None
 
     def keep_best(self) -> None:
@@ -240,7 +232,7 @@ class Checkpointer:
         self._waiting = self._prepare()
 
     def _better(self) -> Scored:
-        return self._policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
+        return self.policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
 
     def _pending(self) -> list[PreparedSave]:
         return [save for save in (self._saves.under_way, self._waiting) if save is not None]
@@ -285,7 +277,7 @@ class Checkpointer:
         return save
 
     def _with_records(self, save: PreparedSave) -> PreparedSave:
-        """A save that begins now, with what must be on storage before it; it counts as the newest from now on."""
+        """Prepare a save, which becomes the newest one. It completes only after its records are in storage."""
         records = self._source.records()
 
         def before() -> None:
@@ -390,7 +382,7 @@ class Checkpointer:
             time.sleep(_POLL_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:
-        """The saves that have failed in a row, for the progress line.
+        """Return the saves that have failed in a row, for the progress line.
 
         Returns:
             None if the last save did not fail.

@@ -44,7 +44,7 @@ class LiveState:
         reporter: uploads the files of callbacks to storage, and packs them.
         note: records on storage that the attempt has begun; called again with each save, in case storage was not
             available before.
-        told: called on rank 0 with the step of each state that is on storage.
+        on_saved: called on rank 0 with the step of each state that is on storage.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class LiveState:
     log: StepLog
     reporter: Reporter
     note: Note
-    told: Callable[[int], None] = lambda step: None
+    on_saved: Callable[[int], None] = lambda step: None
 
     def sizes(self) -> dict[str, int]:
         return variables.sizes(self.named)
@@ -103,7 +103,7 @@ class LiveState:
 
     def saved(self, step: int) -> None:
         if self.rank == 0:  # it has written the rows; the other ranks drop those that are on storage
-            self.told(step)
+            self.on_saved(step)
         else:
             self.log.forget(step)
 

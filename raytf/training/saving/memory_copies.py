@@ -34,7 +34,7 @@ class MemoryCopies:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether this rank's newest copy is complete."""
+        """Return whether this rank's newest copy is complete."""
         return bool(self._commit.votes().written)
 
     def hear(self, unsealed: float) -> None:
@@ -85,7 +85,7 @@ class MemoryCopies:
             self._tier.costs_also(time.perf_counter() - began)
 
     def _hash_weights(self) -> int | None:
-        """The hash of this rank's weights, which is stored in the copy.
+        """Return the hash of this rank's weights, which is stored in the copy.
 
         Returns:
             None if ranks do not compare their weights.

@@ -97,14 +97,14 @@ def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | Non
         RunMismatchError: the run was made with other settings.
         CheckpointError: there are checkpoints, and none of them can be read.
     """
-    found = tiers.restorer.find(functools.partial(_check_identity, attempt, program))
-    if found is None and attempt.earlier:
+    checkpoint = tiers.restorer.find(functools.partial(_check_identity, attempt, program))
+    if checkpoint is None and attempt.earlier:
         attempt.reporter.say("nothing had been saved when the run ended last: it begins again at step 0")
-    return found
+    return checkpoint
 
 
-def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> None:
-    before, now = found.document.identity, program.identity
+def _check_identity(attempt: Attempt, program: Program, checkpoint: Checkpoint) -> None:
+    before, now = checkpoint.document.identity, program.identity
     difference = run_identity.not_going_on(before, now)
     if difference:
         raise RunMismatchError(

@@ -30,7 +30,7 @@ def imprecise_steps(ratio: float, shards: int) -> int:
 
 
 class SpikeWatch:
-    """Looks at the norms of the gradients of a run that compresses them.
+    """Watches the norms of the gradients of a run that compresses them.
 
     Args:
         shards: logical shards.
@@ -42,8 +42,8 @@ class SpikeWatch:
         #: The last step whose gradients are known to be imprecise.
         self._imprecise = 0
 
-    def look(self, first: int, norms: np.ndarray) -> list[str]:
-        """Take the norms of consecutive steps.
+    def inspect(self, first: int, norms: np.ndarray) -> list[str]:
+        """Inspect the norms of consecutive steps.
 
         Args:
             first: the first of the steps, counted from 1.

@@ -57,10 +57,7 @@ class OwnTest(ShardWork):
         return self._result([], [], row, weight, outputs)
 
     def values(self, known: Any = None) -> None:
-        """The step reads variables where they are: an evaluation changes none."""
-
-    def fixed(self) -> None:
-        """As `values`."""
+        """Return nothing: the step reads variables where they are, since an evaluation changes none."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
@@ -71,14 +68,14 @@ class OwnTest(ShardWork):
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
     def logs(self, row: Any, steps: int) -> dict[str, Any]:
-        """What the step returned, on average over the steps.
+        """Return what the step returned, on average over the steps.
 
         Args:
             row: summed over all shards and steps.
             steps: how many there were.
         """
-        told = row[len(row) - len(self.names) :]
-        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, told, strict=True)))
+        numbers = row[len(row) - len(self.names) :]
+        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, numbers, strict=True)))
 
     def _compute(self, leaves: Any, seeds: Any, weight: Any = 1.0) -> tuple[Any, Any, Any, Any]:
         scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))
@@ -91,5 +88,5 @@ class OwnTest(ShardWork):
         return own_run.loss_of(logs), deltas, list(logs.values()), self._gathered.pack(calls)
 
 
-def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], given: Sequence[Any]) -> None:
+def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
     raise ModelError("test_step calls an optimizer. An evaluation must not change the weights: do it in train_step.")

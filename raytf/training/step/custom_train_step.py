@@ -41,13 +41,13 @@ _OF_BOTH = (
 
 @dataclass
 class Findings:
-    """What tracing a step has told.
+    """The results of tracing a step.
 
     Attributes:
         applies: for each update the optimizer and the weights, by their places in `Parts`.
         late: variables that are made of the weights after the last update.
-        names: of the numbers that the step returns.
-        late_names: those that are not made of the batch: results of metrics.
+        names: names of the numbers that the step returns.
+        late_names: the names of numbers that are not made of the batch: results of metrics.
     """
 
     applies: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class OwnStep:
         self.states = [*self.parts.states, *self.parts.trainable]
         self.initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._leaves = list(leaves)
-        self.found = Findings()
+        self.findings = Findings()
         #: Of the step that is being traced: what variables held when it began, and after each update.
         self._start: tuple[list[Any], list[Any]] | None = None
         self._later: list[list[Any]] = []
@@ -97,12 +97,12 @@ class OwnStep:
             self._survey_updates()
         self.gathered = batch_metrics.Gathered(model)
         self._survey_end()
-        self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.found.applies)))]
+        self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.findings.applies)))]
 
     @property
     def has_other_optimizers(self) -> bool:
-        """Whether the step uses other optimizers than the compiled one."""
-        return any(place for place, _ in self.found.applies)
+        """Return whether the step uses other optimizers than the compiled one."""
+        return any(place for place, _ in self.findings.applies)
 
     def begin(self) -> None:
         """Note what variables hold at the beginning of a step; to be traced."""
@@ -110,18 +110,18 @@ class OwnStep:
 
     def note_update(self, place: int) -> None:
         """Note what the weights of a phase hold after its update; to be traced."""
-        if self.found.applies:
+        if self.findings.applies:
             self._later.append(self._now(self._weights_of(place)))
 
     def values(self, place: int) -> OwnValues:
-        """What variables hold in a phase."""
+        """Return what variables hold in a phase."""
         if not place or self._start is None:  # no step has begun: a shard alone is computed
             start = self._now(self.trainable), self._now(self.parts.states)
             return OwnValues(*start, [self._now(self._weights_of(q)) for q in range(place)])
         return OwnValues(*self._start, self._later[:place])
 
     def fixed(self) -> None:
-        """No value is known not to change."""
+        """Return nothing: no value is known not to change."""
 
     def run(
         self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
@@ -137,10 +137,10 @@ class OwnStep:
         assigned: dict[int, Any] = {}
         seen = 0
 
-        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+        def on_apply(scope: OwnScope, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> None:
             nonlocal seen
             at, seen = seen, seen + 1
-            if [self._update(optimizer, found, given)] != self.found.applies[at : at + 1]:
+            if [self._update(optimizer, computed, weights)] != self.findings.applies[at : at + 1]:
                 raise ModelError(
                     "train_step makes other updates when it is traced again. It must be the same each time."
                 )
@@ -148,12 +148,12 @@ class OwnStep:
                 for variable, value in zip(self._weights_of(at), values.later[at], strict=True):
                     scope.hold(variable, value)
                 return
-            gradients.extend(gradient for gradient in found if gradient is not None)
+            gradients.extend(gradient for gradient in computed if gradient is not None)
             for variable in self._weights_of(at):
                 if id(variable) in scope.changed:
                     assigned[id(variable)] = scope.get_current_value(variable)
                     scope.hold(variable, assigned[id(variable)])
-            if at + 1 < len(self.found.applies):
+            if at + 1 < len(self.findings.applies):
                 raise Held
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
@@ -166,18 +166,18 @@ class OwnStep:
         return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
-        """What comes after the last update and is the same for all shards; to be traced.
+        """Do what comes after the last update and is the same for all shards; to be traced.
 
         Args:
             row: the reduced row of the last phase.
         """
-        told = row[1 + sum(elements(self.metrics)) :]
-        numbers = {name: told[i] for i, name in enumerate(self.found.names)}
-        if self.found.late or self.found.late_names:
+        returned = row[1 + sum(elements(self.metrics)) :]
+        numbers = {name: returned[i] for i, name in enumerate(self.findings.names)}
+        if self.findings.late or self.findings.late_names:
             scope, logs = self._afterwards(self._any_batch(), tf.zeros([len(self.seeds), 2], tf.int32), self._later)
-            for variable in self.found.late:
+            for variable in self.findings.late:
                 variable.assign(scope.get_current_value(variable))
-            numbers |= {name: logs[name] for name in self.found.late_names}
+            numbers |= {name: logs[name] for name in self.findings.late_names}
         if numbers:
             own_run.latest(self.model).assign(tf.stack(list(numbers.values())))
 
@@ -190,7 +190,7 @@ class OwnStep:
         add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
-        """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
+        """Make a batch of which nothing is used, with lengths that are as unknown as those of the data."""
         return [
             tf.compat.v1.placeholder_with_default(
                 tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
@@ -204,10 +204,10 @@ class OwnStep:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             marks: list[Any] = []
 
-            def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
-                update = self._update(optimizer, found, given)
+            def on_apply(scope: OwnScope, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> None:
+                update = self._update(optimizer, computed, weights)
                 self._check_weights(scope, [self.trainable[i] for i in update[1]])
-                self.found.applies.append(update)
+                self.findings.applies.append(update)
                 marks.clear()  # of the last update
                 for variable in self._weights_of(-1):
                     marks.append(tf.identity(scope.get_current_value(variable)))
@@ -225,8 +225,8 @@ class OwnStep:
                     )
             changed = [v for v in self.states if id(v) in scope.changed]
             is_late = tracing.depends([scope.get_current_value(v) for v in changed], marks)
-            self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
-            self.found.names = list(logs)
+            self.findings.late = [v for v, late in zip(changed, is_late, strict=True) if late]
+            self.findings.names = list(logs)
             self._of_weights.update(zip(logs, tracing.depends(list(logs.values()), marks), strict=True))
             if any(tracing.depends([scope.get_current_value(v) for v in self.metrics], marks)):
                 raise ModelError(
@@ -246,17 +246,17 @@ class OwnStep:
 
     def _survey_end(self) -> None:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
-            later = [self._now(self._weights_of(q)) for q in range(len(self.found.applies))]
+            later = [self._now(self._weights_of(q)) for q in range(len(self.findings.applies))]
             scope, logs = self._afterwards(leaves, seeds, later)
             # What a shard draws is its own, as its records are.
             sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
-            values = [scope.get_current_value(v) for v in self.found.late]
-            for variable, is_of_batch in zip(self.found.late, tracing.depends(values, sources), strict=True):
+            values = [scope.get_current_value(v) for v in self.findings.late]
+            for variable, is_of_batch in zip(self.findings.late, tracing.depends(values, sources), strict=True):
                 if is_of_batch:
                     raise ModelError(_OF_BOTH.format(variable.path))
             for name, is_of_batch in zip(logs, tracing.depends(list(logs.values()), sources), strict=True):
                 if not is_of_batch:
-                    self.found.late_names.add(name)
+                    self.findings.late_names.add(name)
                 elif self._of_weights.get(name):
                     raise ModelError(_OF_BOTH.format(f"what it returns as {name!r}"))
             return own_run.loss_of(logs)
@@ -265,11 +265,11 @@ class OwnStep:
 
     def _afterwards(self, leaves: Sequence[Any], seeds: Any, later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
         """Run the step once all updates are made, with what all shards together have made of metrics and states."""
-        late = {id(v) for v in self.found.late}
+        late = {id(v) for v in self.findings.late}
         pinned = [*(v for v in self.states if id(v) not in late), *self.metrics, *self.seeds]
         seen = 0
 
-        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+        def on_apply(scope: OwnScope, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> None:
             nonlocal seen
             for variable, value in zip(self._weights_of(seen), later[seen], strict=True):
                 scope.hold(variable, value)
@@ -297,9 +297,9 @@ class OwnStep:
                     "--workers 1, with which it trains as in Keras, or keep such values in a weight of their own."
                 )
 
-    def _update(self, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> tuple[int, list[int]]:
-        """An update as `Findings.applies` has it."""
-        chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
+    def _update(self, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> tuple[int, list[int]]:
+        """Return an update as `Findings.applies` has it."""
+        chosen = [v for v, gradient in zip(weights, computed, strict=True) if gradient is not None]
         return self._optimizer(optimizer), [self._weight(v) for v in chosen]
 
     def _optimizer(self, optimizer: Any) -> int:
@@ -321,7 +321,7 @@ class OwnStep:
         )
 
     def _weights_of(self, place: int) -> list[keras.Variable]:
-        return [self.trainable[i] for i in self.found.applies[place][1]]
+        return [self.trainable[i] for i in self.findings.applies[place][1]]
 
     @staticmethod
     def _now(of: Sequence[keras.Variable]) -> list[Any]:
@@ -341,11 +341,8 @@ class OwnStep:
         return tf.TensorSpec([len(self.seeds), 2], tf.int32)
 
 
-# -- phases ------------------------------------------------------------------------------------------------------------
-
-
 class OwnValues(NamedTuple):
-    """What variables hold in a phase.
+    """The values of variables in a phase.
 
     Attributes:
         weights, states: of `Parts`, when the step began.
@@ -361,19 +358,19 @@ class Phase(ShardWork):
     """One update of a model's own step, for one logical shard.
 
     Args:
-        step: which it is a part of.
-        place: of the phase in it.
+        step: the step that it is a part of.
+        place: the place of the phase in the step.
         jit: compile with XLA.
     """
 
     def __init__(self, step: OwnStep, place: int, jit: bool):
-        applies = step.found.applies
+        applies = step.findings.applies
         optimizer = step.parts.optimizers[applies[place][0]] if applies else None
         super().__init__(optimizer, step.trainable, step.states, keeps_slices=True)
         self._step, self._place = step, place
         self.with_gradient = applies[place][1] if applies else []
         self._is_last = place + 1 >= len(applies)
-        self.row_width = 1 + (sum(elements(step.metrics)) + len(step.found.names) if self._is_last else 0)
+        self.row_width = 1 + (sum(elements(step.metrics)) + len(step.findings.names) if self._is_last else 0)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
@@ -385,11 +382,8 @@ class Phase(ShardWork):
         return self._result(gradients, updates, row, weight, outputs)
 
     def values(self, known: Any = None) -> OwnValues:
-        """What variables hold in this phase."""
+        """Return what variables hold in this phase."""
         return self._step.values(self._place)
-
-    def fixed(self) -> None:
-        """No value is known not to change."""
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Make the update."""
@@ -398,14 +392,14 @@ class Phase(ShardWork):
 
     def _compute(self, values: OwnValues, leaves: Any, seeds: Any, weight: tf.Tensor) -> tuple[Any, ...]:
         step = self._step
-        found, assigned, scope, logs, outputs = step.run(self._place, values, leaves, seeds, weight)
-        gradients = self._kept(found)
+        computed, assigned, scope, logs, outputs = step.run(self._place, values, leaves, seeds, weight)
+        gradients = self._kept(computed)
         before = [*values.states, *values.weights]
         self.before_update = {i for i, v in enumerate(self.states) if id(v) in assigned}
         if not self._is_last:
             return gradients, self._updates(before, assigned), tf.constant(0.0), [], [], []
         deltas = added(scope, step.metrics, step.initial_metrics)
-        late = {id(v) for v in step.found.late}
+        late = {id(v) for v in step.findings.late}
         changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
         after = {id(v): scope.get_current_value(v) for v in changed}
         updates = self._updates(before, assigned | after)

@@ -37,67 +37,50 @@ class PlacedOp(NamedTuple):
     name: str
 
 
-class Placement:
-    """Reads the placement of one call, prints a summary and stores the full list in the run's folder.
+@contextlib.contextmanager
+def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], None]) -> Iterator[None]:
+    """Report the placement of the graphs that run for the first time inside the `with` statement.
 
     Args:
-        storage: the run's folder.
+        storage: the run's folder, which gets the full list.
         attempt: name of the attempt.
         rank: of this worker.
-        say: prints a line for the user.
+        say: prints a line of the summary for the user.
     """
-
-    def __init__(self, storage: Storage, attempt: str, rank: int, say: Callable[[str], None]):
-        self._storage, self._attempt, self._rank, self._say = storage, attempt, rank, say
-
-    @contextlib.contextmanager
-    def read(self, wanted: bool) -> Iterator[None]:
-        """Report the placement of the graphs that run for the first time inside the `with` statement.
-
-        Args:
-            wanted: if False, do nothing.
-        """
-        if not wanted:
-            yield
-            return
-        with collected() as ops:
-            yield
-        path = f"{FOLDER}/{self._attempt}-rank-{self._rank}.txt"
-        for line in summary(self._rank, ops):
-            self._say(line)
-        try:
-            self._storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
-            self._say(f"all of them: {self._storage.locate(path)}")
-        except StorageError as error:
-            self._say(f"the list of operations could not be stored: {error}")
+    with collected() as ops:
+        yield
+    path = f"{FOLDER}/{attempt}-rank-{rank}.txt"
+    for line in summary(rank, ops):
+        say(line)
+    try:
+        storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
+        say(f"all of them: {storage.locate(path)}")
+    except StorageError as error:
+        say(f"the list of operations could not be stored: {error}")
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[PlacedOp]]:
-    """A list that holds the operations that TensorFlow ran inside the `with` statement, filled when that ends."""
+    """Yield a list of the operations that TensorFlow runs inside the `with` statement, filled when that ends."""
     ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
     for graph in graphs:
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        ops.extend(PlacedOp(_short(node.device), node.op, node.name) for node in nodes if node.device)
+        # Of /job:worker/replica:0/task:1/device:GPU:0, GPU:0.
+        ops.extend(PlacedOp(node.device.rpartition("device:")[2], node.op, node.name) for node in nodes if node.device)
 
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
-    """One line for each device."""
-    found: dict[str, Counter[str]] = {}
+    """Return one line for each device."""
+    kinds_by_device: dict[str, Counter[str]] = {}
     for op in ops:
-        found.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])
+        kinds_by_device.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])
     lines = []
-    for device in sorted(found):
-        kinds = found[device]
+    for device in sorted(kinds_by_device):
+        kinds = kinds_by_device[device]
         most = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(_SHOWN))
         lines.append(
             f"worker {rank}, {device}: {kinds.total()} operations of the step" + (f" ({most})" if most else "")
         )
     return lines
-
-
-def _short(device: str) -> str:
-    """Shorten /job:worker/replica:0/task:1/device:GPU:0 to GPU:0."""
-    return device.rpartition("device:")[2]

@@ -99,7 +99,7 @@ class EvalStep:
 
     @property
     def output_width(self) -> int:
-        """float32 words of a record that metrics of the whole batch get; 0 where there are none."""
+        """Return the float32 words of a record that metrics of the whole batch get; 0 where there are none."""
         return sum(layout.width for layout in self.micro.outputs)
 
     def update(self, rows: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class EvalStep:
         self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:
-        """[K, L, n] the divisors of the n losses that are divided by a number from the data, per step and shard."""
+        """Return [K, L, n] the divisors of the losses that are divided by data, for each step and shard."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:
@@ -139,8 +139,8 @@ class EvalStep:
         def one(k: tf.Tensor) -> tf.Tensor:
             return shard_divisors(micro, [leaf[k] for leaf in leaves], seeds[k], counts, micro.values())
 
-        told = tf.TensorSpec([seeds.shape[1], count], tf.float32)
-        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+        spec = tf.TensorSpec([seeds.shape[1], count], tf.float32)
+        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=spec, parallel_iterations=1)
 
     def _divisors(self, leaves, seeds, counts):
         assert isinstance(self.micro, MicroBatch)

@@ -19,7 +19,7 @@ _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
 
 @contextlib.contextmanager
 def prepared(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """`fused` and `repeatable`; nothing where there is no optimizer."""
+    """Apply `fused` and `repeatable`; do nothing where there is no optimizer."""
     if optimizer is None:
         yield
         return
@@ -138,7 +138,7 @@ def _sgd(sgd: Any) -> _Update:
 
 
 def _adagrad_rows(adagrad: Any) -> _Update:
-    """Keras takes the root of the whole accumulator and then the rows of it that occur."""
+    """Return Adagrad's update of rows: Keras takes the root of the whole accumulator, and then the rows that occur."""
 
     def update(gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         rate, epsilon = tf.cast(learning_rate, variable.dtype), tf.constant(adagrad.epsilon, variable.dtype)

@@ -48,7 +48,7 @@ class LearningRate:
         return other
 
     def value(self) -> tf.Tensor:
-        """The learning rate of the next step, a float32 scalar."""
+        """Return the learning rate of the next step, a float32 scalar."""
         rate = tf.cast(tf.convert_to_tensor(_keras.rate_of(self._optimizer)), tf.float32)
         if self._law is None:
             return rate
@@ -65,7 +65,7 @@ class LearningRate:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the optimizer's rate is its own."""
+        """Return whether the optimizer's rate is its own."""
         return self._law is None
 
     @contextlib.contextmanager
@@ -92,18 +92,18 @@ class RateLaw:
 
     @property
     def begin(self) -> float:
-        """Fraction of the full rate at which the warm-up begins: the model's own rate if that is scaled up, else 0."""
+        """Return the fraction at which the warm-up begins: the model's own rate if that is scaled up, else 0."""
         return min(1.0, 1 / self.factor) if self.factor > 1 else 0.0
 
     def share(self, step: int) -> float:
-        """Fraction of the full rate, `factor` times the model's own, at a step counted from 0; 1 after the warm-up."""
+        """Return the fraction of the full rate, `factor` times the model's own, at a step from 0."""
         if step + 1 >= self.warmup_steps:
             return 1.0
         return self.begin + (1 - self.begin) * (step + 1) / self.warmup_steps
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """The scaling and warm-up that the flags ask for.
+    """Return the scaling and warm-up that the flags ask for.
 
     Returns:
         None if they leave the rate unchanged.

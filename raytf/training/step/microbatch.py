@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from raytf import _keras
 from raytf._keras import own_steps
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
@@ -63,9 +64,11 @@ class MicroBatch(ShardWork):
         self._kwargs = {"training": training} if user_model.takes_training(model) else {}
         self._sums = models.sums_over_batch(model)
         self.metrics = list(model.metrics_variables)
-        self._loss_metric = models.loss_metric(model)
+        self._loss_metric = _keras.loss_tracker(model)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
-        self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
+        # With several outputs, Keras tracks the loss of each.
+        trackers = getattr(_keras.compiled_loss(model), "metrics", [])
+        self._output_losses = {id(v) for tracker in trackers for v in tracker.variables}
         self._gathered = batch_metrics.Gathered(model)
         self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
@@ -83,14 +86,14 @@ class MicroBatch(ShardWork):
         return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
-        """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
+        """Return [n] the divisors of a shard's losses in `divided`; TensorFlow prunes the rest of the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
-        with scope, loss_division.measured(self.model) as found:
+        with scope, loss_division.measured(self.model) as divisors:
             predicted = self.model(x, **self._kwargs)
             models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
         records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
-        known = [found[place] for place in self.divided]
+        known = [divisors[place] for place in self.divided]
         return tf.stack([records if divisor is None else divisor for divisor in known])
 
     def _mapping(self, weights, states, seeds) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -101,7 +104,7 @@ class MicroBatch(ShardWork):
         ]
 
     def values(self, known: StepValues | None = None) -> StepValues:
-        """Current weights and layers' states; see `ShardWork`."""
+        """Return the current weights and layers' states; see `ShardWork`."""
         fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
         tables = () if self._is_compiled else self.slices
@@ -113,7 +116,7 @@ class MicroBatch(ShardWork):
         return StepValues(*([read(v) if value is None else value for v, value in each] for each in pairs))
 
     def fixed(self) -> StepValues:
-        """The values that no step changes, on the current device; None for the others."""
+        """Return the values that no step changes, on the current device; None for the others."""
         changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
         groups = self.trainable, self.states
         return StepValues(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
@@ -176,14 +179,14 @@ class MicroBatch(ShardWork):
 
     @property
     def phases(self) -> list[MicroBatch]:
-        """The parts of a step that each end with an update."""
+        """Return the parts of a step that each end with an update."""
         return [self]
 
     def begin(self) -> None:
-        """Nothing has to be noted at the beginning of a step."""
+        """Do nothing: a step of one phase has nothing to note at its beginning."""
 
     def finish(self, row: tf.Tensor) -> None:
-        """Nothing is left to do after the update."""
+        """Do nothing: nothing is left after the update."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards; to be traced."""

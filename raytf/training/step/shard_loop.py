@@ -41,7 +41,7 @@ class ShardBatch:
     factors: tf.Tensor | None = None
 
     def part(self, own: range) -> ShardBatch:
-        """The part with the shards of `own`, indices into this batch."""
+        """Return the part with the shards of `own`, indices into this batch."""
         at = slice(own.start, own.stop)
         counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
         return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
@@ -49,7 +49,7 @@ class ShardBatch:
 
 @dataclass(frozen=True)
 class ShardSum:
-    """How the results of shards are summed.
+    """The way the results of shards are summed.
 
     Attributes:
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
@@ -75,8 +75,9 @@ class ShardSum:
 def loop_shards(
     micro: ShardWork, how: ShardSum, shards: ShardBatch, values: Any
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices and outputs in
-    shard order.
+    """Sum the encoded tensors of a device's shards of one step.
+
+    Return the sums, the shards' rows [L, M], and their slices and outputs in shard order.
 
     Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
     single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
@@ -104,8 +105,8 @@ def loop_shards(
         made = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
         tensors, row, slices, outputs = made
         encoded, extra = how.encode(tensors, weight)
-        told = [] if how.digest is None else [how.digest(encoded, slices, row)]
-        row = tf.concat([row, *told, extra], 0)
+        digests = [] if how.digest is None else [how.digest(encoded, slices, row)]
+        row = tf.concat([row, *digests, extra], 0)
         return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), [*slices, *outputs])
 
     def nothing() -> ShardResult:
@@ -126,13 +127,13 @@ def loop_shards(
         place = k if how.beside is None else (k - beside) % rounds
         i = tf.maximum(k - idle, 0) if early else place
         conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
-        more, row, found, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        more, row, parts, _ = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
         summed = tf.cond(k <= beside, lambda: more, lambda: _added(summed, more))
         if how.beside is not None:
-            found = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in found]
+            parts = [f[: tf.where(k < beside, 0, tf.shape(f)[0])] for f in parts]
         if early is not None:
             summed = early(tf.equal(k, rounds - 1), summed)
-        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, found, strict=True)]
+        return k + 1, summed, rows.write(place, row), [a.write(place, f) for a, f in zip(slices, parts, strict=True)]
 
     rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
     arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
@@ -151,7 +152,7 @@ def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps: bool) -> tf.Tensor:
-    """The slices of all shards one after another."""
+    """Return the slices of all shards one after another."""
     if has_gaps or layout.count is None:
         return array.concat()
     # On a GPU, `concat` would tell the host how long each part is.
@@ -161,7 +162,7 @@ def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps:
 def spread_shards(
     devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
+    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time.
 
     Args:
         devices: this process's devices.
@@ -173,10 +174,10 @@ def spread_shards(
     parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
     for device, (part, known) in enumerate(zip(parts, fixed, strict=False)):
         with devices.on(device):
-            tensors, row, found = loop_shards(micro, how, part, micro.values(known))
+            tensors, row, more = loop_shards(micro, how, part, micro.values(known))
             summed.append(tensors)
             rows.append(row)
-            slices.append(found)
+            slices.append(more)
     with devices.at_home():
         return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
 
@@ -198,7 +199,7 @@ class StepShards(NamedTuple):
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
-    """What `ShardBatch` has as counts and total for a full step of some shards, and of one that is audited."""
+    """Return `counts` and `total` of `ShardBatch` for a full step of some shards, and of one that is audited."""
     if plan.is_even:
         return None, 0
     sizes = tf.constant(plan.sizes, tf.int32)
@@ -211,7 +212,7 @@ def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) ->
 def shard_divisors(
     micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
 ) -> Any:
-    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
+    """Return [L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
     count = len(micro.divided)
 
     def one(i: tf.Tensor) -> tf.Tensor:
@@ -220,12 +221,12 @@ def shard_divisors(
         batch = [leaf[i][: counts[i]] for leaf in leaves]
         return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
 
-    told = tf.TensorSpec([count], tf.float32)
-    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+    spec = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
-    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
+    """Return [L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
 
     Args:
         own: [L, n] result of `shard_divisors`.
@@ -239,7 +240,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
 
 
 def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
-    """For each device, copies of the values that no step changes; made once per call."""
+    """Return, for each device, copies of the values that no step changes; made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):
@@ -247,18 +248,15 @@ def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
     return copies
 
 
-# -- sums over all workers ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ShardSums:
     """Computes and sums shards; to be traced.
 
     Attributes:
-        devices: of this process.
+        devices: this process's devices.
         plan: sizes of batches and shards.
         all_reduce: sums tensors over workers; None if this is the only worker.
-        shards: of this worker.
+        shards: this worker's shards.
         total_shards: V.
         has_overlap: whether sums over workers start while gradients are computed.
         audit: as for `Reduction.reduce`.
@@ -280,7 +278,7 @@ class ShardSums:
         flags: tf.Tensor,
         fixed: Sequence[Any],
     ) -> tuple[reductions.Reduced, list[Any]]:
-        """What all shards together make of a computation.
+        """Compute and sum the shards of all workers.
 
         Args:
             work: the computation of a shard.
@@ -305,13 +303,13 @@ class ShardSums:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
             how = ShardSum(encode, like, of, not is_float, early, reduction.digest, beside)
-            summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
-            return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
+            summed, rows, slices = spread_shards(self.devices, work, how, batch, fixed)
+            return [s / of for s in summed] if is_even and of > 1 else summed, rows, slices
 
         all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
         specs = [layout.spec for layout in layouts]
-        told = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
-        reduced = reduction.reduce(all_reduce, compute, flags, *told)
+        arguments = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
+        reduced = reduction.reduce(all_reduce, compute, flags, *arguments)
         known = [layout.count if batch.counts is None else None for layout in layouts]
         own = reduced.slices
         if all_reduce is not None and own:
@@ -324,7 +322,7 @@ class ShardSums:
 
 
 def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """What is known when all sums over workers of a computation are done.
+    """Return what is known when all sums over workers of a computation are done.
 
     TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
     of a host bring at the same time. So whatever is added next must wait for these.
@@ -333,16 +331,13 @@ def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Te
     return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]
 
 
-# -- how long a shard takes --------------------------------------------------------------------------------------------
-
-
 class ShardTimer:
     """Measures full micro-batches, of which nothing is kept.
 
     Args:
         compute: a traced micro-batch: (leaves, seeds) -> a `ShardResult`.
         first: leaves of the first records.
-        records: of a micro-batch.
+        records: number of records in a micro-batch.
         seeds: how many pairs of seeds it takes.
     """
 
@@ -352,7 +347,7 @@ class ShardTimer:
         self._is_ready = False
 
     def seconds(self) -> float:
-        """Seconds of one micro-batch: the faster of two runs."""
+        """Measure the seconds of one micro-batch: the faster of two runs."""
         batch = self._batch()
         return min(self._run(batch), self._run(batch))
 
@@ -374,7 +369,7 @@ class ShardTimer:
         return taken / runs, taken
 
     def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """What is measured: the first records again and again. Not every model takes zeros: CTC takes no empty text."""
+        """Return the first records, repeated. Not every model takes zeros: CTC takes no empty text."""
         leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
         batch = leaves, np.zeros([self._seeds, 2], np.int32)
         if not self._is_ready:

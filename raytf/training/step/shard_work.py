@@ -1,4 +1,4 @@
-"""What one shard of a step returns, and how it is made an update: the part that all kinds of steps have in common."""
+"""The result of one shard of a step, and the update made of it: the part that all kinds of steps share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.errors import ModelError
 
 
 class ShardResult(NamedTuple):
-    """What the computation of a shard returns.
+    """The result of computing a shard.
 
     Attributes:
         tensors: gradients and layers' updates; a gradient that is slices has no elements here.
@@ -47,7 +47,7 @@ class OutputLayout:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Of the rows."""
+        """Return the spec of the rows."""
         return tf.TensorSpec([None, self.width], tf.float32)
 
 
@@ -108,11 +108,11 @@ class ShardWork:
 
     @property
     def layouts(self) -> list[SliceLayout | OutputLayout]:
-        """What a traced shard returns that is not summed: slices, then outputs."""
+        """Return what a traced shard returns that is not summed: slices, then outputs."""
         return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
-        """What variables hold at the beginning of a step, on the current device.
+        """Return what variables hold at the beginning of a step, on the current device.
 
         Args:
             known: from `fixed`; values in it are used as they are and not read again.
@@ -120,11 +120,11 @@ class ShardWork:
         raise NotImplementedError
 
     def fixed(self) -> Any:
-        """The values that no step changes, on the current device."""
-        raise NotImplementedError
+        """Return the values that no step changes, on the current device; None where none is known."""
+        return None
 
     def layout(self) -> reduction.WireLayout:
-        """The shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
+        """Return the shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
         if not sent:  # all weights are frozen: a zero travels, as a sum of no tensors has no digest
@@ -132,17 +132,17 @@ class ShardWork:
         return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
 
     def digested(self) -> list[str]:
-        """What the digests of a traced shard are of, in order: see `Reduction.digest`."""
+        """Return what the digests of a traced shard are made of, in order: see `Reduction.digest`."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         paths = [v.path for v in sent] or ["nothing"]
         return [*paths, *(f"rows of {sent[i].path}" for i in self.slices), LOSS]
 
     def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
-        """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
-        found: list[Any] = tensors[: len(self.with_gradient)]
+        """Return the gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
+        reduced: list[Any] = tensors[: len(self.with_gradient)]
         for (place, layout), words in zip(self.slices.items(), slices, strict=True):
-            found[place] = layout.unpack(words)
-        return found
+            reduced[place] = layout.unpack(words)
+        return reduced
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
@@ -175,16 +175,16 @@ class ShardWork:
         self.outputs = self.outputs or [OutputLayout(int(rows.shape[1]), rows.shape[0]) for rows in outputs]
         return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices, outputs)
 
-    def _kept(self, found: Sequence[Any]) -> list[Any]:
-        """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
+    def _kept(self, computed: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
         if self._keeps_slices and not self.slices:
-            for place, gradient in enumerate(found):
+            for place, gradient in enumerate(computed):
                 if isinstance(gradient, tf.IndexedSlices):
                     self.slices[place] = SliceLayout.of(self.trainable[self.with_gradient[place]], gradient)
-        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(found)]
+        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(computed)]
 
     def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
-        """What is sent of the states that have changed, whose indices are then in `updated`.
+        """Return what is sent of the states that have changed, and set `updated` to their indices.
 
         Args:
             before: values of the states.
@@ -209,12 +209,12 @@ class ShardWork:
 
 
 def flat(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Columns of a row."""
+    """Return the columns of a row."""
     return [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
 
 
 def elements(of: Sequence[keras.Variable]) -> list[int]:
-    """How many columns each variable takes in a row."""
+    """Return how many columns each variable takes in a row."""
     return [int(np.prod(v.shape, dtype=np.int64)) for v in of]
 
 
@@ -227,16 +227,16 @@ def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int
 
 
 def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before: Sequence[Any]) -> list[tf.Tensor]:
-    """What a shard has added to the variables of metrics, which began with the values `before`."""
+    """Return what a shard has added to the variables of metrics, which began with the values `before`."""
     return [scope.get_current_value(v) - tf.constant(value) for v, value in zip(metrics, before, strict=True)]
 
 
 class KeptGradients:
-    """Those of all phases of a step, if somebody wants them.
+    """The gradients of all phases of a step, if they are wanted.
 
     Args:
         is_wanted: whether to keep them.
-        phases: of the step, traced.
+        phases: the step's phases, traced.
         reductions: how the tensors of each phase are added.
     """
 
@@ -244,7 +244,7 @@ class KeptGradients:
         self._is_wanted, self._phases, self._reductions = is_wanted, phases, reductions
 
     def nothing(self) -> list[tf.Tensor]:
-        """What there is before the first step; to be traced."""
+        """Return the gradients that are kept before the first step; to be traced."""
         kept = []
         for phase, adds in zip(self._phases, self._reductions, strict=True):
             variables = [phase.trainable[i] for i in phase.with_gradient] if self._is_wanted else []
@@ -252,11 +252,11 @@ class KeptGradients:
         return kept
 
     def of(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
-        """What to keep of a phase; to be traced.
+        """Return what to keep of a phase; to be traced.
 
         Args:
             gradients: before the update, which may change a loss scale.
-            optimizer: of the phase.
+            optimizer: the phase's optimizer.
         """
         if not self._is_wanted:
             return []
@@ -267,18 +267,18 @@ class KeptGradients:
         return gradients
 
     def named(self, gradients: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Those of a call, by the path of their weight; empty if they are not kept."""
+        """Return the gradients of a call by the path of their weight; empty if they are not kept."""
         paths = [phase.trainable[i].path for phase in self._phases for i in phase.with_gradient]
         return dict(zip(paths, gradients, strict=True)) if self._is_wanted else {}
 
 
 def squared_norm(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer | None) -> tf.Tensor:
-    """The sum of the squares of all elements, float32; to be traced.
+    """Return the sum of the squares of all elements, float32; to be traced.
 
     Args:
         gradients: summed over all shards, before they are clipped and before the update, which may change a loss
             scale. Of slices, those of the same row are not added first, as in `tf.linalg.global_norm`.
-        optimizer: that applies them.
+        optimizer: the optimizer that applies them.
     """
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     halves = [tf.cast(tf.nn.l2_loss(each), tf.float32) for each in values]

@@ -158,7 +158,7 @@ class TrainStep:
                     self.rehearse(full, steps)
 
     def rehearse(self, full: bool, steps: int = 0) -> bool:
-        """Trace and run the graph of full steps, or of those that end epochs; whether there is one for any shards."""
+        """Trace and run the graph of full or partial steps; return whether there is one for any shards."""
         is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
         if is_there:
             call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
@@ -168,23 +168,23 @@ class TrainStep:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
+        """Return whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
         return self._words.is_on_gpu
 
     @property
     def digest_bytes(self) -> int:
-        """Bytes of the digests of a step."""
+        """Return the number of bytes of the digests of a step."""
         return 0 if self.digests is None else self.digests.bytes
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """What must be saved with the weights."""
+        """Return what must be saved with the weights."""
         named = {}
         for place, reduction in enumerate(self.reductions):
             named.update(reduction.state(place))
         return named
 
     def functions(self) -> tuple[Any, Any]:
-        """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
+        """Return the `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
         return self._full, self._partial
 
     def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
@@ -205,10 +205,10 @@ class TrainStep:
         return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
 
     def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
-        given = call.leaves, call.seeds, flags, np.int32(self._shards.start)
+        arguments = call.leaves, call.seeds, flags, np.int32(self._shards.start)
         if call.full:
-            return self._full(*given, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
-        return self._partial(*given, call.counts, np.int32(call.records))
+            return self._full(*arguments, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
+        return self._partial(*arguments, call.counts, np.int32(call.records))
 
     def take(self, shards: range) -> None:
         """Compute other shards, at least one, from the next call on."""
@@ -218,20 +218,20 @@ class TrainStep:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a call that fails because a worker is lost has made some of its steps, and nothing of the others."""
+        """Return whether a call that fails because a worker is lost has made whole steps only."""
         return self._journal is not None
 
     def made(self) -> StepOutcome:
-        """The steps that the last call has made although it failed; without flags, and perhaps without any step."""
+        """Return the steps, perhaps none, that the last call has made although it failed; without flags."""
         assert self._journal is not None
         return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
-        """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
+        """Return the gradients that a call returned, by the path of their weight; empty if they are not kept."""
         return self._gradients.named(outcome.gradients)
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
+        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and its row.
 
         Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
 
@@ -239,21 +239,21 @@ class TrainStep:
             leaves: leaves of the batch, each [b, ...].
             seeds: [S, 2] int32.
         """
-        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        return b"".join(t.numpy().tobytes() for t in [*found.tensors, found.row, *found.slices])
+        parts = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
-        fixed point, and with the update. Afterwards everything that a step changes is restored.
+        """Do as `probe` does for a whole step of one micro-batch, with the loop body of training, in fixed point, and
+        with the update. Afterwards everything that a step changes is restored.
 
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
         with self._unchanged() as changed:
-            told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            made = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
             # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
             # the host.
             values = [v.read_value() for v in changed if v.dtype.is_floating]
-            return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
+            return b"".join(t.numpy().tobytes() for t in [*made, device_sum(values)])
 
     def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
         """Put back at the end all that a step may change; until then the device holds it twice."""
@@ -284,9 +284,9 @@ class TrainStep:
         phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
 
         def probe(leaves: list[tf.Tensor], seeds: tf.Tensor) -> ShardResult:
-            found = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
-            row = found[0].row if len(found) == 1 else tf.concat([each.row for each in found], 0)
-            return ShardResult([t for f in found for t in f.tensors], row, [s for f in found for s in f.slices])
+            parts = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
+            row = parts[0].row if len(parts) == 1 else tf.concat([each.row for each in parts], 0)
+            return ShardResult([t for f in parts for t in f.tensors], row, [s for f in parts for s in f.slices])
 
         function = tf.function(probe, autograph=False)
         return user_model.run_user_code("the model", lambda: function.get_concrete_function(self._shard_specs(), seeds))
@@ -335,7 +335,7 @@ class TrainStep:
         return rows.stack(), flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
-        """A step as if this worker were the only one and had one shard.
+        """Make a step as if this worker were the only one and had one shard.
 
         Returns:
             Its loss, and whether its gradients were finite.
@@ -361,9 +361,9 @@ class TrainStep:
             for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
                 is_last = phase is self.micro.phases[-1]
                 # The flags travel with the last phase, whose sums come last.
-                told = flags if is_last else tf.zeros_like(flags)
+                votes = flags if is_last else tf.zeros_like(flags)
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
-                    reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                    reduced, gradients = sums(phase, reduction, batch, votes, fixed)
                 done = [] if all_reduce is None else results(reduced, gradients)
                 if self.audit is not None and reduced.audit is not None:
                     with tf.control_dependencies(done):
@@ -384,11 +384,11 @@ class TrainStep:
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
-            told = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
-        return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
+            folded = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
+        return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
-        """Factors for losses that are divided by data, after all workers have exchanged their divisors.
+        """Return factors for losses that are divided by data, after all workers have exchanged their divisors.
 
         Returns:
             None if the model has no such losses.
@@ -403,7 +403,7 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is computed.
+    """The options of a step.
 
     Attributes:
         flags: number of flags that are summed over workers with each step.

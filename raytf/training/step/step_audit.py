@@ -16,7 +16,7 @@ TIMES = 4
 
 
 class StepAudit:
-    """What the audits of a step need.
+    """Computes the digests of audited shards.
 
     Args:
         work: the computation of a shard, traced.
@@ -33,7 +33,7 @@ class StepAudit:
         self._again: Any = tf.function(self._one_shard, autograph=False)
 
     def check(self, row: AuditRow) -> tf.Operation:
-        """Fail the step where the digests differ; to be traced. What must not happen then waits for it.
+        """Fail the step where the digests differ; to be traced. Changes of the state wait for it.
 
         There is no branch: a few small numbers are kept of each step, which takes less time than not to keep them.
         """
@@ -44,7 +44,7 @@ class StepAudit:
                 return tf.raw_ops.Assert(condition=row.agreed, data=[why])
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """The digests of the shard's own worker and of the other one; None where no step has failed since."""
+        """Return the digests of the shard's own worker and of the other one; None where no step has failed since."""
         own, other = (each.tobytes() for each in self._digests.numpy())
         if own == other:
             return None
@@ -52,11 +52,11 @@ class StepAudit:
         return own, other
 
     def again(self, leaves: list[np.ndarray], seeds: np.ndarray, count: int | None, total: int) -> list[bytes]:
-        """The digests that this rank computes for a shard of a full step, with the present weights and the exponents of
-        the step that has failed; several times.
+        """Compute a shard of a full step again, several times, with the present weights and the exponents of the failed
+        step; return its digests.
 
         Args:
-            leaves: of the shard, each [1, b, ...].
+            leaves: leaves of the shard, each [1, b, ...].
             seeds: [1, S, 2].
             count: records of the shard; None where all shards have as many.
             total: records of the step.
@@ -69,7 +69,7 @@ class StepAudit:
     def _one_shard(
         self, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: tf.Tensor | None, total: tf.Tensor
     ) -> tf.Tensor:
-        """[D * 2] the columns of digests, by the loop's body that training has: another graph may have other bits."""
+        """Return [D * 2] the columns of digests, by the loop's body of training: another graph may have other bits."""
         reduction, work, scales = self._reduction, self._work, self._reduction.scales(self._exponents)
 
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -1,4 +1,4 @@
-"""What comes of a call's steps, also of one that fails: those before the step that failed have changed the weights."""
+"""The results of a call's steps. In a call that fails, the steps before the failure have changed the weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepOutcome(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """What is noted of a step, in its graph.
+    """The numbers that a step records in its graph.
 
     Attributes:
         loss: float32.
@@ -50,7 +50,7 @@ class StepRow(NamedTuple):
 
 
 def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
-    """A step's row, float32; to be traced.
+    """Return a step's row, float32; to be traced.
 
     Args:
         rate: the learning rate of the step.
@@ -59,7 +59,7 @@ def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
 
 
 def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
-    """The outcome of steps that have these rows, [K, n]."""
+    """Return the outcome of steps that have these rows, [K, n]."""
     losses, rates, finite, norms = rows[:, :_COLUMNS].T
     digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
     return StepOutcome(losses, rates, finite > 0, flags, gradients, digests, norms)
@@ -69,7 +69,7 @@ class StepJournal:
     """The rows of a call's steps, which its graph keeps in a variable.
 
     Args:
-        width: of a row.
+        width: columns of a row.
     """
 
     def __init__(self, width: int) -> None:
@@ -78,19 +78,19 @@ class StepJournal:
         self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
 
     def begin(self, steps: int) -> None:
-        """A call of so many steps begins."""
+        """Begin a call of this many steps."""
         self._rows.assign(tf.zeros([steps, self._width + 1]))
 
     def note(self, k: tf.Tensor, row: tf.Tensor) -> None:
-        """Step k of the call is made; to be traced."""
+        """Note that step k of the call is made; to be traced."""
         self._rows.scatter_nd_update([[k]], [tf.concat([row, [1.0]], 0)])
 
     def rows(self) -> np.ndarray:
-        """Those of the steps that were made, in order."""
+        """Return the rows of the steps that were made, in order."""
         rows = self._rows.numpy()
         return rows[rows[:, -1] > 0, :-1]
 
 
 def width_of(digest_bytes: int) -> int:
-    """Columns of a step's row."""
+    """Return the number of columns of a step's row."""
     return _COLUMNS + -(-digest_bytes // 4)

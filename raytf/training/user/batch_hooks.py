@@ -34,7 +34,7 @@ class BatchHooks(NamedTuple):
     Attributes:
         each: some callback needs the hook of every batch.
         steer: the hooks may change something, so the ranks agree after the end of a batch.
-        steer_begin: so may those that run before a batch, and the ranks agree after them, too.
+        steer_begin: hooks before a batch may change something, too, so the ranks agree after them.
         take_nan: a callback handles a loss that is not finite, which is then no error.
         test: some callback needs the hook of every batch of an evaluation.
     """

@@ -38,7 +38,7 @@ class KeptObjects:
 
     Args:
         callbacks: before training, and before Keras gives them their model.
-        model: that they will get; its variables, and those of its optimizer, come back by another way.
+        model: the model that they will get; its variables, and those of its optimizer, come back by another way.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model):
@@ -48,7 +48,7 @@ class KeptObjects:
         #: Objects whose contents this class looks after, and those and the parts of the model, by label.
         self._objects = object_graph.labelled(list(callbacks))
         self._known = self._objects | parts
-        self._labels = object_graph.named(self._known)
+        self._labels = {id(value): label for label, value in self._known.items()}
         mine = {id(part) for part in parts.values()}
         self._objects = {label: value for label, value in self._objects.items() if id(value) not in mine}
         large = {label: value for label, value in self._objects.items() if object_graph.is_large(value)}
@@ -67,7 +67,7 @@ class KeptObjects:
 
     @property
     def unsent(self) -> list[str]:
-        """Objects whose changes cannot be sent: where each one is, and its class."""
+        """Return the objects whose changes cannot be sent: where each one is, and its class."""
         opaque = {label: type(value).__name__ for label, value in self._objects.items() if _is_opaque(value)}
         lost = {label: kind for label, kind in self._lost_before.items() if not self._is_of_keras(label)}
         return [f"{label} ({kind})" for label, kind in (opaque | lost).items()]
@@ -170,11 +170,11 @@ def load_old(
 def _changed(before: Content, now: Content) -> Content:
     """Return the parts of a content that differ from another one, of attributes each by itself."""
     apart = ("attributes", "names")
-    found = {key: value for key, value in now.items() if key not in apart and _differs(before, key, value)}
+    parts = {key: value for key, value in now.items() if key not in apart and _differs(before, key, value)}
     attributes = before.get("attributes", {})
     own = {name: v for name, v in now.get("attributes", {}).items() if _differs(attributes, name, v)}
     gone = sorted(set(before.get("names", ())) - set(now.get("names", ())))
-    return found | ({"attributes": own} if own else {}) | ({"gone": gone} if gone else {})
+    return parts | ({"attributes": own} if own else {}) | ({"gone": gone} if gone else {})
 
 
 def _differs(before: Mapping[str, Any], name: str, now: Any) -> bool:

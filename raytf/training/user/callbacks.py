@@ -72,7 +72,7 @@ class Callbacks:
         watch: returns a context manager to hold while the user's code runs.
     """
 
-    #: What the other ranks know of the hooks of batches, where they know it already.
+    #: The hooks of batches, where the other ranks know them already.
     _known_batches: BatchHooks | None = None
 
     def __init__(
@@ -92,7 +92,7 @@ class Callbacks:
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: What they can reach, and what the model must stay; set by `_construct`.
+        #: The objects that they can reach, and a guard of the model; set by `_construct`.
         self._kept: KeptObjects | None = None
         self._guard: ModelGuard | None = None
         #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
@@ -102,7 +102,7 @@ class Callbacks:
         self._changes = variables.Changes(lambda: self._variables)
         if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
-        #: What the ranks know of the hooks of batches; the same on all ranks.
+        #: The hooks of batches; the same on all ranks.
         self.batches = self._agree_on_batches(batch_hooks.of(self._list))
         model.stop_training = False
 
@@ -136,7 +136,7 @@ class Callbacks:
 
     @property
     def has_batch_hooks(self) -> bool:
-        """Whether some callback overrides a batch hook; False on all ranks but rank 0."""
+        """Return whether some callback overrides a batch hook; False on all ranks but rank 0."""
         return any(batch_hooks.overridden(c) for c in self._list)
 
     @property
@@ -145,7 +145,7 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback asked to stop training; equal on all ranks after `run`."""
+        """Return whether a callback asked to stop training; equal on all ranks after `run`."""
         return bool(self._model.stop_training)
 
     def run(self, hook: str, *args: Any) -> None:
@@ -194,14 +194,14 @@ class Callbacks:
         return json.loads(self._group.share(own))
 
     def begin(self, what: str, step: int) -> None:
-        """Something begins at a step, from where it is begun again if a worker is lost in it."""
+        """Note that something begins at a step, from where it is begun again if a worker is lost in it."""
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
-        """Whether a hook must be run."""
+        """Return whether a hook must be run."""
         return True
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
+        """Return (values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
         if self._kept is None or self._guard is None:
             return {}, {}
         values, arrays = self._kept.state()
@@ -236,7 +236,7 @@ class Callbacks:
 
     @property
     def _rate(self) -> float | None:
-        """The learning rate; None where a schedule gives it, or where there are several."""
+        """Return the learning rate; None where a schedule gives it, or where there are several."""
         optimizer = self._model.optimizer
         if not _keras.has_one_rate(optimizer):
             return None
@@ -261,7 +261,7 @@ class Callbacks:
 
     @functools.cached_property
     def _variables(self) -> list[keras.Variable]:
-        """The variables that hooks may change and that the step reads, in one order on all ranks."""
+        """Return the variables that hooks may change and that the step reads, in one order on all ranks."""
         return list(variables.variables(self._model).values())
 
 
@@ -272,9 +272,9 @@ def give_back(
 
     Args:
         run: its folder.
-        callbacks: that the run was started with.
-        model: of the program.
-        params: of the run, as Keras passes them to callbacks.
+        callbacks: the callbacks that the run was started with.
+        model: the program's model.
+        params: the run's parameters, as Keras passes them to callbacks.
     """
     values, arrays = callback_state.kept(run)
     own = _completed(callbacks)
@@ -316,14 +316,11 @@ def _is_before(text: str, epoch: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
 
 
-# -- logs --------------------------------------------------------------------------------------------------------------
-
-
 class LogsReader(keras.callbacks.Callback):
     """The last callback: it sees the logs of an epoch with what the others have added to them.
 
     Attributes:
-        logs: of the newest epoch.
+        logs: the logs of the newest epoch.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks that another rank can go on with when rank 0 is lost: after each hook all ranks know their state."""
+"""Callbacks that another rank can continue when rank 0 is lost: after each hook all ranks know their state."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Ran = Counter[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class CallbackState:
-    """What all ranks know of the callbacks of rank 0.
+    """The state of rank 0's callbacks that all ranks know.
 
     Attributes:
         stop, rate: what the hooks have done: whether training stops, and the learning rate.
         values: by their places, the variables that the hooks have changed.
         ran: hooks since the last `begin`.
-        logs: of the newest epoch that has ended, with what callbacks have added to them; None before.
+        logs: the logs of the newest epoch that has ended, with what callbacks have added to them; None before.
         extras: packed, as of that moment; None where nothing changed.
-        version: counts up with each state that was told.
+        version: counts up with each state that was sent.
     """
 
     stop: bool = False
@@ -80,7 +80,7 @@ class MovingCallbacks(Callbacks):
 
     @property
     def lacks_hooks(self) -> bool:
-        """Whether this rank, if it is rank 0, has to take the callbacks over."""
+        """Return whether this rank, if it is rank 0, has to take the callbacks over."""
         return self.active and self._hooks is None
 
     def begin(self, what: str, step: int) -> None:
@@ -90,15 +90,14 @@ class MovingCallbacks(Callbacks):
             self.known = replace(self.known, ran=Counter())
 
     def resume(self) -> None:
-        """Workers were lost: what was begun is begun again, and hooks that have run in it are not run again; all ranks
-        must call this."""
+        """Begin again after workers were lost, without the hooks that have run; all ranks must call this."""
         self._asked.clear()
         if self.active:
             self._mark = None
             self._agree_on_effects(())
 
     def agree_on_known(self) -> None:
-        """Have all ranks know what one of them was told before another one was lost; all ranks must call this."""
+        """Have all ranks know what one of them heard before another one was lost; all ranks must call this."""
         if not self.active:
             return
         group = self._group
@@ -113,7 +112,7 @@ class MovingCallbacks(Callbacks):
                 self._assign(self.known.values)
 
     def take_over(self, files: str, epoch: int, is_inside: bool, has_end: bool) -> None:
-        """Go on with the callbacks of a rank 0 that is lost, on the new one.
+        """Continue with the callbacks of a rank 0 that is lost, on the new one.
 
         Args:
             files: local folder for their files, which has those of `packed_files`.
@@ -145,7 +144,7 @@ class MovingCallbacks(Callbacks):
 
     @property
     def packed_files(self) -> dict[str, bytes]:
-        """Files of the callbacks, as far as all ranks know them.
+        """Return the files of the callbacks, as far as all ranks know them.
 
         Raises:
             WorkerLostError: nobody else knows them.
@@ -170,21 +169,21 @@ class MovingCallbacks(Callbacks):
     def _agree_on_effects(self, changed: Sequence[int]) -> None:
         # In one message: a rank knows either all of it or nothing.
         self._untold.update(changed)
-        own, mark = self._told(self._untold) if self._group.rank == 0 else (None, None)
-        told: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
+        own, mark = self._packed_state(self._untold) if self._group.rank == 0 else (None, None)
+        shared: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
         self._mark = mark
         self._untold.clear()
-        self._take_effects(told.stop, told.rate)
-        self.known = told if told.extras is not None else replace(told, extras=self.known.extras)
+        self._take_effects(shared.stop, shared.rate)
+        self.known = shared if shared.extras is not None else replace(shared, extras=self.known.extras)
         if self._group.rank != 0:
-            self._assign(told.values)
+            self._assign(shared.values)
 
     def _assign(self, values: Mapping[int, np.ndarray]) -> None:
         for place, value in values.items():
             self._variables[place].assign(value)
 
-    def _told(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
-        """What rank 0 tells, and what marks the state that it told."""
+    def _packed_state(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
+        """Return what rank 0 sends, and a mark of the state that it sends."""
         values, arrays = self.state()
         files = self._pack()
         mark = pickle.dumps((values, files)), {name: google_crc32c.value(_bytes(a)) for name, a in arrays.items()}

@@ -1,4 +1,4 @@
-"""How workers get batches that the driver's program makes."""
+"""The workers' side of batches that the driver's program makes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FeedClient:
     """Asks the mailbox of `raytf.driver.feed` for batches; can be sent to other processes.
 
     Args:
-        handle: of the mailbox.
+        handle: the mailbox's handle.
         plan: how a batch is divided among logical shards.
     """
 
@@ -28,7 +28,7 @@ class FeedClient:
         self._batches: tuple[range, list[list[np.ndarray]]] = range(0), []
 
     def __call__(self, step: int, shards: range) -> tuple[list[np.ndarray], int]:
-        """Leaves of the records of some logical shards at a step, and the number of records of all shards.
+        """Return the leaves of some logical shards' records at a step, and the number of records of all shards.
 
         Raises:
             DataError: the program cannot make the batch.
@@ -42,12 +42,12 @@ class FeedClient:
         return self._batches[1][at], self._offer.rows[at]
 
     def _taken(self, shards: range) -> list[list[np.ndarray]]:
-        """Leaves of some shards' records, for each batch of the offer."""
+        """Return the leaves of some shards' records, for each batch of the offer."""
         rows, parts = self._offer.rows, self._offer.parts
         if len(parts) > 1:
-            found = ray.get(parts[shards.start : shards.stop])
+            batches = ray.get(parts[shards.start : shards.stop])
             return [
-                [np.concatenate(leaves) for leaves in zip(*batch, strict=True)] for batch in zip(*found, strict=True)
+                [np.concatenate(leaves) for leaves in zip(*batch, strict=True)] for batch in zip(*batches, strict=True)
             ]
         cut: list[list[np.ndarray]] = []
         for count, leaves in zip(rows, ray.get(parts[0]) if parts else [], strict=True):
@@ -56,5 +56,5 @@ class FeedClient:
         return cut
 
     def saved(self, step: int) -> None:
-        """Tell that a checkpoint of a step is on storage, from rank 0."""
+        """Report that a checkpoint of a step is on storage, from rank 0."""
         self._handle.saved.remote(step)

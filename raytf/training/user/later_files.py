@@ -213,17 +213,12 @@ def give_back(run: Storage, sent: list[Any]) -> None:
     for value in sent:
         if hasattr(value, "as_default"):
             folder = summaries.writer_folder(value)[0] or ""
-            place = place_of(folder)
-            if "://" not in place:
-                _copy_tree(run, f"{_FILES}/{place}", folder)
+            name = f"{_FILES}/{place_of(folder)}"
+            for file in run.files(name) if "://" not in name else ():
+                local_files.check_plain(file.name, run.locate(name))
+                local_files.put_inside(folder, file.name, run.get(f"{name}/{file.name}"))
             continue
         data = None if value.closed else run.get_or_none(f"{_FILES}/{place_of(value.name)}")
         if data is not None:
             value.write(data.decode("utf-8", "surrogatepass") if isinstance(value, io.TextIOBase) else data)
             value.flush()
-
-
-def _copy_tree(run: Storage, name: str, folder: str) -> None:
-    for each in run.files(name):
-        local_files.check_plain(each.name, run.locate(name))
-        local_files.put_inside(folder, each.name, run.get(f"{name}/{each.name}"))

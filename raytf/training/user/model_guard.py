@@ -33,7 +33,7 @@ class ModelGuard:
         self._model = model
         self._parts = compiled_parts.parts(model)
         self._before = compiled_parts.trainable(model)
-        #: What callbacks have set.
+        #: The flags that callbacks have set.
         self.trainable = self._before
 
     @property

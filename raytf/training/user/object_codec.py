@@ -68,8 +68,8 @@ def library(name: str) -> Any:
     if name in CLASSES:
         return CLASSES[name]
     if module == "numpy":
-        found = getattr(np, own, None)
-        return found if isinstance(found, np.ufunc) else None
+        function = getattr(np, own, None)
+        return function if isinstance(function, np.ufunc) else None
     if module.startswith("keras.src.ops."):
         return getattr(keras.ops, own, None)
     spaces: dict[str, Any] = {"_operator": operator, "math": math}
@@ -122,28 +122,28 @@ class Writer:
 
     def content(self, label: str, value: Any) -> Content:
         """Return the content of an object; arrays by checksums only, see `take_arrays`."""
-        found: Content = {}
+        content: Content = {}
         if isinstance(value, keras.callbacks.Callback) and hasattr(value, "get_state"):
             with self._noting(label, value):
-                found["state"] = self.value(value.get_state())
-            return found
+                content["state"] = self.value(value.get_state())
+            return content
         kind = object_graph.same_kind(value)
         if kind is not None:
             with self._noting(label, value):
-                found.update(self._items(kind, value))
+                content.update(self._items(kind, value))
         elif object_graph.is_keras(value) or object_graph.is_variable(value):
-            found["variables"] = [_mark(_of_variable(each)) for each in variables_of(value, self._others)]
+            content["variables"] = [_mark(_of_variable(each)) for each in variables_of(value, self._others)]
         elif isinstance(value, _GENERATORS):
-            found["generator"] = self.value(_frozen(_generator_state(value)))
+            content["generator"] = self.value(_frozen(_generator_state(value)))
         elif isinstance(value, LaterFile):
-            found["position"] = value.position()
+            content["position"] = value.position()
         attributes = _attributes(value)
         if attributes is not None:
-            found["attributes"], found["names"] = {}, sorted(attributes)
+            content["attributes"], content["names"] = {}, sorted(attributes)
             for name, each in attributes.items():
                 with self._noting(f"{label}.{name}", each):
-                    found["attributes"][name] = self.value(each)
-        return found
+                    content["attributes"][name] = self.value(each)
+        return content
 
     def take_arrays(self, content: Content, value: Any) -> None:
         """Add the arrays of an object to `arrays`, and their names to its content."""
@@ -258,8 +258,8 @@ class Writer:
             content["maxlen"] = value.maxlen
         if isinstance(value, collections.defaultdict):
             content["factory"] = self.value(value.default_factory)
-        found = object_graph.same_kind(value)
-        content.update({} if found is None else self._items(found, value))
+        base = object_graph.same_kind(value)
+        content.update({} if base is None else self._items(base, value))
         if object_graph.is_record(value):
             attributes = object_graph.attributes(value)
             content["attributes"] = {name: self.value(each) for name, each in attributes.items()}
@@ -408,57 +408,36 @@ class Reader:
     def _value(self, written: Any) -> Any:
         if not isinstance(written, list):
             return written
-        kind, *rest = written
-        return getattr(self, f"_read_{_KINDS[kind]}")(*rest)
-
-    def _read_known(self, label: str) -> Any:
-        return self._labels[label]
-
-    def _read_new(self, number: int) -> Any:
-        return self._made[number]
-
-    def _read_tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(self._value(each) for each in items)
-
-    def _read_frozenset(self, items: list[Any]) -> frozenset[Any]:
-        return frozenset(self._value(each) for each in items)
-
-    def _read_bytes(self, text: str) -> bytes:
-        return text.encode("latin1")
-
-    def _read_number(self, dtype: str, text: str) -> Any:
-        return np.frombuffer(text.encode("latin1"), dtype_of(dtype))[0]
-
-    def _read_dtype(self, name: str) -> np.dtype[Any]:
-        return dtype_of(name)
-
-    def _read_value(self, name: str, arguments: list[Any]) -> Any:
-        return VALUES[name][0](*arguments)
-
-    def _read_time(self, name: str, text: str) -> Any:
-        return TIMES[name].fromisoformat(text)
-
-    def _read_enum(self, kind: Any, name: str) -> Any:
-        return self._value(kind)[name]
-
-    def _read_named(self, kind: Any, items: list[Any]) -> Any:
-        return tuple.__new__(self._value(kind), self._read_tuple(items))
-
-    def _read_method(self, owner: Any, name: str) -> Any:
-        return getattr(self._value(owner), name)
-
-    def _read_tensor(self, array: Any) -> Any:
-        return tf.constant(self._value(array))
-
-    def _read_library(self, name: str) -> Any:
-        return library(name)
-
-
-#: The first items of written values -> the methods of `Reader` that read them, but for `_read_`.
-_KINDS = {
-    **{"=": "known", "#": "new", "tuple": "tuple", "frozenset": "frozenset", "named": "named"},
-    **{kind: kind for kind in ("bytes", "number", "dtype", "value", "time", "enum", "method", "tensor", "library")},
-}
+        match written:
+            case ["=", label]:
+                return self._labels[label]
+            case ["#", number]:
+                return self._made[number]
+            case ["tuple", items]:
+                return tuple(self._value(each) for each in items)
+            case ["frozenset", items]:
+                return frozenset(self._value(each) for each in items)
+            case ["bytes", text]:
+                return text.encode("latin1")
+            case ["number", dtype, text]:
+                return np.frombuffer(text.encode("latin1"), dtype_of(dtype))[0]
+            case ["dtype", name]:
+                return dtype_of(name)
+            case ["value", name, arguments]:
+                return VALUES[name][0](*arguments)
+            case ["time", name, text]:
+                return TIMES[name].fromisoformat(text)
+            case ["enum", kind, name]:
+                return self._value(kind)[name]
+            case ["named", kind, items]:
+                return tuple.__new__(self._value(kind), (self._value(each) for each in items))
+            case ["method", owner, name]:
+                return getattr(self._value(owner), name)
+            case ["tensor", array]:
+                return tf.constant(self._value(array))
+            case ["library", name]:
+                return library(name)
+        raise ValueError(f"{written[:1]} is no kind of value")
 
 
 def _set_attribute(value: Any, name: str, each: Any) -> None:

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict, UserDict, UserList, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -27,7 +27,7 @@ SCALARS = (type(None), bool, int, float, str)
 #: Items of a container from which on the search does not enter it: it is then compared and sent as a whole.
 _LARGE = 10_000
 _IMMUTABLE = frozenset({*SCALARS, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented)})
-#: What Keras itself sets in every callback.
+#: Attributes that Keras itself sets in every callback.
 OF_KERAS = frozenset({"_model", "model", "params"})
 #: Classes of the standard library whose objects hold values of the program in attributes.
 _RECORDS = (types.SimpleNamespace, UserDict, UserList)
@@ -42,7 +42,7 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
     Args:
         callbacks: as they are before training; labels of the same callbacks after training can differ.
     """
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = deque((f"callbacks[{i}] {type(each).__name__}", each) for i, each in enumerate(callbacks))
     while waiting:
@@ -50,13 +50,13 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
         if type(value) in _IMMUTABLE or id(value) in seen:
             continue
         own = _own_label(value)
-        label = label if own is None or own in found else own
-        if label in found:  # a second object of the same name, which cannot be told from the first one
+        label = label if own is None or own in objects else own
+        if label in objects:  # a second object of the same name, which cannot be told from the first one
             continue
         seen.add(id(value))
-        found[label] = value
+        objects[label] = value
         waiting.extend(_inner(label, value))
-    return found
+    return objects
 
 
 def leaves(callbacks: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -106,15 +106,15 @@ def _is_own(name: str) -> bool:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a record, also of one with slots, without those that Keras sets in every callback."""
-    found = dict(vars(value)) if hasattr(value, "__dict__") else {}
+    values = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
+                values[name] = getattr(value, name)
     if isinstance(value, keras.callbacks.Callback):
-        return {name: each for name, each in found.items() if name not in OF_KERAS}
-    return found
+        return {name: each for name, each in values.items() if name not in OF_KERAS}
+    return values
 
 
 def data_of(space: type | types.ModuleType) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def items_of(container: Any) -> list[Any]:
 
 
 def is_large(value: Any) -> bool:
-    """Return whether an object is a container of so many objects that they are not looked at one by one."""
+    """Return whether an object is a container of so many objects that they are not inspected one by one."""
     if not isinstance(value, (list, tuple, dict, set, deque)) or len(value) < _LARGE:
         return False
     return not has_scalars_only(items_of(value))
@@ -244,8 +244,3 @@ def same_kind(known: Any) -> type | None:
     """Return the container class that an object is or derives from; None for others."""
     kinds = (list, OrderedDict, dict, set, deque, bytearray, np.ndarray)
     return next((kind for kind in kinds if isinstance(known, kind)), None)
-
-
-def named(labels: Mapping[str, Any]) -> dict[int, str]:
-    """Return the label of each object by its id."""
-    return {id(value): label for label, value in labels.items()}

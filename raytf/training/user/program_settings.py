@@ -13,7 +13,7 @@ from typing import Any
 from raytf import _tensorflow
 from raytf.errors import ConfigError
 
-#: What TensorFlow has set when nobody sets any.
+#: TensorFlow's options when nobody sets any.
 _OPTIONS = {"disable_model_pruning": False, "disable_meta_optimizer": False}
 
 

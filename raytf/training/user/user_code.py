@@ -1,4 +1,4 @@
-"""What a user's program gives to a run, sent as bytes and opened where it is used.
+"""A user's code and objects, sent to a run as bytes and opened where they are used.
 
 A model, a layer or a tensor creates TensorFlow's variables when it is unpickled, which a worker may do only after its
 strategy is set up: `Collective ops must be configured at program startup`. So a parcel arrives closed.
@@ -25,9 +25,9 @@ T = TypeVar("T")
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
 _VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
-#: What this process has sent, by the name in the pickle.
+#: Objects that this process has sent, by the name in the pickle.
 _sent: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-#: What was replaced by stand-ins, in words, while somebody wants to know.
+#: Objects that were replaced by stand-ins, in words, while somebody wants to know.
 _noted: list[str] | None = None
 _STREAMS = ("stdout", "stderr", "stdin")
 
@@ -57,11 +57,11 @@ class Parcel(Generic[T]):
         self._value: T | None = value
         self._packed: Packed | None = None
         self._variables: list[Any] = []
-        #: What stayed in this process when the value was pickled, in words.
+        #: Objects that stayed in this process when the value was pickled, in words.
         self.left_behind: list[str] = []
 
     def get(self) -> T:
-        """The value; in another process than it was made in, a copy of it, made by the first call."""
+        """Return the value; in another process than it was made in, a copy of it, made by the first call."""
         if self._value is None:
             self._value, self._variables = opened(self._pack().body)
         return self._value
@@ -176,7 +176,7 @@ class StandardStream:
         return iter(getattr(sys, self._name))
 
     def __reduce__(self) -> Any:
-        return _stream, (self._name,)
+        return StandardStream, (self._name,)
 
 
 class StandIn:
@@ -207,10 +207,6 @@ class StandIn:
         return _stand_in, (self._key, self._kind)
 
 
-def _stream(name: str) -> Any:
-    return StandardStream(name)
-
-
 def _stand_in(key: str, kind: str) -> Any:
     own = _sent.get(key)
     return StandIn(key, kind) if own is None else own
@@ -223,19 +219,19 @@ def _new_lock(key: str, is_reentrant: bool) -> Any:
     return own
 
 
-def _key_of(thing: Any) -> str:
-    key = next((key for key, sent in _sent.items() if sent is thing), None)
+def _key_of(value: Any) -> str:
+    key = next((key for key, sent in _sent.items() if sent is value), None)
     if key is None:
         key = uuid.uuid4().hex
-        _sent[key] = thing
+        _sent[key] = value
     return key
 
 
-def _anything(thing: Any) -> Any:
-    """A program may have replaced its streams by objects of any class."""
+def _anything(value: Any) -> Any:
+    """Return how to pickle a stream of the program, which may be an object of any class."""
     for name in _STREAMS:
-        if thing is getattr(sys, name) or thing is getattr(sys, f"__{name}__"):
-            return _stream, (name,)
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
+            return StandardStream, (name,)
     return NotImplemented
 
 
@@ -250,10 +246,10 @@ def noted() -> Iterator[list[str]]:
         _noted = None
 
 
-def _left(thing: Any, kind: str) -> Any:
+def _left(value: Any, kind: str) -> Any:
     if _noted is not None and kind not in _noted:
         _noted.append(kind)
-    return _stand_in, (_key_of(thing), kind)
+    return _stand_in, (_key_of(value), kind)
 
 
 def _text_stream(stream: Any) -> Any:

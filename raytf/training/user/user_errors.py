@@ -18,7 +18,7 @@ def carrying(error: Error, raised: BaseException | None = None) -> Error:
     """Have an error carry the exception of the program's code that it explains; returns the error.
 
     Args:
-        error: of a worker.
+        error: a worker's error.
         raised: the exception; by default the error's cause.
     """
     if error.original is None and isinstance(error, (JobError, DataError)) and not isinstance(error, WholeBatchError):

@@ -27,8 +27,8 @@ LAYOUT = DigestLayout(2, ("kernel", "bias"))
 def test_only_the_run_that_is_asked_for_is_computed_again(tmp_path: Path):
     plan = ReplayPlan(str(tmp_path / "a"), 70, 3, "/scratch")
     config = raytf.TrainConfig.of(storage=str(tmp_path), run="a")
-    assert step_replay.requested(config, plan.told()) == plan
-    assert step_replay.requested(config.replace(run="b"), plan.told()) is None
+    assert step_replay.requested(config, plan.environment()) == plan
+    assert step_replay.requested(config.replace(run="b"), plan.environment()) is None
     assert step_replay.requested(config, {}) is None
 
 
@@ -44,9 +44,9 @@ def test_what_is_learned_is_not_changed_by_the_settings():
 def test_the_ray_of_a_program_has_room_for_who_computes_again():
     config = raytf.TrainConfig.of(workers="2")
     assert step_replay.with_room(config, {}) == config
-    assert step_replay.with_room(config, ReplayPlan("r", 70, 3, "/s").told()).worker_range == (3, 3)
+    assert step_replay.with_room(config, ReplayPlan("r", 70, 3, "/s").environment()).worker_range == (3, 3)
     mirrored = raytf.TrainConfig.of(strategy="mirrored")
-    assert step_replay.with_room(mirrored, ReplayPlan("r", 70, 1, "/s").told()) == mirrored
+    assert step_replay.with_room(mirrored, ReplayPlan("r", 70, 1, "/s").environment()) == mirrored
 
 
 def test_the_command_of_a_process_is_kept_and_found(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_a_command_that_cannot_be_run_is_one_clear_error(tmp_path: Path, program
 
 def test_another_run_of_the_program_is_not_trained(tmp_path: Path):
     run = Storage(str(tmp_path / "other"))
-    told = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path)).told()
+    told = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path)).environment()
     step_replay.check_other_run(run, {})
     with pytest.raises(ConfigError, match="which has not finished, before it comes to the run"):
         step_replay.check_other_run(run, told)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from raytf.parameter_server.aggregation import Aggregation, Arrival, rows, spread
+from raytf.parameter_server.aggregation import Aggregation, rows, spread
 
 
 def ask_all(aggregation: Aggregation) -> list[int]:
@@ -36,11 +36,11 @@ def test_an_update_waits_for_all_parts_and_for_no_backup():
     aggregation = Aggregation(2, 3)
     aggregation.begin(7)
     assert ask_all(aggregation) == [0, 1, 0]
-    assert aggregation.arrive(7, 0) is Arrival.TAKEN
+    assert aggregation.arrive(7, 0)
     assert not aggregation.is_complete
-    assert aggregation.arrive(7, 1) is Arrival.TAKEN
+    assert aggregation.arrive(7, 1)
     assert aggregation.is_complete
-    assert aggregation.arrive(7, 0) is Arrival.DUPLICATE
+    assert not aggregation.arrive(7, 0)
 
 
 def test_a_stragglers_gradient_is_dropped_once_the_weights_have_changed():
@@ -52,10 +52,10 @@ def test_a_stragglers_gradient_is_dropped_once_the_weights_have_changed():
     aggregation.begin(1)
     # One worker still computes the backup of step 0, so there is none of step 1.
     assert ask_all(aggregation) == [0, 1]
-    assert aggregation.arrive(0, 0) is Arrival.STALE
+    assert not aggregation.arrive(0, 0)
     assert ask_all(aggregation) == [0]
-    assert aggregation.arrive(1, 0) is Arrival.TAKEN
-    assert aggregation.arrive(1, 0) is Arrival.DUPLICATE
+    assert aggregation.arrive(1, 0)
+    assert not aggregation.arrive(1, 0)
     assert not aggregation.is_complete
 
 
@@ -92,7 +92,7 @@ def test_every_step_takes_each_part_once_whoever_is_slow():
                 assert len(under_way) == aggregation.under_way <= workers
                 assert under_way, "nobody computes, and the step is not done"
                 done = under_way.pop(chance.randrange(len(under_way)))
-                if aggregation.arrive(*done) is Arrival.TAKEN:
+                if aggregation.arrive(*done):
                     assert done[0] == step
                     taken.append(done[1])
             assert sorted(taken) == list(range(parts))

@@ -20,17 +20,17 @@ def test_how_long_gradients_stay_imprecise(ratio: float, shards: int, steps: int
 def test_a_spike_is_told_once_and_with_how_long_it_lasts():
     watch = SpikeWatch(4)
     norms = np.ones(20)
-    assert watch.look(1, norms) == []
-    (line,) = watch.look(21, np.array([1.0, 1e4, 1e4, 1.0]))
+    assert watch.inspect(1, norms) == []
+    (line,) = watch.inspect(21, np.array([1.0, 1e4, 1e4, 1.0]))
     assert line.startswith("the gradients of step 22 are 10,000 times as large as usual: with --compress-gradients")
     assert "about 6 steps" in line
-    assert watch.look(25, norms) == []
-    assert len(watch.look(45, np.array([1e4]))) == 1  # another one
+    assert watch.inspect(25, norms) == []
+    assert len(watch.inspect(45, np.array([1e4]))) == 1  # another one
 
 
 def test_gradients_that_change_slowly_or_are_not_known_are_not_told():
     watch = SpikeWatch(32)
-    assert watch.look(1, np.geomspace(1e-3, 1e3, 400)) == []
-    assert watch.look(401, np.full(5, np.nan)) == []
+    assert watch.inspect(1, np.geomspace(1e-3, 1e3, 400)) == []
+    assert watch.inspect(401, np.full(5, np.nan)) == []
     fresh = SpikeWatch(32)
-    assert fresh.look(1, np.array([0.0, 1.0, 1e6])) == []  # nothing is usual yet
+    assert fresh.inspect(1, np.array([0.0, 1.0, 1e6])) == []  # nothing is usual yet
