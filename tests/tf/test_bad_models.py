@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_trained(factory: Callable[[], Any], kind: type[E
 )
 def test_what_parameter_servers_cannot_do_is_refused(factory: Callable[[], keras.Model], words: str):
     with pytest.raises(ModelError, match=f"{words}.* --strategy parameter-server"):
-        AsyncStep(None, factory(), None, (None, None, None), [], False, workers=2)
+        AsyncStep(None, 0, factory(), None, (None, None, None), [], False, workers=2)
 
 
 def test_labels_that_the_model_has_no_class_for():

@@ -10,7 +10,7 @@ from pathlib import Path
 #: Prints pages that the system handed out in each round, once what a round needs has been taken, and the weights' hash.
 PROGRAM = """
 import hashlib, resource, sys
-from raytf.training import process
+from raytf.training.process import process
 from raytf.training.process.process_settings import ProcessSettings
 
 process.load_tensorflow(ProcessSettings(1), [])
