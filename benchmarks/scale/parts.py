@@ -108,7 +108,7 @@ def judged(world_size: int) -> Callable[[], Any]:
     monitor, detector = heard(world_size)[0], HangDetector(30.0)
 
     def look() -> Any:
-        return detector.look(time.monotonic(), pickle.loads(pickle.dumps(monitor.sightings())), {})
+        return detector.judge(time.monotonic(), pickle.loads(pickle.dumps(monitor.sightings())), {})
 
     return look
 
@@ -118,12 +118,12 @@ def stragglers(world_size: int) -> Callable[[], Any]:
     looked = Stragglers()
     told = (beats(world_size, n) for n in itertools.count(1))
     for _ in range(5):
-        looked.look(next(told))
+        looked.find_new(next(told))
     latest = next(told)  # making them is not a part of it
 
     def look() -> None:
         before = looked._before
-        looked.look(latest)
+        looked.find_new(latest)
         looked._before = before
 
     return look

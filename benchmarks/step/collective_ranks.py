@@ -74,7 +74,7 @@ def own_plane(rank: int) -> Any:
     from raytf.distributed.membership.rendezvous import Meeting
 
     addresses = tuple(json.loads(os.environ[_OWN]))
-    plane = SocketPlane.connect(Meeting(rank, addresses, bytes(32)))
+    plane = SocketPlane(Meeting(rank, addresses, bytes(32)))
     hosts = [row.decode() for row in plane.gather((host_identity() or addresses[rank]).encode())]
     plane.meet(hosts, addresses)
     return plane
