@@ -15,7 +15,7 @@ import yaml
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
 LEVELS, VALUES = 100, 200_000
-#: Characters of a number: longer ones count nothing, and Python refuses to print them.
+#: The most characters of a number. Nobody counts anything with a longer one, and Python refuses to print it.
 _DIGITS = 100
 TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_MANY = f"it holds more than {VALUES} values"

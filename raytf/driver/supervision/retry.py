@@ -134,7 +134,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer to a failure.
+    """What the supervisor decided after a failure.
 
     Attributes:
         retry: whether to try again.

@@ -152,8 +152,7 @@ def tracked(
 
 
 def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
-    """Return whether the tracker that a flag names, and the program's callbacks, if there are any, were told of the run
-    to its end."""
+    """Return whether all trackers have received the run to its end: that of the flag, and the program's callbacks."""
     wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
     return not wanted or wanted <= set(metric_rows.read_known(run).complete)
 

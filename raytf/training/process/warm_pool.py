@@ -306,7 +306,9 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: 
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     processes = WarmProcesses.here()
     lacking, why = missing(workers, processes.count(), raylets.free_bytes())
-    count = lacking if not nice else 0 if processes.is_starting() else min(lacking, 1)
+    count = lacking
+    if nice and lacking:
+        count = 0 if processes.is_starting() else 1
     if count:
         processes.ask(count, nice)
         node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()

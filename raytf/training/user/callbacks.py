@@ -92,7 +92,7 @@ class Callbacks:
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: The objects that they can reach, and a guard of the model; set by `_construct`.
+        #: The objects that the callbacks can reach, and a guard of the model; set by `_construct`.
         self._kept: KeptObjects | None = None
         self._guard: ModelGuard | None = None
         #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
