@@ -1,6 +1,7 @@
 """Commands as processes: flags in; one line and an exit code out."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def run(tmp_path_factory):
     script.write_text(textwrap.dedent(SCRIPT))
 
     def start(*args):
-        return subprocess.run([*start.command, *args], capture_output=True, text=True, timeout=60)
+        env = os.environ | {"COLUMNS": "80"}
+        return subprocess.run([*start.command, *args], capture_output=True, text=True, timeout=60, env=env)
 
     start.command = [sys.executable, str(script)]
     return start
