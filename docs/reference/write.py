@@ -166,9 +166,9 @@ def flag_default(flag: Flag) -> str:
 FOLDER = """\
 # A run's folder
 
-A run is a folder, `STORAGE/NAME`, or a prefix of an object store. This page lists the files in it, and the events of its
-ledger. [Checkpoints](../guides/checkpoints.md) says when a checkpoint is valid, and [The ledger](../guides/ledger.md)
-how events become times.
+A run is a folder, `STORAGE/NAME`, or a prefix of an object store. This page lists the files in it, and the events of
+its ledger. [Checkpoints](../guides/checkpoints.md) says when a checkpoint is valid, and
+[The ledger](../guides/ledger.md) how events become times.
 """
 EVENTS = """\
 ## Events
