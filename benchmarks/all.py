@@ -175,7 +175,7 @@ def stoppable() -> Iterator[None]:
 
 
 def chosen(only: str, entries: Sequence[Entry] = ENTRIES) -> list[Entry]:
-    """The benchmarks asked for, in the order in which they run; one that is not in the list comes at the end.
+    """Return the requested benchmarks in the order in which they run; one that is not in the list runs last.
 
     Args:
         only: their names, parted by commas; empty for all.

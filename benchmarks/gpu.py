@@ -73,7 +73,7 @@ class Bench:
     ends_at: float
 
     def way(self, way: str, model: str, shards: int = 1) -> dict[str, Any] | None:
-        """What gpu_way.py found; None where it failed or there is no time, which the report says."""
+        """Return the results of gpu_way.py; None if it failed or there is no time left, which the report says."""
         title = f"{model}, {way}, {shards} shard{'s' * (shards > 1)}"
         if time.monotonic() > self.ends_at:
             self.report.notes.append(f"{title}: left out, the time was over")
@@ -111,7 +111,7 @@ class Bench:
                 self.report.grids.append(Grid(f"In host memory: {configuration}", ["way", "what"], kept))
 
     def copies(self, model: str) -> None:
-        """How long training waits for a copy of the state into the node's memory."""
+        """Measure how long training waits for a copy of the state into the node's memory."""
         found = self.way("copy", model)
         if found is None:
             return

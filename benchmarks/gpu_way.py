@@ -48,7 +48,7 @@ class Arguments:
 
 
 def build(size: str) -> Any:
-    """A compiled stack of dense layers: 25 M weights are `small`, 335 M `large`."""
+    """Return a compiled stack of dense layers: 25 M weights are `small`, 335 M `large`."""
     import keras
 
     width, hidden = SIZES[size]
@@ -59,13 +59,13 @@ def build(size: str) -> Any:
 
 
 def data(size: str, records: int) -> tuple[np.ndarray, np.ndarray]:
-    """x [n, width] float32 and y [n]."""
+    """Return x [n, width] float32 and y [n]."""
     random = np.random.default_rng(0)
     return random.normal(size=(records, SIZES[size][0])).astype(np.float32), random.integers(0, CLASSES, records)
 
 
 def timed(block: Callable[[], None], blocks: int) -> list[float]:
-    """Seconds of each block, after one that does not count."""
+    """Return the seconds of each block, after one that does not count."""
     found = []
     for _ in range(blocks + 1):
         began = time.perf_counter()
@@ -75,7 +75,8 @@ def timed(block: Callable[[], None], blocks: int) -> list[float]:
 
 
 def by_raytf(arguments: Arguments) -> dict[str, Any]:
-    """A worker's step, alone; `host_bytes` is what the traced step would keep in host memory, a step."""
+    """Time the step of a single worker; `host_bytes` are those that the traced step would keep in host memory per
+    step."""
     import tensorflow as tf
 
     from raytf.checkpoint.variables import seed_states
@@ -155,7 +156,7 @@ def by_loop(arguments: Arguments) -> dict[str, Any]:
 
 
 def by_copies(arguments: Arguments) -> dict[str, Any]:
-    """What training waits for a copy of the state, and what the copy takes until it is whole."""
+    """Measure how long training waits for a copy of the state, and how long the copy takes until it is complete."""
     from raytf.checkpoint import generations, snapshot_slot, variables
 
     model = build(arguments.model)

@@ -1,4 +1,5 @@
-"""What all benchmarks share: pairs that take turns, ratios, goals, a table on the terminal, JSON for performance.py.
+"""Parts that all benchmarks share: pairs that take turns, ratios, goals, a table on the terminal, JSON for
+performance.py.
 
 A ratio tells how many times as good raytf is as its peer, above 1 where raytf leads, whether more or less is better. It
 is taken pair by pair, of two measurements beside each other in time, so that what else the machine does meets both.
@@ -105,7 +106,7 @@ class Grid:
 
 @dataclass
 class Report:
-    """What a benchmark has found.
+    """The results of a benchmark.
 
     Attributes:
         name: of the module in benchmarks/.
@@ -148,12 +149,12 @@ class Report:
 
 
 def module(path: str) -> str:
-    """The name under which `python -m` runs a file of this repository."""
+    """Return the name under which `python -m` runs a file of this repository."""
     return ".".join(Path(os.path.relpath(path, ROOT)).with_suffix("").parts)
 
 
 def importable() -> dict[str, str]:
-    """This process's environment, from which a program in a file imports `benchmarks`, and so do Ray's workers."""
+    """Return an environment in which a program in a file, and Ray's workers, can import `benchmarks`."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
@@ -168,7 +169,7 @@ def turns(pairs: int, ours: Callable[[], float], theirs: Callable[[], float]) ->
 
 
 def rounds(count: int, runs: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """As `turns`, of several: each round measures all, the second one backwards, and so on."""
+    """Measure several ways like `turns`: each round measures all of them, every second round in reverse order."""
     found: dict[str, list[T]] = {name: [] for name in runs}
     for number in range(count):
         for name in list(runs)[:: 1 if number % 2 == 0 else -1]:
@@ -177,7 +178,7 @@ def rounds(count: int, runs: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader must know to judge the numbers."""
+    """Return what a reader must know to judge the numbers."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -200,7 +201,7 @@ def machine() -> dict[str, Any]:
 
 
 def gpus() -> int:
-    """How many this machine has."""
+    """Return the number of this machine's GPUs."""
     return len(_gpus())
 
 
@@ -224,7 +225,7 @@ READ = ["configuration", "quantity", "median", "min", "max", "goal"]
 
 
 def compared(report: Report) -> list[list[str]]:
-    """Cells of the comparisons, as `COMPARED` names them."""
+    """Return the cells of the comparisons, as `COMPARED` names them."""
     return [
         [
             row.configuration,
@@ -243,7 +244,7 @@ def compared(report: Report) -> list[list[str]]:
 
 
 def read(report: Report) -> list[list[str]]:
-    """Cells of the readings, as `READ` names them."""
+    """Return the cells of the readings, as `READ` names them."""
     return [
         [
             row.configuration,
@@ -276,7 +277,7 @@ def _goal(reached: bool | None, wanted: Iterable[str]) -> str:
 
 
 def show(report: Report) -> None:
-    """The report on the terminal."""
+    """Print the report on the terminal."""
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 150)
     for head, rows in ((COMPARED, compared(report)), (READ, read(report))):
         if rows:

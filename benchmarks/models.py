@@ -29,7 +29,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def mlp(keras: Any) -> Any:
-    """One hidden layer of 500 units, 0.4 M weights."""
+    """Return a model with one hidden layer of 500 units, 0.4 M weights."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -43,7 +43,8 @@ def mlp(keras: Any) -> Any:
 
 
 def cnn(keras: Any, units: int = 128) -> Any:
-    """The network of jobs/mnist.py: two convolutions and a hidden layer, 0.4 M weights; 3146 for each of its units."""
+    """Return the network of jobs/mnist.py: two convolutions and a hidden layer, 0.4 M weights; 3146 for each of its
+    units."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -61,7 +62,7 @@ def cnn(keras: Any, units: int = 128) -> Any:
 
 
 def resnet(keras: Any) -> Any:
-    """ResNet-8 as He et al. have it for small images, with batch normalization, 0.08 M weights."""
+    """Return the ResNet-8 of He et al. for small images, with batch normalization, 0.08 M weights."""
     layers = keras.layers
 
     def convolution(x: Any, filters: int, size: int, stride: int = 1, active: bool = True) -> Any:
@@ -81,7 +82,8 @@ def resnet(keras: Any) -> Any:
 
 
 def transformer(keras: Any) -> Any:
-    """That of jobs/transformer_text.py: causal, over bytes, 0.14 M weights; it gives logits for each position."""
+    """Return the model of jobs/transformer_text.py: causal, over bytes, 0.14 M weights, with logits for each
+    position."""
     layers = keras.layers
 
     class Positions(layers.Layer):  # type: ignore[misc, name-defined]
@@ -104,7 +106,8 @@ def transformer(keras: Any) -> Any:
 
 
 def images(records: int, seed: int = 0) -> Arrays:
-    """Pictures [n, 28, 28, 1] uint8 that can be learned but not at once, ten patterns under noise; and labels [n]."""
+    """Return images [n, 28, 28, 1] uint8 of ten patterns under noise, which take some steps to learn, and labels
+    [n]."""
     random = np.random.default_rng(seed)
     patterns = np.random.default_rng(0).integers(0, 90, (CLASSES, *IMAGE_SHAPE), np.uint8)
     labels = random.integers(0, CLASSES, records)
@@ -114,7 +117,8 @@ def images(records: int, seed: int = 0) -> Arrays:
 
 
 def text(records: int, seed: int = 0) -> Arrays:
-    """Pieces [n, 32] int32 in which each byte is mostly a function of the one before; and the bytes that follow."""
+    """Return pieces [n, 32] int32 in which each byte is mostly a function of the byte before, and the bytes that
+    follow."""
     random = np.random.default_rng(seed)
     follows = np.random.default_rng(0).permutation(VOCABULARY)
     pieces = random.integers(0, VOCABULARY, (records, CONTEXT + 1), np.int32)
@@ -153,7 +157,7 @@ MODELS = {
 
 
 def compiled(keras: Any, name: str, **more: Any) -> Any:
-    """A model of `MODELS`, with Adam and cross-entropy.
+    """Return a model of `MODELS`, compiled with Adam and cross-entropy.
 
     Args:
         keras: `keras` or `tf_keras`.

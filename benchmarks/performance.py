@@ -35,7 +35,7 @@ _MARK = re.compile(r"(<!-- table ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted.
+    """A goal of a benchmark.
 
     Attributes:
         text: for people.
@@ -194,7 +194,7 @@ def _ratio(row: Comparison) -> str:
 
 
 def _comparisons(report: Report, pattern: re.Pattern[str]) -> str:
-    """A row for each configuration, a column for each peer."""
+    """Return a row for each configuration, with a column for each peer."""
     chosen = [row for row in report.comparisons if pattern.search(_full_name(row))]
     if not chosen:
         return _NOTHING
@@ -208,7 +208,8 @@ def _comparisons(report: Report, pattern: re.Pattern[str]) -> str:
 
 
 def _variants(report: Report, pattern: re.Pattern[str]) -> str:
-    """A row for each configuration before its colon, a column for the peer and for each variant after the colon."""
+    """Return a row for each configuration before its colon, with a column for the peer and for each variant after
+    it."""
     cells = {}
     for row in report.comparisons:
         if pattern.search(_full_name(row)):
@@ -219,7 +220,8 @@ def _variants(report: Report, pattern: re.Pattern[str]) -> str:
 
 
 def _readings(report: Report, pattern: re.Pattern[str]) -> str:
-    """Configurations and quantities, the fewer of them as columns; variants after a colon if there is one quantity."""
+    """Return configurations and quantities, the fewer of them as columns; variants after a colon if there is one
+    quantity."""
     chosen = [row for row in report.readings if pattern.search(_full_name(row))]
     if not chosen:
         return _NOTHING

@@ -63,7 +63,7 @@ class Conductor:
 
     @classmethod
     def started(cls, stack: contextlib.ExitStack, *arguments: Any, tries: int = 2) -> Conductor:
-        """One that all ranks have called, made from `arguments` and ended with the stack.
+        """Return a conductor that all ranks have called, made from `arguments` and ended with the stack.
 
         A Ray that starts on a loaded machine may give up, so the program is started again where it fails.
 
@@ -140,12 +140,12 @@ class Conductor:
             file.close()
 
     def rate(self, steps: int, **said: Any) -> float:
-        """Steps a second over so many."""
+        """Return the steps per second over so many steps."""
         return steps / self.run(steps, **said)["seconds"]
 
 
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done.
+    """Yield the number of steps to do next, and a dictionary for other results; end when all is done.
 
     The dictionary begins with what else the conductor has said. The answer has `cpu`, the seconds of CPU time that this
     process has spent on them.
@@ -179,7 +179,7 @@ class Follower:
 
     @property
     def is_between(self) -> bool:
-        """Whether no turn goes on."""
+        """Whether no turn is in progress."""
         return self._left <= 0
 
     def before(self, steps: int) -> bool:

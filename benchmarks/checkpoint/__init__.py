@@ -1,1 +1,1 @@
-"""What checkpoints cost, on storage and in memory."""
+"""Benchmarks of checkpoints, on storage and in memory."""

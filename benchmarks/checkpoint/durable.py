@@ -1,4 +1,4 @@
-"""What a checkpoint costs: the stall that training sees, the time to durable, CPU seconds and bytes.
+"""Measures what a checkpoint costs: the stall of training, the time until it is durable, CPU seconds and bytes.
 
     python -m benchmarks.checkpoint.durable
     python -m benchmarks.checkpoint.durable --quick
@@ -44,7 +44,7 @@ OWN = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a checkpoint costs."""
+    """Measure what a checkpoint costs."""
 
     quick: bool = False
     """Two pairs, of 10 and 100 MB."""

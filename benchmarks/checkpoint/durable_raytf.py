@@ -81,11 +81,11 @@ class Run:
         self.durable()
 
     def _values(self) -> list[np.ndarray]:
-        """Views of the variables' own memory; not to be kept, or the next update makes a copy."""
+        """Return views of the variables' own memory. Do not keep them, or the next update makes a copy."""
         return [np.asarray(v.value.read_value()) for v in self._variables]
 
     def memory(self) -> dict[str, Any]:
-        """A copy into the node's memory, as every ten steps."""
+        """Copy the state into the node's memory, as every ten steps."""
         while not self.snapshots._ready():
             time.sleep(0.05)
         self.state.step += 1
@@ -99,7 +99,7 @@ class Run:
         return watch.answer
 
     def durable(self) -> dict[str, Any]:
-        """A save to storage."""
+        """Save the state to storage."""
         self.state.step += 1
         watch = Watch(self.update)
         self.saving.act(vector({StepFlag.WANT_SAVE: 1.0}))
@@ -113,7 +113,7 @@ class Run:
         return watch.answer
 
     def copy(self) -> dict[str, Any]:
-        """One thread copies as many bytes in memory."""
+        """Copy as many bytes in memory, with one thread."""
         values = self._values()
         began = time.perf_counter()
         for target, source in zip(self._target, values, strict=True):
@@ -121,7 +121,7 @@ class Run:
         return {"stall": time.perf_counter() - began}
 
     def disk(self) -> dict[str, Any]:
-        """As many bytes are written into a new file, and are on disk."""
+        """Write as many bytes into a new file, and wait until they are on disk."""
         path = f"{self.folder}/raw"
         began = time.perf_counter()
         with open(path, "wb") as out:

@@ -1,4 +1,5 @@
-"""What the two tiers of checkpoints cost while nothing fails: steps/s with and without them, in turns, in one run.
+"""Measures what the two tiers of checkpoints cost while nothing fails: steps/s with and without them, in turns, in one
+run.
 
     python -m benchmarks.checkpoint.snapshots --pairs 5
     python -m benchmarks.checkpoint.snapshots --quick
@@ -35,7 +36,7 @@ WARM_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Arguments:
-    """What checkpoints cost while nothing fails."""
+    """Measure what checkpoints cost while nothing fails."""
 
     quick: bool = False
     """Two pairs of blocks of eight seconds."""
@@ -74,7 +75,7 @@ class Turns:
         return self.block >= 0 and self.block % 4 in (0, 3)
 
     def call(self, stop: int, copy_seconds: float) -> None:
-        """A call of steps begins that ends at step `stop`."""
+        """Record the start of a call of steps that ends at step `stop`."""
         block = self.block
         while len(self.marks) <= block:
             self.marks.append((time.monotonic(), stop, copy_seconds, self.hashing))
@@ -110,7 +111,7 @@ class Turns:
 
 
 def main(arguments: Arguments) -> int:
-    """Train, and print the table."""
+    """Train the model, and print the table."""
     if arguments.quick:
         arguments = replace(arguments, pairs=2, block_seconds=8.0)
     report = harness.Report("snapshot_cost", "4b. Checkpoints while nothing fails, MNIST CNN")

@@ -59,7 +59,7 @@ class Arguments:
 
 
 def batches(kind: str, place: str) -> Iterator[int]:
-    """Steps of calls whose records are there as tensors."""
+    """Yield the steps of each call, once its records are tensors."""
     import numpy as np
     import tensorflow as tf
 

@@ -26,7 +26,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AW
 
 
 def arrays(records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 28, 28, 1], of noise in the middle as digits have it, and labels int64 [n]."""
+    """Return images uint8 [n, 28, 28, 1], with noise in the middle like digits, and labels int64 [n]."""
     rng = np.random.default_rng(0)
     images = np.zeros((records, 28, 28, 1), np.uint8)
     images[:, 8:20, 8:20] = rng.integers(0, 256, (records, 12, 12, 1), np.uint8)

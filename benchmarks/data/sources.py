@@ -1,4 +1,4 @@
-"""How fast each source gives records of MNIST's size, shuffled, to one worker.
+"""Measures how fast each source supplies shuffled records of MNIST's size to one worker.
 
     python -m benchmarks.data.sources [--records 20000] [--seconds 3]
 
@@ -38,7 +38,7 @@ BATCH = 512
 
 
 def make(folder: Path, records: int) -> dict[str, Callable[[], Source]]:
-    """The same records in every form."""
+    """Write the same records in every format, and return how to open each source."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (records, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, records)
@@ -69,7 +69,7 @@ def make(folder: Path, records: int) -> dict[str, Callable[[], Source]]:
 
 
 def epochs(source: Source) -> Iterator[int]:
-    """Records of each batch, in the order of epochs, one worker and four shards."""
+    """Yield the records of each batch, in the order of epochs, for one worker and four shards."""
     plan = StepPlan(source.records, BATCH, 4)
     epoch = 0
     while True:
@@ -83,7 +83,7 @@ def epochs(source: Source) -> Iterator[int]:
 
 
 def tf_data(path: str) -> Iterator[int]:
-    """The file as TensorFlow reads it."""
+    """Yield the records of each batch of the file, as TensorFlow reads it."""
     import tensorflow as tf
 
     kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -98,7 +98,7 @@ def tf_data(path: str) -> Iterator[int]:
 
 
 def measure(batches: Iterator[int], seconds: float) -> tuple[float, float]:
-    """Records per second of wall clock and of CPU time, after a first batch."""
+    """Return records per second of wall clock and of CPU time, after a first batch."""
     next(batches)
     began, cpu, records = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began < seconds:

@@ -80,7 +80,7 @@ def supervise(job: Job) -> int:
 
 
 def work(job: Job) -> None:
-    """What each worker does."""
+    """Train on one worker."""
     import numpy as np
     import tensorflow as tf
     import tf_keras as keras

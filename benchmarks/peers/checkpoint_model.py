@@ -16,8 +16,8 @@ LAYERS = 8
 
 
 def build(megabytes: int) -> tuple[keras.Model, Callable[[], float]]:
-    """A compiled model whose weights and optimizer's state take about this many bytes, and an update of all of it,
-    which returns its seconds: it stands for the step that follows a save."""
+    """Return a compiled model whose weights and optimizer's state take about this many bytes, and an update of all of
+    it, which returns its seconds: it stands for the step that follows a save."""
     # Three numbers of four bytes for each weight: itself and two moments.
     side = max(8, int((megabytes * 1e6 / 12 / LAYERS) ** 0.5))
     model = keras.Sequential([keras.Input((side,)), *(keras.layers.Dense(side) for _ in range(LAYERS))])
@@ -43,7 +43,7 @@ def build(megabytes: int) -> tuple[keras.Model, Callable[[], float]]:
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
 
 
@@ -61,12 +61,12 @@ class Watch:
         self.answer: dict[str, Any] = {}
 
     def goes_on(self) -> None:
-        """Training goes on: the call has returned. The next update may wait for memory that the save still uses."""
+        """Record the stall: the call has returned. The next update may wait for memory that the save still uses."""
         self._blocked = time.perf_counter() - self._began
         self.answer["stall"] = self._blocked + max(0.0, self._update() - self._usual)
 
     def is_durable(self, written: int) -> None:
-        """The checkpoint is complete."""
+        """Record the times and the CPU seconds until the checkpoint is complete."""
         ended = os.times()
         self.answer["durable"] = time.perf_counter() - self._began
         self.answer["writing"] = self.answer["durable"] - self._blocked

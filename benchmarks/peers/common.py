@@ -1,4 +1,4 @@
-"""What peers of the distributed step share: flags, data of MNIST's size in memory, TensorFlow's threads."""
+"""Parts that the peers of the distributed step share: flags, data of MNIST's size in memory, TensorFlow's threads."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ class Program:
 
 
 def environment() -> dict[str, str]:
-    """Of all programs: a plain user's, from which they and Ray's workers import `benchmarks`."""
+    """Return the environment of all programs: a plain user's, from which they and Ray's workers import `benchmarks`."""
     return testing.environment(PYTHONPATH=str(harness.ROOT), TF_CPP_MIN_LOG_LEVEL="2")
 
 
 def set_threads(threads: int) -> None:
-    """As `raytf.training.worker.set_up` does it: so many within an operation, and two at least beside each other."""
+    """Set TensorFlow's threads as `raytf.training.worker.set_up` does: so many within an operation, and at least two
+    between operations."""
     import tensorflow as tf
 
     if threads:
@@ -65,7 +66,7 @@ def profiled(folder: str | None) -> AbstractContextManager[Any]:
 
 
 def dataset(name: str, rank: int, workers: int, batch: int) -> Any:
-    """An endless tf.data.Dataset of one worker's records: shuffled, in batches, prefetched.
+    """Return an endless tf.data.Dataset of one worker's records: shuffled, in batches, prefetched.
 
     Faster than the tutorials' `from_tensor_slices(...).shuffle(...).batch(...)`: numbers are shuffled, not pictures,
     and a batch is gathered at once.

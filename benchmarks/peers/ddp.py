@@ -19,7 +19,7 @@ from benchmarks.peers import common
 
 
 def network(name: str) -> Any:
-    """`mlp` or `cnn` of models.py, with their first weights drawn as Keras does it; it gives logits.
+    """Return `mlp` or `cnn` of models.py, with initial weights drawn as in Keras. The output is logits.
 
     Raises:
         KeyError: there is no other.
@@ -43,7 +43,7 @@ def network(name: str) -> Any:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """Train on one worker."""
     import ray.train.torch
     import torch
     from torch.utils.data import DataLoader, Dataset

@@ -1,4 +1,4 @@
-"""Which records are a worker's in an epoch, as others find out: PyTorch's DistributedSampler and tf.data's `shard`.
+"""Selects the records of a worker in an epoch as others do: PyTorch's DistributedSampler and tf.data's `shard`.
 
 PyTorch as its documentation of `torch.utils.data.distributed.DistributedSampler` shows it, with `set_epoch` before each
 epoch, and the BatchSampler in which DataLoader puts it. tf.data as TensorFlow's guide Distributed input describes
@@ -36,7 +36,7 @@ def torch_epoch(records: int, world_size: int, rank: int, batch: int, epoch: int
 
 
 def tf_data_epoch(records: int, world_size: int, rank: int, batch: int) -> int:
-    """The same."""
+    """Do the same with tf.data's `shard`."""
     import tensorflow as tf
 
     numbers = tf.data.Dataset.range(records).shard(world_size, rank).batch(batch).prefetch(tf.data.AUTOTUNE)

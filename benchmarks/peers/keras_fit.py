@@ -36,7 +36,7 @@ class Program:
 
 
 def follower(keras: Any, address: str, base: Any) -> Any:
-    """A callback that has training wait for its turns, and tells how much memory its process has.
+    """Return a callback that makes training wait for its turns, and reports how much memory its process has.
 
     Args:
         keras: Keras.
@@ -72,7 +72,7 @@ def follower(keras: Any, address: str, base: Any) -> Any:
 
 
 def memory(model: Any) -> dict[str, float]:
-    """Megabytes of this process, where what it shares with others is cut among them, and of the model's state."""
+    """Return the megabytes of this process, with shared memory divided among its owners, and of the model's state."""
     import psutil
 
     variables = {id(v): v for v in [*model.variables, *model.optimizer.variables]}
@@ -81,7 +81,7 @@ def memory(model: Any) -> dict[str, float]:
 
 
 def set_threads(threads: int) -> None:
-    """As `raytf.training.worker.set_up` does it."""
+    """Set TensorFlow's threads as `raytf.training.worker.set_up` does."""
     import tensorflow as tf
 
     if threads:
@@ -92,7 +92,7 @@ def set_threads(threads: int) -> None:
 
 
 def dataset(name: str) -> Any:
-    """Endless batches of a model's data."""
+    """Return endless batches of a model's data."""
     import tensorflow as tf
 
     x, y = models.MODELS[name].data(RECORDS)

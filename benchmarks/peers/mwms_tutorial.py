@@ -31,7 +31,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def environments(workers: int, use_gpu: bool, addresses: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """Of each worker's process; by default all are on this host."""
+    """Yield the environment of each worker's process; by default all are on this host."""
     addresses = addresses or free_addresses(workers)
     for rank in range(workers):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
@@ -85,7 +85,7 @@ class Training:
         self._step = distributed_step
 
     def run(self, steps: int) -> float:
-        """The tutorial's loop; the mean loss."""
+        """Run the tutorial's loop; return the mean loss."""
         total = 0.0
         for _ in range(steps):
             total += self._step(self._iterator)

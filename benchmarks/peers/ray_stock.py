@@ -20,7 +20,7 @@ from benchmarks.peers import common
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """Train on one worker."""
     import ray.train
     import tensorflow as tf
     from ray.train.tensorflow import prepare_dataset_shard

@@ -31,7 +31,7 @@ class Program:
 
 
 def noting(keras: Any, note: Path) -> Any:
-    """A callback that notes when the first and the 20th step were done."""
+    """Return a callback that records when the first and the 20th step were done."""
 
     class Noting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

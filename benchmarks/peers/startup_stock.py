@@ -37,7 +37,7 @@ class Program:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What the worker runs."""
+    """Train on the worker."""
     import numpy as np
     import ray.train
     import tensorflow as tf

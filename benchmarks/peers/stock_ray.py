@@ -55,7 +55,7 @@ class Job:
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """Train on one worker."""
     import os
     import tempfile
     import time
@@ -111,7 +111,7 @@ def train(settings: dict[str, Any]) -> None:
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, args=(images, labels)), axis=None)
 
     def save() -> float:
-        """Seconds that it took."""
+        """Save a checkpoint, and return the seconds that it took."""
         nonlocal saved
         began, saved = time.monotonic(), done
         with tempfile.TemporaryDirectory() as folder:

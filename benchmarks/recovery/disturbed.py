@@ -1,4 +1,4 @@
-"""What `recovery.py` and `goodput.py` share: three programs that train the same network, and what they note of it."""
+"""Parts that `recovery.py` and `goodput.py` share: three programs that train the same network, and their records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Program:
 
 
 def write_data(folder: Path) -> Path:
-    """Images for all programs, in a file that each of their workers reads."""
+    """Write images for all programs, into a file that each of their workers reads."""
     x, y = models.images(RECORDS)
     path = folder / "data.npz"
     np.savez(path, x_train=x, y_train=y.astype(np.int32), x_test=x[:BATCH], y_test=y[:BATCH].astype(np.int32))
@@ -59,7 +59,7 @@ def write_data(folder: Path) -> Path:
 
 
 def add_node(cluster: ElasticCluster) -> Node:
-    """A node of one CPU, and one GPU of its own where there are some."""
+    """Add a node with one CPU, and one GPU of its own if the machine has GPUs."""
     if gpus():
         # Each raylet offers what it sees; a GPU that a node which has gone had is free again.
         taken = {getattr(node, "gpu", None) for node in cluster.nodes}
@@ -107,7 +107,7 @@ class Notes:
         path.touch()
 
     def groups(self) -> list[Group]:
-        """Those that have begun so far."""
+        """Return the groups that have started so far."""
         with self._path.open() as file:
             file.seek(self._read)
             text = file.read()
@@ -127,5 +127,5 @@ class Notes:
 
     @property
     def all_marks(self) -> list[tuple[str, float]]:
-        """Of all groups, and those since the last one began."""
+        """Return the marks of all groups, and those since the start of the last one."""
         return [mark for group in self.groups() for mark in group.marks] + self._marks

@@ -35,7 +35,7 @@ def build(units: int):
 
 
 def noting(notes: str):
-    """A callback that notes each call of steps, on the clock that all processes of a machine share."""
+    """Return a callback that records each call of steps, by the clock that all processes of a machine share."""
     import time
 
     import keras

@@ -19,7 +19,7 @@ from raytf.testing import ElasticCluster, Node
 
 @dataclass(frozen=True)
 class Played:
-    """What was done.
+    """The faults that were played.
 
     Attributes:
         began: on the monotonic clock.
@@ -126,7 +126,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Account:
-    """What a program made of a part of its time.
+    """The result of a part of a program's time.
 
     Attributes:
         seconds: of the part.
@@ -148,7 +148,7 @@ class Account:
         return self.new * BATCH / self.seconds
 
     def cost(self, node_seconds: float, price: float) -> float:
-        """Of a million new samples, at a price for a node and hour."""
+        """Return the cost of a million new samples, at a price per node and hour."""
         return node_seconds / 3600 * price / max(self.new * BATCH / 1e6, 1e-9)
 
 
@@ -166,7 +166,7 @@ def steady(groups: Sequence[Group]) -> dict[int, float]:
 
 
 def account(groups: Sequence[Group], begin: float, end: float, step_seconds: dict[int, float]) -> Account:
-    """What was made from one moment to another.
+    """Return the account of the time between two moments.
 
     Args:
         groups: all of the run, also those before.

@@ -1,4 +1,4 @@
-"""What happens to a cluster and when: drawn from a seed, or read from a public trace of spot instances."""
+"""Traces of events of a cluster: drawn from a seed, or read from a public trace of spot instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPOT_NOTICE_SECONDS = 120.0
 
 
 class Kind(enum.StrEnum):
-    """What happens."""
+    """The kinds of events."""
 
     #: SIGKILL to a worker.
     WORKER = "worker"
@@ -66,7 +66,7 @@ def drawn(
     notice: float = 15.0,
     nodes: int = 2,
 ) -> Trace:
-    """Faults at random moments: of each three, one kills a worker, one a node, and one is a notice.
+    """Return faults at random moments. Of each three, one kills a worker, one kills a node, and one is a notice.
 
     Args:
         seed: of the draw.
@@ -93,7 +93,7 @@ def drawn(
 
 
 def read(path: Path) -> list[tuple[float, int]]:
-    """A trace's lines: seconds, and how many instances there were from then on."""
+    """Return a trace's lines: seconds, and the number of instances from then on."""
     return [(float(at), int(count)) for at, count in (line.split(",") for line in path.read_text().split())]
 
 
@@ -104,7 +104,7 @@ def replayed(
     per_node: int = SPOT_PER_NODE,
     notice: float = SPOT_NOTICE_SECONDS,
 ) -> Trace:
-    """A trace of how many instances there were, in scaled time.
+    """Return a trace that follows numbers of instances, in scaled time.
 
     Args:
         counts: as from `read`; the last one tells where it ends.

@@ -1,4 +1,4 @@
-"""How much of its time a run spends on steps that count while faults come: raytf and Ray Train's TensorflowTrainer.
+"""Measures how much of its time a run spends on new steps under faults: raytf and Ray Train's TensorflowTrainer.
 
     python -m benchmarks.recovery.goodput                    # 20 minutes of faults, 3 of spot instances, for each
     python -m benchmarks.recovery.goodput --quick
@@ -89,7 +89,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Part:
-    """What a program made of one trace; `ledger` is the share that raytf's own ledger says, None for its peer."""
+    """The result of a program under one trace; `ledger` is the share in raytf's own ledger, None for its peer."""
 
     name: str
     trace: Trace
@@ -112,7 +112,7 @@ def programs(arguments: Arguments) -> dict[str, Program]:
 
 
 def traces(arguments: Arguments) -> dict[str, Trace]:
-    """What is played, by name."""
+    """Return the traces to play, by name."""
     counts = fault_trace.read(fault_trace.SPOT_TRACE)
     minutes, replay = arguments.minutes * 60, arguments.replay_minutes * 60
     found = {
@@ -192,7 +192,8 @@ def _get_ready(job: Job, notes: Notes, workers: int, patience: float) -> None:
 
 
 def _ledger_shares(run: Path) -> Callable[[float, float], float]:
-    """What raytf's ledger says went into new steps between two moments of the monotonic clock."""
+    """Return a function that finds the share of new steps in raytf's ledger between two moments of the monotonic
+    clock."""
     spans, offset = timeline.timeline(ledger.read(Storage(str(run)))), time.time() - time.monotonic()
 
     def share(begin: float, end: float) -> float:
@@ -205,7 +206,7 @@ def _ledger_shares(run: Path) -> Callable[[float, float], float]:
 
 
 def fill(report: harness.Report, ours: list[Part], theirs: list[Part], price: float) -> None:
-    """What was found as rows."""
+    """Add the results to the report as rows."""
     for our, their in zip(ours, theirs, strict=bool(ours and theirs)):
         pieces = list(zip(our.pieces, their.pieces, strict=True))
 

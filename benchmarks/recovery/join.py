@@ -1,4 +1,4 @@
-"""How long the others stand still while a worker joins them, which costs a copy of the state.
+"""Measures how long the others stand still while a worker joins them, which costs a copy of the state.
 
     python -m benchmarks.recovery.join
 
@@ -52,14 +52,15 @@ class Arguments:
 
 
 def stood(old: Group, new: Group) -> float:
-    """Seconds between the last step of a group and the first one of the next, less the usual step of the larger one."""
+    """Return the seconds between the last step of a group and the first one of the next, less the usual step of the
+    larger one."""
     larger = max(old, new, key=lambda group: group.workers)
     usual = statistics.median(b - a for (_, a), (_, b) in itertools.pairwise(larger.calls))
     return new.calls[0][1] - old.calls[-1][1] - usual
 
 
 def measure(arguments: Arguments, folder: Path) -> tuple[list[float], list[float]]:
-    """What each join took, and what each death.
+    """Measure the seconds of each join and of each death.
 
     Raises:
         AssertionError: the run does not go on.

@@ -1,4 +1,4 @@
-"""How long a run stands still after a fault: raytf, Ray Train's TensorflowTrainer, and a script with BackupAndRestore.
+"""Measures how long a run stands still after a fault: raytf, Ray Train's trainer, and a script with BackupAndRestore.
 
     python -m benchmarks.recovery.recovery                              # 20 workers killed, 5 of each peer
     python -m benchmarks.recovery.recovery --raylets 5 --frozen 5       # and raylets killed, nodes frozen
@@ -95,7 +95,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of one fault; seconds count from it.
+    """The recovery from one fault; seconds count from the fault.
 
     Attributes:
         program: key of `programs`.
@@ -127,7 +127,7 @@ class Recovery:
 
 
 def programs(arguments: Arguments) -> dict[str, Program]:
-    """All that are measured, raytf first."""
+    """Return all programs to measure, raytf first."""
     often = ("--save-every-steps", str(arguments.save_every_steps))
     workers = ("--workers", str(WORKERS))
     found = {
@@ -143,7 +143,7 @@ def programs(arguments: Arguments) -> dict[str, Program]:
 
 
 class Place:
-    """Where a program runs, and what can be done to it there.
+    """The cluster or machine on which a program runs, with the faults that are possible there.
 
     Args:
         job: the program.
@@ -202,7 +202,7 @@ def loaded(count: int) -> Iterator[None]:
 
 @contextmanager
 def started(program: Program, run: str, data: Path, folder: Path, own_ray: bool) -> Iterator[tuple[Place, Job, Notes]]:
-    """A program that runs, on a cluster that is made for it where it wants one and starts none itself."""
+    """Run a program, on a cluster that is made for it if it needs one and starts none itself."""
     with ExitStack() as stack:
         cluster = stack.enter_context(ElasticCluster()) if program.on_ray and not own_ray else None
         for _ in range(WORKERS + 1 if cluster else 0):
@@ -269,7 +269,7 @@ def until_full(job: Job, said: int) -> None:
 def _in_place(
     round: int, fault: str, at: float, place: Place, there: set[int], job: Job, notes: Notes, said: int
 ) -> Recovery:
-    """What became of a fault after which the other workers went on where they were; the lost one is not back yet."""
+    """Return the recovery from a fault after which the others continued in place; the lost worker is not back yet."""
     found = IN_PLACE.search(job.output[said:])
     assert found is not None
     step, pause = int(found[3]), float(found[2])
@@ -284,7 +284,7 @@ def _in_place(
 
 
 def _phases(marks: list[tuple[str, float]], at: float, began: float, first: float) -> dict[str, float]:
-    """What a peer has said of the parts of its restart; a mark is made at the end of one."""
+    """Return a peer's records of the parts of its restart; a mark is made at the end of each part."""
     found, last = {}, at
     for name, when in [*marks, ("build", began), ("first step", first)]:
         if when >= last and "=" not in name:
@@ -302,7 +302,7 @@ def measure(
     data: Path,
     found: list[Recovery],
 ) -> None:
-    """One run with all its faults; each recovery is added to those found.
+    """Measure one run with all its faults; each recovery is added to the list.
 
     Raises:
         AssertionError: it did not recover in time.
@@ -320,7 +320,7 @@ def measure(
 
 
 def describe(recovery: Recovery) -> str:
-    """One fault as a line."""
+    """Return one fault as a line."""
     return (
         f"{recovery.program:>6} {recovery.fault:7} at {recovery.step:6}: new group {recovery.group_seconds:5.1f} s, "
         f"first step {recovery.first_seconds:5.1f} s, new step {recovery.new_seconds:5.1f} s, {recovery.redone:4} "
@@ -330,7 +330,7 @@ def describe(recovery: Recovery) -> str:
 
 
 def fill(report: harness.Report, found: list[Recovery], named: dict[str, Program]) -> None:
-    """What was found as rows."""
+    """Add the results to the report as rows."""
     for fault in FAULTS:
         ours = [r for r in found if (r.program, r.fault) == ("raytf", fault)]
         for key, program in named.items():

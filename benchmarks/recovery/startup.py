@@ -91,7 +91,7 @@ class Starts:
         return self._noted(events, began)
 
     def whole(self) -> float:
-        """README's job, from the command to its end."""
+        """Measure README's job, from the command to its end."""
         self._job(f"whole-{next(self._numbers)}", "--epochs=3", f"--storage={self.folder / 'runs'}")
         return self._took
 
@@ -123,7 +123,7 @@ class Starts:
         return self._run(run, [str(ROOT / "jobs" / "mnist.py"), *own, *flags])
 
     def _noted(self, events: list[ledger.Event], began: float) -> Seconds:
-        """What the ledger of a run of 20 steps has of its first and of its last step, and of its start."""
+        """Return the times of the first and the last step, and of the start, from the ledger of a run of 20 steps."""
         attempt = next(e for e in events if e["kind"] == "attempt")
         for name, seconds in attempt["phases"].items():
             self.phases[name].append(float(seconds))
@@ -137,13 +137,13 @@ class Starts:
         return _read(note, began)
 
     def _last_began(self, name: str, command: list[str]) -> float:
-        """When the last run of a program began, as it says."""
+        """Return when the last run of a program started, as its output says."""
         self._run(name, command)
         lines = (self.folder / f"{name}.log").read_text().splitlines()
         return float(next(line.removeprefix(BEGAN) for line in lines if line.startswith(BEGAN)))
 
     def _run(self, name: str, command: list[str]) -> float:
-        """When it began; returns when it has ended."""
+        """Run a program until it ends; return when it started."""
         around = environment(PYTHONPATH=str(ROOT), **self.ray)
         began = time.time()
         with Job([sys.executable, *command], self.folder / f"{name}.log", around) as job:
@@ -154,13 +154,13 @@ class Starts:
 
 
 def _read(note: Path, began: float) -> Seconds:
-    """What a peer has noted, a line for each step."""
+    """Return a peer's records, a line for each step."""
     lines = (line.split() for line in note.read_text().splitlines())
     return {int(step): float(at) - began for step, at in lines}
 
 
 def measure(kind: str, starts: Starts, pairs: int, report: Report) -> None:
-    """The rows of cold or warm starts, or of second runs."""
+    """Measure the rows of cold or warm starts, or of second runs."""
     runs = {"raytf": starts.raytf, STOCK: starts.stock, KERAS: starts.keras}
     if kind == "second":
         runs = {"raytf": starts.raytf_again, STOCK: starts.stock_again}

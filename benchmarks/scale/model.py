@@ -1,4 +1,4 @@
-"""What a step, a checkpoint and a failure cost on machines that are not here: a model, by formulas, not measured.
+"""Models what a step, a checkpoint and a failure cost on machines that are not available: formulas, not measurements.
 
     python -m benchmarks.scale.model                                     print the tables
     python -m benchmarks.scale.model --write docs/evidence/scaling.md    put them into the page, between its marks
@@ -71,7 +71,7 @@ MACHINES = (
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained.
+    """A model that is trained.
 
     Attributes:
         weights: trainable numbers, of 4 bytes; the largest tensor has `largest` of them.
@@ -103,7 +103,7 @@ NODES = (1, 8, 64, 512)
 
 @dataclass(frozen=True)
 class Spot:
-    """How often a node goes: its mean time between failures, in hours."""
+    """How often a node fails: its mean time between failures, in hours."""
 
     name: str
     hours: float
@@ -123,17 +123,18 @@ SPOTS = (
 
 
 def ring(members: int, size: float, rate: float, hop: float) -> float:
-    """Seconds of an all-reduce over a ring: each of n sends 2(n-1)/n of the bytes, in 2(n-1) hops."""
+    """Return the seconds of an all-reduce over a ring: each of n sends 2(n-1)/n of the bytes, in 2(n-1) hops."""
     return 2 * (members - 1) / members * size / rate + 2 * (members - 1) * hop
 
 
 def tree(members: int, size: float, rate: float, hop: float) -> float:
-    """Seconds over a double binary tree: all bytes up and down, in 2 log2(n) hops."""
+    """Return the seconds over a double binary tree: all bytes up and down, in 2 log2(n) hops."""
     return 2 * size / rate + 2 * math.log2(members) * hop if members > 1 else 0.0
 
 
 def all_reduce(machine: Machine, nodes: int, size: float) -> float:
-    """Seconds over all GPUs of some nodes: reduce-scatter in each node, all-reduce of the parts between nodes, whose
+    """Return the seconds over all GPUs of some nodes: reduce-scatter in each node, all-reduce of the parts between
+    nodes, whose
     bytes share the node's network, all-gather in each node."""
     inside = ring(machine.gpus, size, EFFICIENCY * machine.inside, machine.inside_seconds)
     outside = EFFICIENCY * machine.network, machine.network_seconds
@@ -141,7 +142,8 @@ def all_reduce(machine: Machine, nodes: int, size: float) -> float:
 
 
 def beside(model: Model, workers: int) -> float:
-    """Bytes that travel with a gradient in fixed point: a row a logical shard, with a number for each tensor."""
+    """Return the bytes sent with a gradient in fixed point: a row for each logical shard, with a number for each
+    tensor."""
     return 4.0 * SHARDS_PER_WORKER * workers * (COLUMNS + model.tensors)
 
 
@@ -149,7 +151,7 @@ def beside(model: Model, workers: int) -> float:
 
 
 def share(model: Model, parts: int) -> float:
-    """Bytes of the largest share: tensors are not cut."""
+    """Return the bytes of the largest share: tensors are not cut."""
     return max(model.state / parts, 4 * model.largest)
 
 
@@ -171,12 +173,12 @@ def save_seconds(machine: Machine, model: Model, nodes: int) -> float:
 
 
 def young(cost: float, mean: float) -> float:
-    """Seconds between two saves that cost least, to the first order (Young, 1974)."""
+    """Return the best seconds between two saves, to the first order (Young, 1974)."""
     return math.sqrt(2 * cost * mean)
 
 
 def daly(cost: float, mean: float) -> float:
-    """The same to a higher order (Daly, 2006), of new steps between two saves."""
+    """Return the same to a higher order (Daly, 2006), of new steps between two saves."""
     if cost >= 2 * mean:
         return mean
     part = math.sqrt(cost / (2 * mean))
@@ -191,7 +193,7 @@ def goodput(interval: float, cost: float, restart: float, mean: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run saves.
+    """The way in which a run saves.
 
     Attributes:
         every: seconds of new steps between two saves.
@@ -203,14 +205,15 @@ class Plan:
 
 
 def in_memory(machine: Machine, model: Model, nodes: int, spot: Spot) -> Plan:
-    """Copies in memory as often as `SNAPSHOT_SHARE` allows; a node that goes leaves those of the others."""
+    """Return the plan with copies in memory, as often as `SNAPSHOT_SHARE` allows; they survive a lost node on the
+    others."""
     cost, mean = copy_seconds(machine, model), 3600 * spot.hours / nodes
     every = cost / SNAPSHOT_SHARE
     return Plan(every, goodput(every, cost, RESTART_SECONDS, mean))
 
 
 def on_storage(machine: Machine, model: Model, nodes: int, spot: Spot) -> Plan:
-    """Saves for which training waits, at the best interval, and restarts that start all processes."""
+    """Return the plan with saves for which training waits, at the best interval, and restarts of all processes."""
     cost, mean = save_seconds(machine, model, nodes), 3600 * spot.hours / nodes
     every = daly(cost, mean)
     return Plan(every, goodput(every, cost, STOCK_RESTART_SECONDS, mean))
@@ -231,7 +234,7 @@ def in_place(machine: Machine, model: Model, nodes: int, spot: Spot) -> float:
 
 
 def machines() -> list[list[str]]:
-    """The kinds of nodes."""
+    """Return the table of nodes."""
     head = ["node", "GPUs", "between GPUs, GB/s", "network, GB/s", "hop inside, us", "hop outside, us", "to host, GB/s"]
     return [
         head,
@@ -249,7 +252,7 @@ def machines() -> list[list[str]]:
 
 
 def steps() -> list[list[str]]:
-    """Milliseconds of a step's all-reduce."""
+    """Return the table of milliseconds of a step's all-reduce."""
     head = ["gradient", "node", *(f"{nodes} node{'s' if nodes > 1 else ''}" for nodes in NODES)]
     rows = [
         [
@@ -268,7 +271,7 @@ def _step(machine: Machine, nodes: int, model: Model) -> float:
 
 
 def rows() -> list[list[str]]:
-    """What goes with a gradient."""
+    """Return the table of the bytes that are sent with a gradient."""
     workers = (8, 64, 512, 4096)
     head = ["model", *(f"{w:,} workers" for w in workers)]
     cells = [[model.name, *(f"{beside(model, w) / model.gradient:.2%}" for w in workers)] for model in MODELS]

@@ -1,4 +1,4 @@
-"""What scale.py measures: what a rank, the monitor or the driver does, made ready for this many workers."""
+"""Parts that scale.py measures: the work of a rank, the monitor or the driver, prepared for a number of workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stored:
 
 
 def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """What the ranks say of their parts, those that have one."""
+    """Return what the ranks report about their shares, those that have one."""
     return [
         {"file": f"share-{rank:05d}.safetensors", "bytes": 10_000_000 + rank, "crc32c": 2**31 + rank, "names": own}
         for rank, own in enumerate(names)
@@ -45,7 +45,8 @@ def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Callable[[], Any]:
-    """`FixedPointReduction.reduce` of tensors of one number each and rows of some columns, where nobody else is."""
+    """Return a call of `FixedPointReduction.reduce`, without other ranks: tensors of one number each, and rows of some
+    columns."""
     import tensorflow as tf
 
     from raytf.distributed.allreduce.reduction import FixedPointReduction, packed
@@ -67,7 +68,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
 
 
 def beats(world_size: int, probes: int) -> list[HeartbeatState]:
-    """One of each rank."""
+    """Return one heartbeat of each rank."""
     node = "0123456789abcdef0123456789abcdef0123456789abcdef0123"
     return [
         HeartbeatState(
@@ -90,7 +91,7 @@ def beats(world_size: int, probes: int) -> list[HeartbeatState]:
 
 
 def heard(world_size: int) -> tuple[Monitor, Callable[[], Any]]:
-    """A monitor of a group, and all of its ranks' beats."""
+    """Return a monitor of a group, and the heartbeats of all its ranks."""
     monitor = Monitor()
     monitor.begin_group()
     told = beats(world_size, 1)
@@ -104,7 +105,7 @@ def heard(world_size: int) -> tuple[Monitor, Callable[[], Any]]:
 
 
 def judged(world_size: int) -> Callable[[], Any]:
-    """What the driver does with the beats; they come to it pickled."""
+    """Return the driver's check of all heartbeats, which arrive pickled."""
     monitor, detector = heard(world_size)[0], HangDetector(30.0)
 
     def look() -> Any:
@@ -114,7 +115,7 @@ def judged(world_size: int) -> Callable[[], Any]:
 
 
 def stragglers(world_size: int) -> Callable[[], Any]:
-    """A look with new measurements of all ranks, each time."""
+    """Return a check for stragglers, each time with new measurements of all ranks."""
     looked = Stragglers()
     told = (beats(world_size, n) for n in itertools.count(1))
     for _ in range(5):
@@ -130,7 +131,7 @@ def stragglers(world_size: int) -> Callable[[], Any]:
 
 
 def excluded(world_size: int) -> Callable[[], Any]:
-    """Nodes of one worker each; three of them have faults."""
+    """Return an exclusion check of nodes with one worker each, three of which have faults."""
     nodes = [f"node-{n:05d}" for n in range(world_size)]
     exclusion = NodeExclusion()
     for _ in range(3):
@@ -139,7 +140,7 @@ def excluded(world_size: int) -> Callable[[], Any]:
 
 
 def events(world_size: int) -> list[dict[str, Any]]:
-    """Those of a minute in which a rank fails and the group starts again."""
+    """Return the events of a minute in which a rank fails and the group restarts."""
     monitor = heard(world_size)[0]
     monitor.update(Status(100, 1000, 1, 10, world_size, {"loss": 0.1, "accuracy": 0.9}))
     node = beats(1, 1)[0].node
@@ -154,7 +155,7 @@ def events(world_size: int) -> list[dict[str, Any]]:
 
 
 def written(world_size: int) -> Callable[[], Any]:
-    """A file of the ledger."""
+    """Return a function that writes a file of the ledger."""
     some = events(world_size)
     run: Any = Stored()
 

@@ -1,4 +1,4 @@
-"""What more workers cost where there is one of something: the control plane, measured on the pure code.
+"""Measures what more workers cost the parts that exist once: the control plane, on the pure code.
 
     python -m benchmarks.scale.scale
 
@@ -56,7 +56,8 @@ LEAST_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Model:
-    """What travels of a model: trainable weights and layers' states, and columns for loss and metrics in a row."""
+    """The parts of a model that are sent: trainable weights and layers' states, and columns for loss and metrics in a
+    row."""
 
     name: str
     tensors: int
@@ -70,7 +71,7 @@ MNIST, RESNET = Model("MNIST CNN", 8, 421_642), Model("ResNet-50", 320, 25_636_7
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the control plane costs as workers grow."""
+    """Measure what the control plane costs as the number of workers grows."""
 
     quick: bool = False
     """Fewer records and pairs."""
@@ -95,7 +96,7 @@ class Benchmark:
     rows: list[list[str]] = field(default_factory=list)
 
     def read(self, quantity: str, make: Callable[[int], Callable[[], Any]]) -> None:
-        """A row: milliseconds of CPU time for each number of workers.
+        """Add a row: milliseconds of CPU time for each number of workers.
 
         Args:
             make: prepares for this many workers; what it returns is measured.
@@ -103,14 +104,14 @@ class Benchmark:
         self.add(quantity, "ms", [seconds(make(w), self.pairs) * 1e3 for w in WORKERS])
 
     def add(self, quantity: str, unit: str, found: Sequence[float]) -> None:
-        """The same of what is known already."""
+        """Add a row of numbers that are known already."""
         growth = (found[-1] / found[0]) ** (1 / (len(found) - 1))
         self.rows.append([quantity, unit, *map(harness.number, found), f"{growth:.1f}"])
 
     # -- a rank's input ------------------------------------------------------------------------------------------------
 
     def data(self) -> None:
-        """Which records and seeds are a rank's."""
+        """Measure the choice of a rank's records and seeds."""
         for each in (1, 4):
             shards = "V = W" if each == 1 else f"V = {each} W"
 
@@ -130,7 +131,7 @@ class Benchmark:
             self.read(f"records and seeds of a call of {CALL_STEPS} steps, {shards}", call)
 
     def epochs(self) -> None:
-        """A whole epoch of a rank: the order, and all its records' numbers; beside others."""
+        """Measure a whole epoch of a rank, the order and all its records' numbers, in comparison with others."""
         peers: dict[str, Callable[[int], int]] = {
             "torch DistributedSampler": lambda w: index_lists.torch_epoch(self.records, w, w // 2, EPOCH_BATCH, 1),
             "tf.data shard": lambda w: index_lists.tf_data_epoch(self.records, w, w // 2, EPOCH_BATCH),
@@ -171,7 +172,7 @@ class Benchmark:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """What goes with the gradients, and what a rank computes of it."""
+        """Measure what is sent with the gradients, and what a rank computes of it."""
         for model, (reduction, extra), each in itertools.product(
             (MNIST, RESNET), (("float", False), ("fixed point", True)), (1, 4)
         ):
@@ -189,7 +190,7 @@ class Benchmark:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> None:
-        """Who writes what, and the manifest."""
+        """Measure the division of shares, and the manifest."""
         # ResNet-50 with Adam: weights and two moments of each, moving averages, and some numbers.
         sizes = {f"model/{i:05d}/kernel": 1 + 12345 * i % 99_991 for i in range(RESNET.tensors)}
         sizes |= {f"optimizer/{i:05d}/kernel_momentum": 1 + 54321 * i % 99_991 for i in range(2 * 214 + 2)}
@@ -217,7 +218,7 @@ class Benchmark:
     # -- the driver ----------------------------------------------------------------------------------------------------
 
     def driver(self) -> None:
-        """What hears, looks and writes down."""
+        """Measure the driver's work with heartbeats, decisions and the ledger."""
         self.read("monitor, each second: a beat of each rank", lambda w: heard(w)[1])
         self.read("driver, each second: beats fetched and judged", judged)
         self.read("driver, twice a minute: slow ranks", stragglers)
@@ -228,7 +229,7 @@ class Benchmark:
 
 
 def seconds(run: Callable[[], Any], values: int) -> float:
-    """CPU time of one call, whatever else the machine does: the median of values of as many calls as tell something."""
+    """Return the CPU time of one call: the median of values of enough calls, whatever else the machine does."""
     found = []
     run()
     for _ in range(values):
@@ -241,14 +242,14 @@ def seconds(run: Callable[[], Any], values: int) -> float:
 
 
 def once(run: Callable[[], Any]) -> float:
-    """CPU time of one call."""
+    """Return the CPU time of one call."""
     began = time.process_time()
     run()
     return time.process_time() - began
 
 
 def gather(plan: StepPlan, order: EpochOrder, own: range, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """What `Pipeline._gather` does for steps [start, stop) of an epoch, without reading a record."""
+    """Do what `Pipeline._gather` does for steps [start, stop) of an epoch, without reading a record."""
     b = plan.micro_batch_size
     counts = plan.counts(start)[own.start : own.stop]
     ids = np.concatenate([order.records(v, start * b, stop * b) for v in own])
@@ -256,7 +257,7 @@ def gather(plan: StepPlan, order: EpochOrder, own: range, start: int, stop: int)
 
 
 def main(arguments: Arguments) -> int:
-    """Measure, and show."""
+    """Measure, and print the report."""
     report = Report("scale", "Control plane as workers grow: pure code in one process, no cluster")
     records = RECORDS // 4 if arguments.quick else RECORDS
     benchmark = Benchmark(report, min(3, arguments.pairs) if arguments.quick else arguments.pairs, records)

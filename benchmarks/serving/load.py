@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a load went.
+    """The outcome of a load.
 
     Attributes:
         errors: requests that got no answer of status 200.
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def example(document: dict[str, Any], rows: int, chance: random.Random) -> bytes:
-    """A request of random numbers for the model of a metadata answer."""
+    """Return a request of random numbers for the model of a metadata answer."""
     inputs = document["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]
     columns = {}
     for name, info in inputs.items():

@@ -1,4 +1,4 @@
-"""What the hook of every batch costs: steps/s with a callback that has an empty one, against steps/s without.
+"""Measures what a batch hook costs: steps/s with a callback that has an empty one, against steps/s without.
 
     python -m benchmarks.step.batch_hooks --workers 1 2 --json batch_hooks.json
 
@@ -39,7 +39,7 @@ class Arguments:
 
 
 def clock(keras: Any, path: str, has_hook: bool) -> Any:
-    """A callback that writes the seconds of a step to a file, and has a batch hook if that is wanted."""
+    """Return a callback that writes the seconds of a step to a file, and has a batch hook if `has_hook` is set."""
 
     class Clock(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -60,7 +60,7 @@ def clock(keras: Any, path: str, has_hook: bool) -> Any:
 
 
 def rate(folder: Path, name: str, workers: int, has_hook: bool) -> float:
-    """Steps per second of one run."""
+    """Return the steps per second of one run."""
     path = str(folder / f"{name}.seconds")
 
     def build() -> Any:

@@ -1,4 +1,4 @@
-"""What one sum over the processes of a host takes, by the ways that were thought of for gradients.
+"""Measures how long one sum over the processes of a host takes, in several ways to add gradients.
 
     python -m benchmarks.step.collective
 
@@ -92,7 +92,7 @@ def measure(workers: int, arguments: Arguments, report: harness.Report) -> None:
 
 
 def add(report: harness.Report, what: str, found: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
-    """The rows of one size."""
+    """Add the rows of one size."""
     for way, values in found.items():
         if way != PLAIN:
             name = "raytf" if way == OWN else way.removeprefix("gRPC, ")

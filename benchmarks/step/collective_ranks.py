@@ -68,7 +68,7 @@ def ways(group: Any, own: Any, count: int) -> dict[str, Callable[[Any], Any]]:
 
 
 def own_plane(rank: int) -> Any:
-    """What a group without TensorFlow's cluster has."""
+    """Return the control plane of a group without TensorFlow's cluster."""
     from raytf.distributed.allreduce.control_plane import SocketPlane
     from raytf.distributed.allreduce.host import host_identity
     from raytf.distributed.membership.rendezvous import Meeting

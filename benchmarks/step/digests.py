@@ -1,4 +1,4 @@
-"""What digests of steps and audits cost an exact run: steps/s with them against those without.
+"""Measures what digests of steps and audits cost an exact run: steps/s with them against those without.
 
     python -m benchmarks.step.digests --workers 1 2 --models mnist large --json cost.json
 
@@ -51,7 +51,8 @@ class Arguments:
 
 
 def pair(workers: Workers, modes: Sequence[str], turns: int) -> dict[str, dict[str, float]]:
-    """Seconds of a step of each mode, and of a step of a call with an audit if any has them: medians of the turns."""
+    """Return the seconds of a step of each mode, and of a step of a call with an audit if any has them: medians of the
+    turns."""
     runs = {mode: partial(workers.run, mode, 1) for mode in modes}
     if AUDITED in modes:
         runs[AUDIT] = partial(workers.run, AUDITED, 1, AUDIT)
@@ -60,7 +61,7 @@ def pair(workers: Workers, modes: Sequence[str], turns: int) -> dict[str, dict[s
 
 
 def with_audits(plain: dict[str, float], audited: dict[str, float], every: int) -> dict[str, float]:
-    """Seconds of a step where one of so many has an audit.
+    """Return the seconds of a step if one of so many has an audit.
 
     Args:
         plain: of a step without.
@@ -71,7 +72,7 @@ def with_audits(plain: dict[str, float], audited: dict[str, float], every: int) 
 
 
 def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
-    """The rows of a model and a number of workers."""
+    """Measure the rows of a model and a number of workers."""
     from raytf.training.auditing import EVERY
 
     modes = [PLAIN, EXACT, *([AUDITED] if count > 1 else [])]

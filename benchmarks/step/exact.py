@@ -1,4 +1,4 @@
-"""What exact training costs: steps/s of the exact step against those of a float step.
+"""Measures what exact training costs: steps/s of the exact step against those of a float step.
 
     python -m benchmarks.step.exact --workers 1 2 4 --models mnist large --json cost.json
     python -m benchmarks.step.exact --workers 1 --profile         # the operations in which the difference is spent
@@ -80,7 +80,7 @@ MODELS = {"mnist": mnist, "large": large}
 
 
 def images(records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures that can be learned but not at once: ten patterns under noise."""
+    """Return images of ten patterns under noise, which take some steps to learn."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, records)
     patterns = rng.integers(0, 256, (10, 28, 28, 1))
@@ -156,7 +156,7 @@ class Run:
         pipeline.close()
 
     def __call__(self, mode: str, calls: int, has_audits: bool = False) -> dict[str, Any]:
-        """Seconds of a step by the clock, and of this process's CPU time, over some calls.
+        """Return the seconds of a step by the clock, and of this process's CPU time, over some calls.
 
         Args:
             has_audits: whether the last step of each call has an audit.
@@ -172,7 +172,7 @@ class Run:
         return {"wall": (time.perf_counter() - began) / steps, "cpu": (time.process_time() - cpu) / steps}
 
     def sums(self) -> int:
-        """How often the sums of a step were computed."""
+        """Return the number of times that the sums of a step were computed."""
         return int(self._sums.numpy())
 
     def _count(self, reduction: Any) -> None:
@@ -189,7 +189,7 @@ class Run:
 
 
 def profiled(run: Run, mode: str, calls: int) -> dict[str, float]:
-    """Milliseconds of a step in each type of operation."""
+    """Return the milliseconds of a step in each type of operation."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -277,14 +277,14 @@ class Arguments:
 
 
 def described(name: str, weights: int, count: int) -> str:
-    """A model and its workers, for people."""
+    """Return a model and its workers in words."""
     return f"{name}, {weights:,} weights, {count} worker{'s' * (count > 1)}"
 
 
 def compared(
     what: str, peer: str, ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], goal: float
 ) -> list[Comparison]:
-    """The rows of two modes, of what `Run` says of their blocks."""
+    """Return the rows of two modes, from the blocks that `Run` reports."""
     rates, cpu = ([1 / b["wall"] for b in side] for side in (ours, theirs)), "CPU ms/step of rank 0"
     spent = ([1000 * b["cpu"] for b in side] for side in (ours, theirs))
     return [
@@ -294,7 +294,7 @@ def compared(
 
 
 def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
-    """The rows of a model and a number of workers."""
+    """Measure the rows of a model and a number of workers."""
     workers = {mode: Workers(count, name, [mode], arguments.verbose) for mode in (FLOAT, EXACT)}
     try:
         weights = [group.answer()["weights"] for group in workers.values()]

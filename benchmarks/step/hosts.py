@@ -1,4 +1,4 @@
-"""What one sum over processes of several hosts takes: raytf's own way, and TensorFlow's collectives over gRPC.
+"""Measures how long one sum over processes of several hosts takes: raytf's own, and TensorFlow's collectives over gRPC.
 
     python -m benchmarks.step.hosts
 
@@ -49,7 +49,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def ranks(counts: Sequence[int]) -> Iterator[Conductor]:
-    """The processes, so many on each host."""
+    """Start the processes, so many on each host."""
     with (
         namespaces(len(counts)) as (hosts, here),
         tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,

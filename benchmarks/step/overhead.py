@@ -1,4 +1,5 @@
-"""What raytf costs where there is nothing to add over workers: steps/s and memory of one worker against Keras's fit.
+"""Measures what raytf costs if there is nothing to add over workers: steps/s and memory of one worker against Keras's
+fit.
 
     python -m benchmarks.step.overhead --pairs 5 --json step_overhead.json
     python -m benchmarks.step.overhead --quick

@@ -62,7 +62,7 @@ class Arguments:
 
 
 def profile(arguments: Arguments) -> dict[str, list[Step]]:
-    """The steps of each program, one program after the other."""
+    """Profile the steps of each program, one program after the other."""
     use_gpu = harness.gpus() >= arguments.workers
     around = common.environment()
     if not use_gpu:
@@ -88,7 +88,7 @@ def profile(arguments: Arguments) -> dict[str, list[Step]]:
 
 
 def picture(title: str, steps: Sequence[Step], longest: float) -> str:
-    """One step as SVG.
+    """Draw one step as SVG.
 
     Args:
         title: of whom.

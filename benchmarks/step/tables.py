@@ -1,4 +1,5 @@
-"""What a step costs as the tables of a model grow: an Embedding of 10^4 to 10^7 rows, beside plain Keras.
+"""Measures what a step costs as the tables of a model grow: an Embedding of 10^4 to 10^7 rows, compared with plain
+Keras.
 
     python -m benchmarks.step.tables
     python -m benchmarks.step.tables --rows 10000 10000000 --optimizers SGD
@@ -79,11 +80,11 @@ class Way:
         raise NotImplementedError
 
     def block(self) -> None:
-        """`CALL` steps."""
+        """Run `CALL` steps."""
         raise NotImplementedError
 
     def measure(self, blocks: int) -> float:
-        """Milliseconds of a step."""
+        """Return the milliseconds of a step."""
         began = time.perf_counter()
         for _ in range(blocks):
             self.block()

@@ -1,4 +1,4 @@
-"""Where the time of a distributed step goes, out of what TensorFlow's profiler saw: intervals by kind of work."""
+"""Finds where the time of a distributed step goes, from TensorFlow's profile: intervals by kind of work."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Step:
 
 
 def read(folder: Path) -> list[Op]:
-    """The operations of a profile of one process, by their beginning.
+    """Return the operations of a profile of one process, ordered by their start.
 
     Raises:
         ValueError: there is none.
@@ -67,7 +67,7 @@ def read(folder: Path) -> list[Op]:
 
 
 def split(ops: Sequence[Op], steps: int) -> list[Step]:
-    """The steps of a profile of so many, less the first and the last.
+    """Return the steps of a profile of so many, without the first and the last.
 
     Raises:
         ValueError: they cannot be told apart.
@@ -99,7 +99,8 @@ def _step(ops: Sequence[Op], begin: float, end: float) -> Step:
 
 
 def _gradients(sums: Sequence[Op]) -> Op:
-    """Of several sums that of the gradients: the optimizer's own, where there is one, else the longest."""
+    """Return the sum of the gradients among several sums: the optimizer's own if there is one, otherwise the
+    longest."""
     own = [op for op in sums if _OPTIMIZER.search(op.node)]
     return max(own or sums, key=lambda op: op.end - op.begin)
 
@@ -117,7 +118,7 @@ def _kind(op: Op, gradients: Op | None) -> str:
 
 
 def union(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Intervals without overlaps, of which all that touch are one."""
+    """Return intervals without overlaps; intervals that touch are merged."""
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -133,10 +134,10 @@ def _between(busy: Sequence[tuple[float, float]], seconds: float) -> list[tuple[
 
 
 def typical(steps: Sequence[Step]) -> Step:
-    """The step of median length."""
+    """Return the step of median length."""
     return sorted(steps, key=lambda step: step.seconds)[len(steps) // 2]
 
 
 def median(steps: Sequence[Step], kind: str) -> float:
-    """Seconds of a kind of work in a step."""
+    """Return the median seconds of a kind of work in a step."""
     return statistics.median(step.total(kind) for step in steps)

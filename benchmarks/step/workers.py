@@ -135,7 +135,7 @@ def measure(case: str, workers: int, arguments: Arguments, report: harness.Repor
 def add(
     report: harness.Report, what: str, rates: dict[str, list[float]], cpu: dict[str, list[float]], has_goals: bool
 ) -> None:
-    """The rows of one configuration."""
+    """Add the rows of one configuration."""
     for who, (_, _, goal) in PEERS.items():
         if who in rates:
             row = harness.Comparison(what, who, "steps/s", rates["raytf"], rates[who], goal=goal if has_goals else None)

@@ -37,11 +37,12 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = """\
 # Settings
 
-All settings of a run: the flags of a job whose dataclass has `train: raytf.Flags`, and, with underscores for dashes,
-keyword arguments of `raytf.fit(...)` and `raytf.TrainConfig(...)`. [Strategies](../guides/strategies.md) says which
-strategy is for what, [Tuning](../guides/tuning.md) how to search.
+This page lists all settings of a run. Each one is a flag of `raytf run`, and of a job whose dataclass has
+`train: raytf.Flags`. With underscores for dashes, it is also a keyword argument of `raytf.fit(...)` and
+`raytf.TrainConfig(...)`. See [Strategies](../guides/strategies.md) for choosing a strategy, and
+[Tuning](../guides/tuning.md) for searching values.
 
-A setting that belongs to the run's identity must be given as it was when a run is resumed. `python
+If a setting belongs to the run's identity, pass the same value when you resume the run. `python
 docs/reference/write.py` writes this page from the settings' fields.
 """
 FINITE = annotated_types.Lt(float("inf"))
@@ -109,8 +110,8 @@ def setting_refusal(its: Setting, refused: Refused) -> str:
 COMMANDS_TOP = """\
 # Commands
 
-Each command of `raytf` with its flags; `raytf COMMAND --help` shows the same. A job's own flags are in
-[Settings](settings.md), exit codes in [Endings](../guides/endings.md).
+This page lists each command of `raytf` with its flags. `raytf COMMAND --help` shows the same. The flags of a run are in
+[Settings](settings.md), and exit codes in [Endings](../guides/endings.md).
 """
 
 
@@ -165,23 +166,25 @@ def flag_default(flag: Flag) -> str:
 FOLDER = """\
 # A run's folder
 
-What lies in `STORAGE/NAME`, be it a folder or a prefix of an object store. [Checkpoints](../guides/checkpoints.md) says
-when a checkpoint is valid, [The ledger](../guides/ledger.md) how events become times.
+A run is a folder, `STORAGE/NAME`, or a prefix of an object store. This page lists the files in it, and the events of
+its ledger. [Checkpoints](../guides/checkpoints.md) says when a checkpoint is valid, and
+[The ledger](../guides/ledger.md) how events become times.
 """
 EVENTS = """\
 ## Events
 
-`ledger/*.jsonl` has one JSON object a line, with null for a number that is NaN or infinite. Each has `time` (seconds
-since 1970), `kind` and, while a driver runs, `step` and `stall` (seconds that this group stood still).
+`ledger/*.jsonl` has one JSON object per line, with null for a number that is NaN or infinite. Each object has `time`
+(seconds since 1970) and `kind`. While a driver runs, it also has `step` and `stall` (seconds for which this group stood
+still).
 """
 
 
 def run_folder_page() -> str:
-    lines = [FOLDER, "| folder | |", "| --- | --- |"]
+    lines = [FOLDER, "| folder | content |", "| --- | --- |"]
     lines += [
         row([f"`{name}/`", text]) for name, text in sorted({**run_folder.FOLDERS, **run_folder.SOMETIMES}.items())
     ]
-    lines += ["", "| file | |", "| --- | --- |"]
+    lines += ["", "| file | content |", "| --- | --- |"]
     lines += [row([f"`{name}`", text]) for name, text in run_folder.FILES.items()]
     lines += ["", EVENTS, "| kind | when | fields |", "| --- | --- | --- |"]
     lines += [row([f"`{kind}`", *event_cells(event)]) for kind, event in events.KINDS.items()]

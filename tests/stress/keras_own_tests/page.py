@@ -40,15 +40,15 @@ EXCLUDED = {
 
 _HEAD = """# Keras's own tests
 
-The wheel of Keras {version} carries its tests. `python -m tests.stress.keras_own_tests --page {path}`
-runs those that call `fit` with `fit` carried out by workers, as `raytf run` does: one process, one Ray, and each
-`fit` a run of its own. This page is what that command wrote.
+The wheel of Keras {version} contains Keras's tests. `python -m tests.stress.keras_own_tests --page {path}`
+runs the tests that call `fit`, and workers do the training, as with `raytf run`: there are one process and one Ray, and
+each `fit` is a separate run. This command wrote this page.
 
-- First plain Keras runs all {files} files that call `fit`. {calling} tests called `keras.Model.fit` and passed so.
+- First plain Keras runs all {files} files that call `fit`. {calling} tests called `keras.Model.fit` and passed.
 {numbers}
-- A test counts if its `fit` reached a worker, or if raytf refused it before.
-- `trainer_test.py` imports JAX and uses it with the JAX backend alone: an empty module stands for it. Its
-  `ExampleModel` is a `Trainer` that is no `keras.Model`, whose `fit` is Keras's own and is not counted.
+- A test counts if its `fit` reached a worker, or if raytf refused the call before.
+- `trainer_test.py` imports JAX, but uses it with the JAX backend alone, so an empty module replaces it. Its
+  `ExampleModel` is a `Trainer` and not a `keras.Model`. Its `fit` is Keras's own and does not count.
 """
 
 

@@ -14,49 +14,53 @@ _HEAD = """# The simulator
 
 `python -m tests.stress.simulate --seeds SEEDS --page docs/evidence/simulation.md` wrote this page. It runs groups of
 workers in a simulated world: one thread, with a clock, a network, processes and storage that are drawn from a seed.
-What decides is the code that decides in production:
+All decisions are made by the code that makes them in production:
 
-- in the driver `raytf.driver.arbitration`, `raytf.driver.supervision.liveness` and
-  `raytf.distributed.membership.generations`: who belongs to the group, who is lost, who is left out;
-- in the driver's controller of Ray Train `raytf.driver.supervision.retry` with `node_exclusion`, `failures` and
-  `hang_detector`, and `raytf.driver.ray_train.resizing`: whether to start again,
-  on which hosts, how many workers there are, who leaves, and who hangs;
-- in the workers `raytf.distributed.membership.member` and `raytf.checkpoint.commit`: when to meet again, who gives the
-  state to whom, and when a checkpoint is complete;
-- in the workers `raytf.distributed.membership.rendezvous` and `raytf.distributed.membership.peer_liveness`: whom a
-  rank calls and answers, when a meeting has failed, and which of the ranks that a sum waits for are lost;
-- in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
-  its name. `raytf.checkpoint.cleanup` decides which checkpoints are deleted;
-- in the keepers of copies in memory `raytf.checkpoint.slot_ledger`: which rank gets which memory, and what is freed;
-- in the workers `raytf.checkpoint.keeper_health`, `copy_turns` and `restore`: when a keeper is lost and replaced,
-  which of a rank's two slots the next copy takes, and from which copy or checkpoint a new group continues.
+- `raytf.driver.arbitration`, `raytf.driver.supervision.liveness` and `raytf.distributed.membership.generations`, in
+  the driver, decide which workers belong to the group, which are lost, and which are left out.
+- `raytf.driver.supervision.retry`, with `node_exclusion`, `failures` and `hang_detector`, and
+  `raytf.driver.ray_train.resizing`, in the driver's controller of Ray Train, decide whether to restart, on which
+  hosts and with how many workers, which workers leave, and which hang.
+- `raytf.distributed.membership.member` and `raytf.checkpoint.commit`, in the workers, decide when workers meet again,
+  who gives the state to whom, and when a checkpoint is complete.
+- `raytf.distributed.membership.rendezvous` and `raytf.distributed.membership.peer_liveness`, in the workers, decide
+  which ranks a rank calls and answers, when a rendezvous has failed, and which ranks of a sum are lost.
+- `raytf.runs.lease_decisions`, in driver and workers, decides which of several drivers owns the run, and whether a
+  worker may still write in its name.
+- `raytf.checkpoint.cleanup`, in the workers, decides which checkpoints are deleted.
+- `raytf.checkpoint.slot_ledger`, in the keepers of copies in memory, decides which rank gets which memory, and which
+  memory is freed.
+- `raytf.checkpoint.keeper_health`, `copy_turns` and `restore`, in the workers, decide when a keeper is lost and
+  replaced, which of a rank's two slots the next copy uses, and from which copy or checkpoint a new group continues.
 
-What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to
-all others), storage, and Ray: its processes, and what it knows of them and of the cluster.
-Keepers live in simulated processes, and workers write into their memory. Simulated workers
-train whole numbers, so that the state after each step is known.
+The surroundings of this code are simulated: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its
+part to all others), storage, and Ray with its processes and its view of the cluster. Keepers live in simulated
+processes, and workers write into their memory. Simulated workers train whole numbers, so that the state after each
+step is known.
 
-In each schedule 3 to 5 workers train under 3 to 8 faults; up to 4 more concern keepers: they die or freeze, hear
-requests late, have too little memory, and copies are slow or fail. At each event it is checked that
+In each schedule 3 to 5 workers train under 3 to 8 faults. Up to 4 more faults concern keepers: a keeper dies,
+freezes, receives requests late or has too little memory, and copies are slow or fail. At each event the simulator
+checks that
 
 - each rank has the state of an undisturbed run after each step: no step is lost, and none is made twice;
-- of two groups only one trains;
-- while the driver and somebody with the state are there, a new step comes within 30 s, and somebody who waits to join
-  gets in within 30 s;
-- no worker ends that was well, and nobody leaves before those have come that take its place, or twice;
-- after 60 s of quiet there are as many workers as are wanted and possible;
-- a host that others cannot reach gets no worker while another one has room;
-- a run gives up only after five failures in a row without a new step, deaths aside;
-- a worker that hangs is ended in the time of the hang detector, and no worker is blamed that makes progress;
-- a checkpoint that is committed can be restored, and only the run's owner commits, and deletes what others restore;
-- a driver that is well keeps the run, whatever storage does; one that has lost it ends, and says so;
-- a checkpoint is restored only where nobody has the state;
+- only one of two groups trains;
+- while the driver and a worker with the state are alive, there is a new step within 30 s, and a worker that waits to
+  join gets in within 30 s;
+- no healthy worker ends, and no worker leaves before its replacements have joined, or leaves twice;
+- after 60 s without a fault there are as many workers as are wanted and possible;
+- a host that others cannot reach gets no worker while another host has room;
+- a run gives up only after five failures in a row without a new step, not counting deaths;
+- a worker that hangs is ended within the time of the hang detector, and no worker that makes progress is blamed;
+- a committed checkpoint can be restored, and only the run's owner commits, and deletes what others restore;
+- a healthy driver keeps the run, whatever storage does, and a driver that has lost the run ends and says so;
+- a checkpoint is restored only if no worker has the state;
 - no memory is taken from workers that continue the run, and the slots of a host are bounded;
-- a copy is not written over the newest one that is complete on all ranks, nor into memory whose keeper is gone;
-- a new group begins with the newest step that is complete in the memory it can reach, or on storage.
+- a copy does not overwrite the newest copy that is complete on all ranks, and is not written into memory whose keeper
+  is gone;
+- a new group starts with the newest step that is complete in the memory it can reach, or on storage.
 
-`python -m tests.stress.simulate --seed N` tells the story of a schedule, and of one that fails in as few faults as it
-needs.
+`python -m tests.stress.simulate --seed N` prints the story of a schedule. If the schedule fails, it reduces the
+faults to as few as possible.
 """
 
 
@@ -137,14 +141,14 @@ def page(totals: Totals, mutants: Mapping[str, int | None], large: str, orders: 
 
 ## Every order of events
 
-`python -m tests.stress.simulate.exhaustive` follows every order of events of a group of three workers, one of which
-joins late, that trains four steps with up to two faults: a death, or a worker that does not reach another one when
-they meet. Found were {orders}.
+`python -m tests.stress.simulate.exhaustive` follows every order of events of a group of three workers. One of them
+joins late. The group trains four steps with up to two faults: a death, or a worker that does not reach another one when
+they meet. It reached {orders}.
 
 ## Mistakes made on purpose
 
-{found} of {len(mutants)} are found. Each is one change of the code above; the column has the number of schedules that
-it took.
+The simulator detects {found} of {len(mutants)} mistakes. Each mistake is one change of the code above. The column has
+the number of schedules until it was detected.
 
 | mistake | schedules |
 | --- | --- |
