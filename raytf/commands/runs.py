@@ -16,7 +16,7 @@ from raytf.commands._table import age_text, show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import inventory
-from raytf.runs.inventory import Run
+from raytf.runs.run_state import Run
 from raytf.runs.status import number_text
 from raytf.storage import strict_json
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
@@ -52,8 +52,7 @@ def document(runs: Sequence[Run]) -> str:
 
 def row(run: Run) -> dict[str, Any]:
     """Return a run of a list, as JSON."""
-    document = asdict(run) | {"state": run.state.value}
-    return {name: value for name, value in document.items() if name not in ("epochs", "settings", "saves")}
+    return {name: value for name, value in asdict(run).items() if name not in ("epochs", "settings", "saves")}
 
 
 def listing(runs: Sequence[Run], now: float) -> None:
@@ -92,7 +91,7 @@ def _best(run: Run) -> str:
 def _row(run: Run, now: float) -> tuple[str, ...]:
     return (
         run.name,
-        run.state.value,
+        run.state,
         _step(run),
         run.metric or "-",
         _best(run),

@@ -16,10 +16,11 @@ from typing import Any
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.history import History
-from raytf.runs.inventory import ListedRun, Run
+from raytf.runs.inventory import ListedRun
 from raytf.runs.lease import LEASE_FILE
 from raytf.runs.report import page, series
 from raytf.runs.run_folder import SEARCH, TRIAL, TRIAL_RECORD, TRIALS
+from raytf.runs.run_state import Run
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
@@ -284,11 +285,10 @@ def _sign(run: Storage) -> bytes:
 
 def row(run: Run) -> dict[str, Any]:
     """Return a run of the list, as JSON."""
-    goal = inventory.main_goal(list(run.epochs))
-    curve = [] if goal is None else [value for e in run.epochs if isinstance(value := e.get(goal.metric), float)]
+    curve = [] if run.metric is None else [v for e in run.epochs if isinstance(v := e.get(run.metric), float)]
     return {
         "name": run.name,
-        "state": run.state.value,
+        "state": run.state,
         "why": run.why,
         "step": run.step,
         "total": run.total,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf.runs import inventory, spikes
+from raytf.runs import spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History
 from raytf.runs.report import charts, series, tables
@@ -155,16 +155,11 @@ def _tiles(run: History) -> str:
 
 def _metric(run: History) -> list[tuple[str, str, str]]:
     """Return the tile of the metric that the list of runs shows, too; of any metric where no epoch has ended."""
-    goal = inventory.main_goal(list(run.epochs))
-    if goal is None:
+    if run.metric is None:
         return [(name, f"{value:.4g}", "") for name, value in list(run.metrics.items())[-1:]]
-    best: float | None = None
-    for epoch in run.epochs:
-        value = goal.value(epoch)
-        best = value if goal.is_better(value, best) else best
-    test = run.metrics.get(f"test_{goal.metric.removeprefix('val_')}")
-    more = [f"{name} {known:.4g}" for name, known in (("best", best), ("test", test)) if known is not None]
-    return [(goal.metric, "unknown" if value is None else f"{value:.4g}", ", ".join(more))]
+    test = run.metrics.get(f"test_{run.metric.removeprefix('val_')}")
+    more = [f"{name} {known:.4g}" for name, known in (("best", run.best), ("test", test)) if known is not None]
+    return [(run.metric, "unknown" if run.last is None else f"{run.last:.4g}", ", ".join(more))]
 
 
 def _timeline(run: History, steps: dict[str, np.ndarray] | None, outliers: Sequence[Spike]) -> tuple[str, dict]:
