@@ -34,8 +34,8 @@ from raytf.driver.monitor import reader
 from raytf.errors import RaytfError
 from raytf.inference import versions
 from raytf.runs import history, inventory, ledger, run_log
-from raytf.runs.run_state import Run
 from raytf.runs.lease import Lease
+from raytf.runs.run_state import Run
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
