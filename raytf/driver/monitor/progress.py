@@ -67,10 +67,10 @@ class Progress:
         return before, self.durable
 
     def commits(self, step: int) -> None:
-        """Take note that the checkpoint of a step is about to be complete on storage."""
+        """Take note that the checkpoint of a step is about to be complete on storage; rank 0 waits until this is
+        known."""
         self._committing = max(self._committing, step)
 
-    @property
     def is_saving(self) -> bool:
         """Return whether a later checkpoint than the newest known one may be on storage."""
         return self._committing > (self.durable or 0)
