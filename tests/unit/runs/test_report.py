@@ -216,7 +216,8 @@ def test_steps_have_the_time_at_which_they_were_made_last():
 def test_a_thin_curve_keeps_mean_and_extremes():
     steps = np.arange(1, 100_001)
     losses = np.where(steps == 50_000, 99.0, 1.0)
-    curve = series.loss_of_steps([span(0, 1000, first=0, last=100_000)], steps, losses, most=100)
+    times = series.times_of_steps([span(0, 1000, first=0, last=100_000)], steps)
+    curve = series.loss_curve({"step": steps, "loss": losses, "time": times}, most=100)
     assert len(curve) == 100
     assert (curve.high.max(), curve.low.min()) == (99.0, 1.0)
     assert curve.values.mean() == pytest.approx(losses.mean())
