@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,15 +162,11 @@ def read(run: Storage, before: str | None = None) -> list[Event]:
 
 def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
     """Return the events as `read` does, and a line with file and reason for each damaged place."""
+    names = run.list(FOLDER)
+    files = [name for name in names if name.endswith(SUFFIX) and (before is None or name < before)]
     events: list[Event] = []
     problems: list[str] = []
-    size = 0
-    names = run.list(FOLDER)
-    for name in names:
-        if not name.endswith(SUFFIX) or (before is not None and name >= before):
-            continue
-        file_events, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
-        size += read_bytes
+    for file_events, wrong in _read_files(run, files):
         events += file_events
         problems += wrong
     return events + (_sign_of_life(run, names, events) if before is None else []), problems
@@ -185,15 +181,12 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
         names: of the files in its folder of the ledger.
         is_enough: whether no earlier event is wanted.
     """
+    names = sorted(names)
     events: list[Event] = []
-    size, names = 0, sorted(names)
-    for name in reversed(names):
-        if name.endswith(SUFFIX):
-            file_events, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
-            size += read_bytes
-            events = file_events + events
-            if is_enough(events):
-                break
+    for file_events, _ in _read_files(run, [name for name in reversed(names) if name.endswith(SUFFIX)]):
+        events = file_events + events
+        if is_enough(events):
+            break
     return events + _sign_of_life(run, names, events)
 
 
@@ -215,14 +208,19 @@ def sign_of(data: bytes) -> Event | None:
     return events[0] if events else None
 
 
-def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:
-    """Return the events of a file, what is wrong with it, and its size in bytes."""
-    try:
-        data = run.get(where, min(untrusted_json.LARGE, most))
-    except DamagedFileError as error:
-        return [], [f"{where}: {error.reason}"], 0
-    events, wrong = _events(data)
-    return events, [f"{where}: {wrong}"] if wrong else [], len(data)
+def _read_files(run: Storage, names: Iterable[str]) -> Iterator[tuple[list[Event], list[str]]]:
+    """Yield the events of each file, and what is wrong with it; files beyond the limit on all bytes are wrong."""
+    size = 0
+    for name in names:
+        where = f"{FOLDER}/{name}"
+        try:
+            data = run.get(where, min(untrusted_json.LARGE, _ALL_BYTES - size))
+        except DamagedFileError as error:
+            yield [], [f"{where}: {error.reason}"]
+            continue
+        size += len(data)
+        events, wrong = _events(data)
+        yield events, [f"{where}: {wrong}"] if wrong else []
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:
