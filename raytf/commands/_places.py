@@ -1,4 +1,4 @@
-"""Which run a person means."""
+"""The places that a person names: storages, runs and models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 
 from raytf.config.sections import RunSection
+from raytf.errors import ConfigError
 from raytf.runs import run_folder
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
 #: Where runs are kept where nobody says otherwise.
@@ -36,6 +38,36 @@ def model_uri(text: str) -> str:
         text: what was typed.
     """
     return f"{USUAL}/{text}" if _NAME.fullmatch(text) and not os.path.exists(text) else text
+
+
+def answering(uri: str) -> Storage:
+    """Return a storage that can be listed.
+
+    Raises:
+        StorageError: it refuses, or does not answer soon.
+    """
+    storage = Storage(uri)
+    within(PREFLIGHT_SECONDS, storage.list, storage.locate(""))
+    return storage
+
+
+def filled_run(text: str) -> Storage:
+    """Return the folder of a run that has anything in it.
+
+    Args:
+        text: what was typed.
+
+    Raises:
+        ConfigError: it is empty, or is not there.
+        StorageError: storage refuses, or does not answer soon.
+    """
+    run = Storage(run_uri(text))
+    if not within(PREFLIGHT_SECONDS, run.list, run.locate("")):
+        raise ConfigError(
+            f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
+            "lists them."
+        )
+    return run
 
 
 def _is_run(place: str) -> bool:

@@ -87,9 +87,7 @@ def main(flags: Serve) -> None:
     digest = _token_digest(flags)
     place = model_uri(flags.model)
     storage = Storage(place)
-    results: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
-    models, name, named = results[0]
+    models, name, named = within(PREFLIGHT_SECONDS, lambda: _find(place), storage.locate(""))
     name = flags.name or name
     if named is not None:
         if flags.version not in (None, named):

@@ -81,9 +81,7 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
     """Show a run until it runs no more.
 
     Args:
-        uri: its folder.
         console: standard output by default. If it is no terminal, events are printed as they happen.
-        sleep: injected by tests.
     """
     console, shown = console or Console(highlight=False), 0
     is_live = console.is_terminal

@@ -123,7 +123,6 @@ def read(run: Storage, folder: str) -> RunDigests:
     """Read the digests of the steps of a run.
 
     Args:
-        run: its folder.
         folder: of the log of steps, in it.
 
     Raises:

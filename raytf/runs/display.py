@@ -114,7 +114,6 @@ class Display(Screen):
 
     Args:
         console: where to; tests give their own.
-        clock: injected by tests.
         shows_progress: whether stages and statuses are shown; messages always are.
         shows_saves: whether statuses tell of checkpoints also where there is no trouble.
         most_quiet: seconds without a line after which one says what goes on, where there is no terminal; None for

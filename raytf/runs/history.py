@@ -141,10 +141,6 @@ class History(Run):
 def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> History:
     """Read a run. If its driver is on another machine, this takes some seconds: see `lease.is_held`.
 
-    Args:
-        uri: its folder.
-        clock, sleep: injected by tests.
-
     Raises:
         ConfigError: there is no run.
         StorageError: storage cannot be read.

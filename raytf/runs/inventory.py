@@ -67,7 +67,6 @@ def survey(
 
     Args:
         say: told when leases have to be watched for a while.
-        sleep: injected by tests.
 
     Raises:
         StorageError: storage refuses.
@@ -114,7 +113,6 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
     """Return one run, of which the caller knows ledger, owner and result.
 
     Args:
-        run: its folder.
         events: of its ledger.
         lives: whether a process owns it.
         result: its result, and why that cannot be read.

@@ -33,9 +33,7 @@ class Lease:
     """Ownership of a run. Use as a context manager around everything that writes to it.
 
     Args:
-        run: the run's folder.
         say: told when somebody else's lease has to be watched for a while.
-        clock, sleep: injected by tests.
         latest_term: returns the highest term that earlier owners left in the run, other than in a lease.
 
     Raises:
@@ -154,12 +152,7 @@ _watches: dict[str, LeaseWatch] = {}
 def is_held(
     run: Storage, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal.
-
-    Args:
-        run: the run's folder.
-        clock, sleep: injected by tests.
-    """
+    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal."""
     watch = _watches.setdefault(run.uri, LeaseWatch())
     while True:
         holder = lease_decisions.holder_of(_read(run))
@@ -177,7 +170,6 @@ def check_owner(run: Storage, owner: str) -> None:
     """Do nothing as long as a lease is its owner's; for what writes in the owner's name, in other processes too.
 
     Args:
-        run: the run's folder.
         owner: `id` of a Lease's owner.
 
     Raises:

@@ -95,7 +95,6 @@ class Ledger:
     """Writes the events of one driver.
 
     Args:
-        run: the run's folder.
         name: of this driver, unlike that of any other; names sort by the order of drivers: see `name_of`.
         most_waiting: events that wait for storage at most; of more, the oldest are lost.
     """
@@ -177,7 +176,6 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
     ones.
 
     Args:
-        run: the run's folder.
         names: of the files in its folder of the ledger.
         is_enough: whether no earlier event is wanted.
     """

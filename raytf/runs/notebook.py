@@ -50,7 +50,6 @@ class NotebookDisplay(Display):
     """Shows statuses and messages in a cell.
 
     Args:
-        clock: injected by tests.
         draw: shows HTML in the place of what it showed before; by default IPython's.
         shows_saves: as for `Display`.
     """

@@ -179,8 +179,8 @@ class StatusFile:
                 os.remove(f"{path}.part")
             except OSError as error:
                 raise ConfigError(
-                    f"--status-file {path} cannot be written: {error.strerror or error}. Give a file in a folder that "
-                    "exists."
+                    f"--status-file {path} cannot be written: {error.strerror or error}. Choose a file in a folder "
+                    "that exists."
                 ) from error
 
     def show(self, status: Status) -> None:

@@ -24,6 +24,8 @@ from raytf.runs.run_state import Run
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
+#: Fields of a run that the list shows.
+_ROW = ("name", "state", "why", "step", "total", "metric", "best", "last", "modified", "problems", "trials")
 #: Points of a run's small curve in the list.
 _SPARK_POINTS = 60
 #: Folders of a run in which a new file means that something has happened.
@@ -287,17 +289,7 @@ def row(run: Run) -> dict[str, Any]:
     """Return a run of the list, as JSON."""
     curve = [] if run.metric is None else [v for e in run.epochs if isinstance(v := e.get(run.metric), float)]
     return {
-        "name": run.name,
-        "state": run.state,
-        "why": run.why,
-        "step": run.step,
-        "total": run.total,
-        "metric": run.metric,
-        "best": run.best,
-        "last": run.last,
-        "modified": run.modified,
-        "problems": list(run.problems),
-        "trials": run.trials,
+        **{name: getattr(run, name) for name in _ROW},
         "metrics": series.metrics_of(run.epochs),
         "curve": _thin(curve),
     }

@@ -106,7 +106,6 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     """Keep a ledger, written every few seconds in the background, until the `with` statement ends.
 
     Args:
-        run: its folder.
         config: of the run, whose settings are told first.
         term: of this driver: see `ledger.latest_term`.
     """
