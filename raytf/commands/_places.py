@@ -22,9 +22,6 @@ def run_uri(text: str) -> str:
     """Return the folder of a run: as typed, or, for a name as `raytf runs` lists it, that run in ~/raytf-runs.
 
     A folder of that name in the current one comes first, unless it is no run and ~/raytf-runs has a run of that name.
-
-    Args:
-        text: what was typed.
     """
     known = f"{USUAL}/{text}"
     is_hidden = _NAME.fullmatch(text) and _is_run(os.path.expanduser(known)) and not _is_run(text)
@@ -32,11 +29,7 @@ def run_uri(text: str) -> str:
 
 
 def model_uri(text: str) -> str:
-    """Return the place of a model: as typed, or, for a name that is no file or folder here, that run in ~/raytf-runs.
-
-    Args:
-        text: what was typed.
-    """
+    """Return the place of a model: as typed, or, for a name that is no file or folder here, a run in ~/raytf-runs."""
     return f"{USUAL}/{text}" if _NAME.fullmatch(text) and not os.path.exists(text) else text
 
 
@@ -53,9 +46,6 @@ def answering(uri: str) -> Storage:
 
 def filled_run(text: str) -> Storage:
     """Return the folder of a run that has anything in it.
-
-    Args:
-        text: what was typed.
 
     Raises:
         ConfigError: it is empty, or is not there.

@@ -97,9 +97,6 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     """Return the text files of a project: path below its folder -> text.
 
     Args:
-        shipped: see `shipped_folder`.
-        job: an example of `shipped`.
-        cluster: a configuration of `shipped`.
         wheel: name of the wheel that the project has; None if a registry has this version of raytf.
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
@@ -129,7 +126,6 @@ def _first(page: str, wheel: str | None) -> str:
 
     Args:
         page: the example that it begins with.
-        wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
     package = _requirement(wheel, extras)
@@ -162,7 +158,6 @@ def _on_a_cluster(text: str, cluster: str) -> str:
 
     Args:
         text: of the project's `cluster.yaml`, whose first lines have the commands.
-        cluster: the configuration's name.
     """
     commands = "\n".join(re.findall(r"^# ( {4}.*)", text.partition("\ncluster_name:")[0], re.MULTILINE))
     place = cluster.partition("-")[0]
@@ -264,9 +259,6 @@ def summary(page: str) -> str:
 def wheel_for_nodes(shipped: Path) -> tuple[str, bytes] | None:
     """Return file name and content of a wheel of the installed raytf, or None if a registry has this version.
 
-    Args:
-        shipped: see `shipped_folder`.
-
     Raises:
         ConfigError: raytf is not installed.
     """
@@ -279,10 +271,6 @@ def build_wheel(package: Distribution, shipped: Path) -> tuple[str, bytes]:
     """Return file name and content of a wheel of an installation, editable or not.
 
     Equal code gives equal bytes, so that `ray up` sets no node up again for nothing.
-
-    Args:
-        package: the metadata of the installation.
-        shipped: see `shipped_folder`.
     """
     stem = f"{DISTRIBUTION.replace('-', '_')}-{package.version}"
     out, record = io.BytesIO(), f"{stem}.dist-info/RECORD"

@@ -116,8 +116,6 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
     """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit.
 
     Args:
-        prog: the command.
-        argv: what was typed after it.
         known: subcommand -> what it does.
     """
     if argv[:1] in ([], ["-h"], ["--help"], ["help"]):

@@ -98,11 +98,7 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
 
 
 def document(run: History, outliers: Sequence[Spike] = ()) -> dict[str, Any]:
-    """Return a history as JSON, with times in seconds since the run's first event.
-
-    Args:
-        outliers: steps that stand out.
-    """
+    """Return a history as JSON, with times in seconds since the run's first event."""
     return {
         "name": run.name,
         "place": run.place,

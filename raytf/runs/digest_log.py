@@ -146,9 +146,6 @@ def read(run: Storage, folder: str) -> RunDigests:
 def are_old(run: Storage, folder: str) -> bool:
     """Return whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
 
-    Args:
-        run, folder: as for `read`.
-
     Raises:
         StorageError: storage refuses.
     """

@@ -113,7 +113,6 @@ class Display(Screen):
     """Shows what goes on before a run trains, its statuses, and messages.
 
     Args:
-        console: where to; tests give their own.
         shows_progress: whether stages and statuses are shown; messages always are.
         shows_saves: whether statuses tell of checkpoints also where there is no trouble.
         most_quiet: seconds without a line after which one says what goes on, where there is no terminal; None for
@@ -235,7 +234,6 @@ class Bar:
     Where nothing has changed for some seconds, or something else goes on than training, seconds are counted.
 
     Args:
-        status: of the run.
         shows_saves: whether saves are told of where there is no trouble.
         clock: seconds, of any clock that only goes forward.
         before: what was drawn for the status before.

@@ -266,7 +266,6 @@ def _sort(event: Event, has_failed: bool) -> str:
     """Return what an event is to a reader.
 
     Args:
-        event: of the ledger.
         has_failed: whether a fault before it has ended the run: then the end of the driver is no other one.
     """
     if event["kind"] == "driver" and event.get("outcome") == "failed" and event.get("text") != "KeyboardInterrupt":

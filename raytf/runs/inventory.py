@@ -80,11 +80,7 @@ def survey_again(
     say: Callable[[str], None] = lambda message: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, ListedRun]:
-    """Return all runs as `survey` does, by name. A run without a lease whose files have not changed is not read again.
-
-    Args:
-        known: the runs of the survey before.
-    """
+    """Return all runs by name, as `survey` does; those without a lease whose files have not changed are as known."""
     folders: dict[str, list[StoredFile]] = {}
     unread: list[str] = []
     for file in storage.files(skipped=unread):
@@ -113,7 +109,6 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
     """Return one run, of which the caller knows ledger, owner and result.
 
     Args:
-        events: of its ledger.
         lives: whether a process owns it.
         result: its result, and why that cannot be read.
     """

@@ -41,7 +41,6 @@ class Claim:
     """Write a lease that others may want to write as well. No answer: it must be read again to know who has won.
 
     Attributes:
-        text: of the lease.
         version: of the lease that it replaces; None where there must be none.
     """
 
@@ -51,12 +50,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Renew:
-    """Replace a lease that is this process's; the answer is whether it still was of the version.
-
-    Attributes:
-        text: of the lease.
-        version: of the lease that it replaces.
-    """
+    """Replace a lease that is this process's; the answer is whether it still was of the version."""
 
     text: bytes
     version: str
@@ -101,7 +95,6 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     """Return who holds a lease.
 
     Args:
-        data: of the lease.
         where: it was read from, as a person would look for it.
 
     Raises:
@@ -132,7 +125,6 @@ def check(lease: Found, owner: str, run: str) -> None:
     """Do nothing as long as a lease is its owner's.
 
     Args:
-        lease: the lease, as it was read.
         owner: `id` of the owner in whose name something is to be written.
         run: where the run is, for people.
 
@@ -210,7 +202,6 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
     An outage of storage ends no run; another owner cannot get in through it either.
 
     Args:
-        owner: this process.
         run: where the run is, for people.
     """
     beat, failed, refused = 0, 0, 0

@@ -35,7 +35,6 @@ def display(verbose: int = 1, shows_saves: bool = False) -> Display:
 
     Args:
         verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
-        shows_saves: as for `Display`.
     """
     if verbose == 1 and in_notebook():
         return NotebookDisplay(shows_saves=shows_saves)
@@ -51,7 +50,6 @@ class NotebookDisplay(Display):
 
     Args:
         draw: shows HTML in the place of what it showed before; by default IPython's.
-        shows_saves: as for `Display`.
     """
 
     def __init__(

@@ -97,7 +97,6 @@ def describe(status: Status, shows_saves: bool = False) -> str:
     """Return a status as one line.
 
     Args:
-        status: of the run.
         shows_saves: tell of checkpoints and of copies in memory also where there is no trouble.
     """
     parts = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]

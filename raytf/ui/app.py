@@ -46,7 +46,6 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
     """Return the application.
 
     Args:
-        gallery: what it shows.
         token: that a browser has to bring, in `?token=` once; without one, only names of the loopback are answered, so
             that no page of another site can read through a name of its own.
     """
@@ -211,9 +210,6 @@ def serve(
     """Serve the runs of a storage.
 
     Args:
-        storage: in which they are.
-        listener: a socket that listens.
-        token: see `make`.
         list_seconds: between two reads of the list.
         over: set when it should end.
 

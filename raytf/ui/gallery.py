@@ -86,7 +86,6 @@ class Gallery:
     """The runs of a storage.
 
     Args:
-        storage: in which they are.
         clock: monotonic seconds; injected by tests.
     """
 

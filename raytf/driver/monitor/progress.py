@@ -89,8 +89,6 @@ class Progress:
         """Take an event.
 
         Args:
-            kind: of the event.
-            fields: of the event.
             sightings: the latest heartbeat of each rank.
             now: seconds of a clock that only goes forward.
 

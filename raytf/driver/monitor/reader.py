@@ -48,7 +48,6 @@ class RunLedger(ledger.Ledger):
 
     Attributes:
         clock: the times of all events are by this clock.
-        figures: of the run.
     """
 
     def __init__(self, run: Storage, term: int):
@@ -197,7 +196,6 @@ class MonitorReader:
     """Reads a Monitor, each message and event exactly once, even if a call fails or the Monitor's process dies.
 
     Args:
-        monitor: to read.
         book: the ledger, to which the events go.
     """
 

@@ -41,7 +41,6 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     """Return the page of a run.
 
     Args:
-        run: of which it tells.
         steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
     """
     main, data = parts(run, steps)
@@ -233,10 +232,6 @@ def _section(title: str, inner: str) -> str:
     """Return a section of the page that can be folded; on a phone a script folds all but the first.
 
     Its id, by which the page remembers whether it is folded, is made from the title.
-
-    Args:
-        title: its heading.
-        inner: HTML.
     """
     name = title.lower().replace(" ", "-")
     return f'<section id="{name}"><details open><summary><h2>{escape(title)}</h2></summary>{inner}</details></section>'
@@ -423,7 +418,6 @@ def _legend(entries: Sequence[tuple[str, str]], swatch: str = "") -> str:
     """Return names with their colors, (name, CSS color); nothing for none.
 
     Args:
-        entries: of the legend.
         swatch: CSS class of what shows a color.
     """
     if not entries:

@@ -125,7 +125,6 @@ def step_columns(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[s
     """Return columns by step, with `time` in seconds of the epoch; NaN where it is not known.
 
     Args:
-        run: of which they are.
         steps: of `raytf.read_steps`; without them, the running loss that the signs of life carried.
     """
     if steps is not None and len(steps["step"]):
@@ -200,7 +199,6 @@ def learning_curves(run: History, columns: Mapping[str, np.ndarray]) -> dict[str
     """Return all curves as JSON; times in seconds since the run's first event, NaN as null.
 
     Args:
-        run: of which they are.
         columns: of `step_columns`.
     """
     return {
