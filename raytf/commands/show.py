@@ -34,7 +34,7 @@ _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "gr
 _SPIKES = 10
 #: Seconds between two reads of a followed run, its events that are shown, and the states in which it is followed.
 _FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
-#: Where the output is not a terminal: wide enough for what is said of an event.
+#: Where the output is not a terminal: wide enough for the text of an event.
 _PLAIN_WIDTH = 160
 
 

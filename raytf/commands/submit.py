@@ -131,7 +131,7 @@ def _say(message: str) -> None:
 
 
 def _show(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # who read it has gone; the run goes on
+    with contextlib.suppress(OSError, ValueError):  # nobody reads the output any more; the run continues
         sys.stdout.write(log_text(text))
         sys.stdout.flush()
 

@@ -31,7 +31,7 @@ class Verify:
 
 
 def main(flags: Verify) -> None:
-    """Print what was found; exits with 1 when something is damaged, or nothing can be restored."""
+    """Print the findings; exits with 1 when something is damaged, or nothing can be restored."""
     run = filled_run(flags.run)
     # What is not a folder is damage, which the verification reports with its reason.
     if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):

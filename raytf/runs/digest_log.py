@@ -102,7 +102,7 @@ def parse(data: bytes, where: str) -> DigestSegment:
     """Parse a segment's file.
 
     Args:
-        where: it comes from, as a person would look for it.
+        where: the file, as a person would search for it.
 
     Raises:
         DamagedFileError: it is none that raytf has written.
@@ -144,7 +144,7 @@ def read(run: Storage, folder: str) -> RunDigests:
 
 
 def are_old(run: Storage, folder: str) -> bool:
-    """Return whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
+    """Return whether a run continues with digests that are not folded, since it began with them; see `DigestKind`.
 
     Raises:
         StorageError: storage refuses.

@@ -28,10 +28,10 @@ from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 
-#: An owner on another machine lives when it renews its lease within so long.
+#: An owner on another machine lives if it renews its lease within this time.
 WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
-#: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
+#: Checkpoints of a run that are inspected, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
 #: The file that makes a folder one of a search, and the file that its command writes when it has found the best trial.
 _SEARCH, _BEST = f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}", f"{run_folder.BEST_TRIAL}/parameters.json"
@@ -66,7 +66,7 @@ def survey(
     """Return all runs of a storage, by name.
 
     Args:
-        say: told when leases have to be watched for a while.
+        say: called with a line when leases have to be watched for a while.
 
     Raises:
         StorageError: storage refuses.

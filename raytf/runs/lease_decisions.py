@@ -1,4 +1,4 @@
-"""Decides who owns a run, without storage, clocks or threads; `raytf.runs.lease` carries out what is decided here.
+"""Decides who owns a run, without storage, clocks or threads; `raytf.runs.lease` carries out the decisions.
 
 `taking`, `renewing` and `giving_back` are generators: they yield a command and are sent its answer, or get the error
 of storage raised where they wait.
@@ -15,7 +15,7 @@ from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import untrusted_json
 
 RENEW_SECONDS = 4.0
-#: An owner on another machine is taken for dead when its lease was not renewed for so long.
+#: An owner on another machine counts as dead when its lease was not renewed for this long.
 STALE_SECONDS = 20.0
 #: Number of the renewal that precedes the deletion of a lease.
 _LAST_BEAT = -1
@@ -148,7 +148,7 @@ def taking(owner: dict[str, Any], run: str, file: str) -> Decisions:
     Raises:
         RunInUseError: another live process owns the run.
     """
-    # Looked at before anything is written: whoever comes while the owner lives is told so at once.
+    # Before anything is written, so that a command that starts while the owner lives fails at once.
     version = yield from _wait_for_death(owner, run, file)
     owner["term"] = 1 + max(owner["term"], (yield LatestTerm()))
     yield Claim(_text(owner, 0), version)
@@ -165,7 +165,7 @@ def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Com
     try:
         first = parse(lease[0], file)
     except DamagedFileError as error:
-        # Whoever wrote it finds that it is not theirs any more, and stops.
+        # Its writer notices at its next renewal that the lease is another's, and stops.
         yield Say(f"{str(error).rstrip('.')}; this process takes the run over")
         return lease[1]
     owner["term"] = first.get("term", 0)
@@ -178,7 +178,7 @@ def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Com
         f"run {run} was last owned by process {first.get('pid')} on {first.get('host')}; "
         f"watching for up to {STALE_SECONDS:.0f} s whether it still lives"
     )
-    # Looks count, and no clock: an outage of storage in which the owner could not renew its lease is one look alone.
+    # Reads are counted, not seconds: an outage of storage, in which the owner cannot renew its lease, is one read.
     for _ in range(round(STALE_SECONDS / LOOK_SECONDS)):
         yield Wait(LOOK_SECONDS)
         now = yield Read()
@@ -212,7 +212,7 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
             if not is_owner(lease, owner["id"]):
                 return
             beat += 1
-            # Refused where another process takes over in this moment, as the next look will show.
+            # Refused while another process takes the run over, as the next read will show.
             refused = 0 if (yield Renew(_text(owner, beat), lease[1])) else refused + 1
             problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
         except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
@@ -265,7 +265,7 @@ class LeaseWatch:
             now: seconds of this machine's monotonic clock.
 
         Returns:
-            Whether the owner lives; None if that takes another look.
+            Whether the owner lives; None if the lease has to be read again.
         """
         if holder != self._holder:
             if now - self._read_at < STALE_SECONDS:

@@ -1,4 +1,11 @@
-"""The ledger: the events of a run, appended to files beside its checkpoints."""
+"""The ledger: the events of a run, in files beside its checkpoints.
+
+    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
+
+Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
+then the next. A driver that is killed loses the seconds since its last write; a driver that lives loses nothing while
+storage is away.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +116,7 @@ class Ledger:
         self._written, self._added, self._seen = 0, 0, 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Note events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
+        """Add events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
         with self._lock:
             for event in events:
                 self._events.append(event)
@@ -126,7 +133,7 @@ class Ledger:
             self._run.put(f"{FOLDER}/{LIVE}", row.encode())
 
     def flush(self) -> bool:
-        """Have all that was added on storage. False where storage refuses; it is tried again with the next flush."""
+        """Write all added events to storage. Return False where storage refuses; the next flush tries again."""
         with self._writing:
             while True:
                 with self._lock:
@@ -249,7 +256,7 @@ def _events(data: bytes) -> tuple[list[Event], str]:
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 #
-# It orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
+# A term orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
 # back. A driver takes the term after those of its predecessor's lease and of all names in the run's folder. A
 # predecessor that was suspended or cut off thus writes nothing later that counts as newer.
 

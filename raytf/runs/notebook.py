@@ -84,7 +84,7 @@ class NotebookDisplay(Display):
         self._redraw(is_due=True)
 
     def stage(self, text: str) -> None:
-        """Show what goes on until the next stage or status; no clock turns, so that a cell is drawn seldom."""
+        """Show a stage until the next stage or status; without a clock, so that the cell is drawn seldom."""
         if text != self._stage:
             self._stage = text
             self._redraw(is_due=True)
@@ -109,11 +109,11 @@ class NotebookDisplay(Display):
 
 
 def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
-    """Return in a line how what a display showed has ended.
+    """Return in one line how a run has ended.
 
     Args:
         error: that ended it, if any.
-        lines: messages so far, of which the last says how a run has ended that no error ended.
+        lines: messages so far; the last one says how a run without an error has ended.
     """
     if error is None:
         return lines[-1] if lines else ""
@@ -131,8 +131,8 @@ def page(
         status: the latest; None before training.
         loss: (step, loss) so far.
         lines: messages, the oldest first.
-        now: what goes on.
-        ending: how it has ended, which stands last.
+        now: the present stage, or the status in words.
+        ending: how the run has ended, shown last.
     """
     parts = []
     above = lines[:-1] if lines and ending == lines[-1] else lines

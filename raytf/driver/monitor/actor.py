@@ -287,7 +287,7 @@ class Monitor:
 
     @_changes
     def update(self, status: Status) -> None:
-        """Take the status of the run, from rank 0. Only this Monitor knows for what the ranks wait."""
+        """Take the status of the run, from rank 0. Only this Monitor knows why parked ranks wait."""
         if status.phase == PARKED:
             status = dataclasses.replace(status, phase=self._parking.phase)
         note = self._progress.update(status, self._clock())
@@ -323,7 +323,7 @@ class Monitor:
 
     @_changes
     def stage(self, text: str) -> None:
-        """Take what goes on until the next status."""
+        """Take the stage until the next status."""
         self._progress.stage = text
 
     # -- what the driver reads -----------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class Monitor:
     def read(
         self, received: int = 0, noted: int = 0
     ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
-        """Return the latest status, or what goes on while there is none, and the result of `Outbox.read`."""
+        """Return the latest status, or the stage while there is none, and the result of `Outbox.read`."""
         return self._progress.status or self._progress.stage, *self._outbox.read(received, noted)
 
     # -- who is alive --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Progress:
 
     Attributes:
         status: the latest of the present group; None until there is one.
-        stage: what goes on until then; empty where nothing is known.
+        stage: of the start, until then; empty where none is known.
         reached: the latest global step that was ever reported.
         durable: step of the newest checkpoint on storage, 0 for none; None until a group of this driver has looked.
     """

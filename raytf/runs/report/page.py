@@ -366,7 +366,7 @@ def _settings(run: History) -> str:
     return _section("To use it", f'<p>{sentence}</p><table class="stack"><tbody>{rows}</tbody></table>') + _section(
         "Settings",
         f"<p>What is not at its default.</p>{_named(run.changed, 'Nothing is, or it was not noted.')}"
-        f"<p>What must be the same when the run goes on.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"
+        f"<p>What must be the same when the run continues.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"
         f"<p>What the run was made with.</p>{_named(run.made_with, 'Nothing is noted of it yet.')}",
     )
 
