@@ -102,7 +102,11 @@ class Screen:
             self._live = None
 
     def say(self, message: str) -> None:
-        """Print a line that stays, or several; escape sequences in it are shown and have no effect. A run does not end
+        """Print a line that stays, or several."""
+        self._print(message)
+
+    def _print(self, message: str) -> None:
+        """Print lines that stay; escape sequences in them are shown and have no effect. A run does not end
         because nobody reads its output any more (`| head`, a closed terminal)."""
         # rich takes it for the end of the program, having redirected standard output to nowhere.
         with contextlib.suppress(OSError, SystemExit):
@@ -154,7 +158,7 @@ class Display(Screen):
             return
         self._said_at = self._clock()
         self._recent.append(message)
-        super().say(message)
+        self._print(message)
 
     def say_early(self, message: str) -> None:
         """Print a line that workers will send too, unless they have; their copy is then left out."""

@@ -78,8 +78,7 @@ class NotebookDisplay(Display):
             error._render_traceback_ = lambda: ["KeyboardInterrupt"]  # type: ignore[attr-defined]
         self._redraw(is_due=True)
 
-    def say(self, message: str) -> None:
-        """Add a line, or several."""
+    def _print(self, message: str) -> None:
         self._lines.extend(visible(message, lines=True).splitlines())
         self._redraw(is_due=True)
 
