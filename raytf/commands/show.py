@@ -18,8 +18,8 @@ from rich.text import Text
 
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import visible
-from raytf.errors import ConfigError, StorageError
-from raytf.runs import history, restart_phases, run_log, spikes
+from raytf.errors import ConfigError
+from raytf.runs import history, restart_phases, spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History
 from raytf.runs.spikes import QUANTITIES, Spike
@@ -65,11 +65,8 @@ def main(flags: Show) -> None:
     uri = run_uri(flags.run)
     if flags.follow:
         follow(uri)
-    run, outliers = history.load(uri), list[Spike]()
-    try:
-        outliers = spikes.find(run_log.read_steps(uri))
-    except StorageError as error:  # the rest is worth showing
-        run = replace(run, problems=(*run.problems, str(error)))
+    run, steps = history.load_with_steps(uri)
+    outliers = [] if steps is None else spikes.find(steps)
     if flags.json:
         print(strict_json.dumps(document(run, outliers), indent=1))
         return

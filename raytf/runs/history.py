@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raytf.errors import ConfigError
+import numpy as np
+
+from raytf.errors import ConfigError, StorageError
 from raytf.runs import inventory, ledger, run_log, run_state, start_command, timeline
 from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
@@ -164,6 +166,16 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
     )
 
 
+def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
+    """Read a run as `load` does, and its steps as `raytf.read_steps` does. Steps that cannot be read are None, and one
+    of the run's problems."""
+    run = load(uri)
+    try:
+        return run, run_log.read_steps(uri)
+    except StorageError as error:
+        return replace(run, problems=(*run.problems, str(error))), None
+
+
 def with_sign(run: History, sign: Event) -> History:
     """Return the history with a newer sign of life of its driver, and nothing read again; the same history where the
     sign is not newer than what it knows, or the run has ended."""
@@ -171,8 +183,8 @@ def with_sign(run: History, sign: Event) -> History:
         return run
     events = [*run.events, sign]
     now = run_state.of(events, None, True, None, run.epochs)
-    state = {"state": now.state, "why": now.why, "step": now.step or 0, "total": now.total, "metrics": now.metrics}
-    return replace(run, **state, **_facts(events, None))
+    state = {name: getattr(now, name) for name in ("state", "why", "total", "metrics")}
+    return replace(run, **state, step=now.step or 0, **_facts(events, None))
 
 
 def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:

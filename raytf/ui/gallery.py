@@ -223,10 +223,8 @@ class Gallery:
             known = self._drawn(name, mark)
             if known is not None:
                 return known
-            uri = self.find(name).uri
-            run, steps = self._load(name), None
-            with contextlib.suppress(StorageError):  # a page without that curve is better than none
-                steps = run_log.read_steps(uri)
+            run, steps = history.load_with_steps(self.find(name).uri)
+            run = replace(run, name=name)
             made = RunPage(mark, f"{name}: {run.state}", *page.parts(run, steps), run)
             self._pages[name] = made
             while len(self._pages) > _PAGES:
