@@ -142,7 +142,7 @@ def loss_curve(columns: Mapping[str, np.ndarray], most: int = MOST_POINTS) -> Cu
         most: points of the curve.
     """
     known = np.isfinite(columns["time"]) & (np.abs(columns["loss"]) < _MOST_LOSS)  # false for NaN
-    return _thin(*(columns[name][known] for name in ("time", "loss", "step")), most)
+    return _thin(columns["time"][known], columns["loss"][known], columns["step"][known], most)
 
 
 def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -> Curve:
