@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import inspect
 import os
 import re
@@ -22,7 +21,7 @@ from typing import Any
 
 import annotated_types
 
-from raytf.commands.main import COMMANDS
+from raytf.commands.main import COMMANDS, load
 from raytf.config import flags, help_page, setting
 from raytf.config.flags import Flag
 from raytf.config.setting import Expected, InSearch, Refused, Setting, When
@@ -117,9 +116,9 @@ This page lists each command of `raytf` with its flags. `raytf COMMAND --help` s
 
 def commands_page() -> str:
     parts = [COMMANDS_TOP]
-    for name, (module, _) in COMMANDS.items():
-        loaded = importlib.import_module(f"raytf.commands.{module}")
-        for sub, run in getattr(loaded, "SUBCOMMANDS", {"": getattr(loaded, "main", None)}).items():
+    for name in COMMANDS:
+        module, function = load(name)
+        for sub, run in ({"": function} if function is not None else module.SUBCOMMANDS).items():
             parts.append(command_entry(f"raytf {name} {sub}".strip(), run))
     return "".join(parts)
 

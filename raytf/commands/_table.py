@@ -24,7 +24,6 @@ def show(
     """Print a table.
 
     Args:
-        columns: headings.
         rows: a cell for each column.
         console: where to; standard output by default.
         dispensable: columns that a narrow terminal does without, the least important one first.

@@ -31,7 +31,7 @@ class Bisect:
 
 
 def main(flags: Bisect) -> None:
-    """Print what was found; exits with 1 where the runs part."""
+    """Print the first difference; exits with 1 if there is one."""
     traces = [run_diff.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
     for trace in traces:
         if not len(trace.steps["step"]):

@@ -164,12 +164,7 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
 
 
 def trusted(text: str, name: str) -> bool:
-    """Ask at a terminal about the command that a file names as the way to its hosts; no, where there is no terminal.
-
-    Args:
-        text: of the file.
-        name: of the file.
-    """
+    """Ask at a terminal about the command that a file names as the way to its hosts; no, where there is no terminal."""
     documents, _ = parse(text)
     document = documents[0] if documents else None
     command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)

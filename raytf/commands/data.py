@@ -15,6 +15,7 @@ from annotated_types import Ge
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from raytf.commands._places import answering
 from raytf.commands._table import show, size_text
 from raytf.config.setting import Usual
 from raytf.config.terminal_text import say
@@ -23,7 +24,7 @@ from raytf.data.sources.detect import ReadOptions
 from raytf.data.sources.writer import FileLayout, identity_of, open_folder, write
 from raytf.data.validation import DataFindings, check
 from raytf.storage import uris
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0
@@ -92,8 +93,9 @@ def convert(flags: Convert) -> None:
         RaytfError: the source cannot be read, or the destination not be written.
     """
     destination = Storage(flags.dst)
-    _answers(flags.src)
-    within(PREFLIGHT_SECONDS, lambda: destination.preflight(), destination.locate(""))
+    if not uris.is_folder(flags.src):
+        answering(flags.src)
+    destination.preflight()
     sources = open_splits(flags.src, flags.columns.reading())
     plans = []
     for split, source in sources.items():
@@ -118,7 +120,8 @@ def convert(flags: Convert) -> None:
 
 def examine(flags: DataCheck) -> None:
     """Find damaged records; exits with 1 where there are some."""
-    _answers(flags.src)
+    if not uris.is_folder(flags.src):
+        answering(flags.src)
     console = Console(stderr=True, highlight=False)
     with bar("checked", 1000, console) as progress:
         findings = check(flags.src, flags.columns.reading(), lambda share: progress(int(1000 * share)))
@@ -135,17 +138,6 @@ def examine(flags: DataCheck) -> None:
 
 #: What follows `raytf data`.
 SUBCOMMANDS = {"convert": convert, "check": examine}
-
-
-def _answers(uri: str) -> None:
-    """Say soon where a store does not answer."""
-    if not uris.is_folder(uri):
-        storage = Storage(uri)
-
-        def list_root() -> None:
-            storage.list("")
-
-        within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
 
 
 @contextmanager

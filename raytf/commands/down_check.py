@@ -97,7 +97,7 @@ def _print(name: str, left: Leftovers) -> None:
         for item in left.resources:
             say(f"        {item.remove}")
     for text in left.unseen:
-        say(f"    could not look at {text}")
+        say(f"    could not inspect {text}")
     costly, free = len(left.costly), len(left.resources) - len(left.costly)
     if costly:
         unknown = " and what has no known price (?)" if any(t.usd is None for t in left.resources) else ""

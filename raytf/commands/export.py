@@ -10,10 +10,9 @@ from typing import Literal
 import tyro
 
 from raytf import _process
-from raytf.commands._places import run_uri
+from raytf.commands._places import filled_run
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ class Export:
 def main(flags: Export) -> None:
     """Run the command."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains may be taken
-    uri = run_uri(flags.run)
-    run = Storage(uri)
-    within(PREFLIGHT_SECONDS, lambda: _check(run), run.locate(""))
+    uri = filled_run(flags.run).uri
     if flags.to is not None:
         Storage(flags.to).preflight()
     _process.load_tensorflow()
@@ -64,11 +61,3 @@ def main(flags: Export) -> None:
         say(f"{done.place}" + (f" is version {done.version}" if done.version is not None else ""))
     else:
         say(f"{done.place}, version {done.version}, holds these weights already; nothing to do")
-
-
-def _check(run: Storage) -> None:
-    if not run.list():
-        raise ConfigError(
-            f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
-            "lists them."
-        )

@@ -1,25 +1,39 @@
-"""`raytf init DIR`: start a project: a job page, a README and, on request, a cluster's configuration."""
+"""`raytf init DIR`: start a project: a job page, a README and, on request, a cluster's configuration.
+
+The project is made of files that are released with the package: example jobs, which `raytf jobs` lists, configurations
+of clusters, and tested versions.
+"""
 
 from __future__ import annotations
 
+import ast
+import base64
 import difflib
+import hashlib
+import importlib.metadata
+import io
 import platform
 import re
-from collections.abc import Collection, Mapping
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import tyro
 
 import raytf
-from raytf.commands import _shipped, _wheel
 from raytf.config.terminal_text import say
 from raytf.errors import DISTRIBUTION, ConfigError
 
+#: Where the code and its documentation are; pyproject.toml says the same.
+REPOSITORY = "https://github.com/raytf/raytf"
 #: What `ray up` copies of a checkout so that pip can install it.
 _MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
 #: The checkout as pip takes it, with extras.
 _CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
+#: The metadata of a wheel; the other files in its folder describe one installation.
+_METADATA = ("METADATA", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
 
 
 @dataclass(frozen=True)
@@ -35,17 +49,31 @@ class Init:
     """The example to start with; `raytf jobs` lists them."""
 
 
+@dataclass(frozen=True)
+class Jobs:
+    """List the example jobs; `raytf init DIR --job NAME` starts a project with one."""
+
+
+def list_jobs(flags: Jobs) -> None:
+    """Print the example jobs."""
+    examples = job_summaries(shipped_folder())
+    width = max(map(len, examples))
+    for name, text in examples.items():
+        say(f"{name:<{width}}  {text}")
+    say(f"\nraytf init DIR --job {next(iter(examples))} starts a project with one", lines=True)
+
+
 def main(flags: Init) -> None:
-    """Run the command."""
-    shipped, into = _shipped.folder(), Path(flags.folder).expanduser()
-    _known("--job", flags.job, _shipped.jobs(shipped))
+    """Write the project."""
+    shipped, into = shipped_folder(), Path(flags.folder).expanduser()
+    _check_name("--job", flags.job, job_summaries(shipped))
     if flags.cluster is not None:
-        _known("--cluster", flags.cluster, _shipped.clusters(shipped))
-    wheel = _wheel.for_nodes(shipped)
-    texts = project(shipped, flags.job, flags.cluster, None if wheel is None else wheel.name)
-    files = {name: text.encode() for name, text in texts.items()}
+        clusters = sorted(file.stem for file in (shipped / "cluster-configs").glob("*.yaml"))
+        _check_name("--cluster", flags.cluster, clusters)
+    wheel, content = wheel_for_nodes(shipped) or (None, b"")
+    files = {name: text.encode() for name, text in project(shipped, flags.job, flags.cluster, wheel).items()}
     if wheel is not None:
-        files[wheel.name] = wheel.content
+        files[wheel] = content
     there = [name for name in files if (into / name).exists()]
     if there or (into.exists() and not into.is_dir()):
         what = f"{into / there[0]} exists already" if there else f"{into} is a file"
@@ -59,7 +87,7 @@ def main(flags: Init) -> None:
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
     if wheel is not None:
-        say(f"{wheel.name} is your raytf, which is not released yet")
+        say(f"{wheel} is your raytf, which is not released yet")
     say(f"next: cd {flags.folder} && python job.py")
     if flags.cluster is not None:
         say("      fill in what the first lines of cluster.yaml name, then: raytf check cluster.yaml")
@@ -69,9 +97,6 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     """Return the text files of a project: path below its folder -> text.
 
     Args:
-        shipped: see `_shipped.folder`.
-        job: an example of `shipped`.
-        cluster: a configuration of `shipped`.
         wheel: name of the wheel that the project has; None if a registry has this version of raytf.
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
@@ -92,7 +117,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
         if cluster.startswith("aws"):
             for policy in sorted((shipped / "cluster-configs" / "iam").glob("*.json")):
                 files[f"iam/{policy.name}"] = policy.read_text(encoding="utf-8")
-    files["README.md"] = "\n".join([*parts, f"More: {_shipped.REPOSITORY}/tree/main/docs\n"])
+    files["README.md"] = "\n".join([*parts, f"More: {REPOSITORY}/tree/main/docs\n"])
     return files
 
 
@@ -101,14 +126,13 @@ def _first(page: str, wheel: str | None) -> str:
 
     Args:
         page: the example that it begins with.
-        wheel: see `project`.
     """
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
     package = _requirement(wheel, extras)
     lines = [
         "# A raytf project",
         "",
-        f"`job.py` is the whole program. {_shipped.summary(page)}",
+        f"`job.py` is the whole program. {summary(page)}",
         "",
         f"    python -m pip install -c constraints.txt '{package}'  # where raytf is not installed",
         "    python job.py                 # on this machine; `--help` has the flags",
@@ -134,11 +158,10 @@ def _on_a_cluster(text: str, cluster: str) -> str:
 
     Args:
         text: of the project's `cluster.yaml`, whose first lines have the commands.
-        cluster: the configuration's name.
     """
     commands = "\n".join(re.findall(r"^# ( {4}.*)", text.partition("\ncluster_name:")[0], re.MULTILINE))
     place = cluster.partition("-")[0]
-    guide = f"{_shipped.REPOSITORY}/blob/main/docs/clusters/{'on-prem' if place == 'local' else place}.md"
+    guide = f"{REPOSITORY}/blob/main/docs/clusters/{'on-prem' if place == 'local' else place}.md"
     return f"""## On a cluster
 
 The first lines of `cluster.yaml` say what to fill in. The one-time set-up is described here:
@@ -153,12 +176,11 @@ the raytf of this project and the versions of `constraints*.txt`.
 """
 
 
-def _known(flag: str, name: str, known: Collection[str]) -> None:
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Expected one of {', '.join(known)}."
-    raise ConfigError(f"{flag} {name} is not known. {hint}")
+def _check_name(flag: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Expected one of {', '.join(known)}."
+        raise ConfigError(f"{flag} {name} is not known. {hint}")
 
 
 def _requirement(wheel: str | None, extras: str) -> str:
@@ -186,4 +208,112 @@ def _in_project(text: str, name: str) -> str:
     """
     text = text.replace(f"cluster-configs/{name}.yaml", "cluster.yaml").replace("jobs/mnist.py", "job.py")
     text = text.replace("cluster-configs/iam/", "iam/")
-    return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{_shipped.REPOSITORY}/blob/main/\1", text)
+    return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{REPOSITORY}/blob/main/\1", text)
+
+
+# -- files that are released with the package --------------------------------------------------------------------------
+
+
+def shipped_folder() -> Path:
+    """Return the folder that holds `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or where pip put
+    them.
+
+    Raises:
+        ConfigError: they are not there; says what to type.
+    """
+    checkout = Path(raytf.__file__).parents[1]
+    if all((checkout / name).is_dir() for name in ("jobs", "cluster-configs")):
+        return checkout
+    try:
+        files = importlib.metadata.files(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.parts[-4:] == ("share", "raytf", "jobs", "mnist.py"):
+            return Path(str(file.locate())).resolve().parents[1]
+    raise ConfigError(
+        f"the examples were not installed with this package. Type: pip install --force-reinstall {DISTRIBUTION}"
+    )
+
+
+def shipped_files(shipped: Path) -> list[Path]:
+    """Return the files of that folder which belong to the package."""
+    patterns = ("constraints*.txt", "jobs/*.py", "cluster-configs/*.yaml", "cluster-configs/iam/*.json")
+    return [file for pattern in patterns for file in sorted(shipped.glob(pattern))]
+
+
+def job_summaries(shipped: Path) -> dict[str, str]:
+    """Return the example jobs in that folder: name -> what it does."""
+    files = sorted((shipped / "jobs").glob("*.py"))
+    return {file.stem: summary(file.read_text(encoding="utf-8")) for file in files}
+
+
+def summary(page: str) -> str:
+    """Return what an example does: the first line of its docstring."""
+    return (ast.get_docstring(ast.parse(page)) or "").partition("\n")[0]
+
+
+# -- a wheel of the installed raytf, for nodes that cannot install it from a registry ----------------------------------
+
+
+def wheel_for_nodes(shipped: Path) -> tuple[str, bytes] | None:
+    """Return file name and content of a wheel of the installed raytf, or None if a registry has this version.
+
+    Raises:
+        ConfigError: raytf is not installed.
+    """
+    package = installed()
+    # PEP 610: pip writes this file when it installs from a folder, a file or a repository, and not from a registry.
+    return build_wheel(package, shipped) if package.read_text("direct_url.json") else None
+
+
+def build_wheel(package: Distribution, shipped: Path) -> tuple[str, bytes]:
+    """Return file name and content of a wheel of an installation, editable or not.
+
+    Equal code gives equal bytes, so that `ray up` sets no node up again for nothing.
+    """
+    stem = f"{DISTRIBUTION.replace('-', '_')}-{package.version}"
+    out, record = io.BytesIO(), f"{stem}.dist-info/RECORD"
+    lines = []
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in _wheel_files(package, shipped, stem):
+            _add(archive, name, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            lines.append(f"{name},sha256={digest},{len(content)}\n")
+        _add(archive, record, f"{''.join(lines)}{record},,\n".encode())
+    return f"{stem}-py3-none-any.whl", out.getvalue()
+
+
+def installed() -> Distribution:
+    """Return the metadata of the installed raytf.
+
+    Raises:
+        ConfigError: raytf is not installed.
+    """
+    # A checkout may hold notes of setuptools (*.egg-info), which are found first there and are no metadata of a wheel.
+    for package in importlib.metadata.distributions(name=DISTRIBUTION):
+        if package.read_text("METADATA"):
+            return package
+    raise ConfigError(
+        f"raytf is not installed, so that a project cannot install it either. Type: pip install -e "
+        f"{Path(raytf.__file__).parents[1]}"
+    )
+
+
+def _wheel_files(package: Distribution, shipped: Path, stem: str) -> Iterator[tuple[str, bytes]]:
+    code = Path(raytf.__file__).parent
+    for file in sorted(code.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield f"raytf/{file.relative_to(code)}", file.read_bytes()
+    for file in shipped_files(shipped):
+        yield f"{stem}.data/data/share/raytf/{file.relative_to(shipped)}", file.read_bytes()
+    for name in _METADATA:
+        text = package.read_text(name)
+        if text is not None:
+            yield f"{stem}.dist-info/{name}", text.encode()
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name)  # of 1980, by default
+    entry.external_attr = 0o100644 << 16
+    archive.writestr(entry, content, zipfile.ZIP_DEFLATED)

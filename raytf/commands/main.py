@@ -22,11 +22,11 @@ from raytf.errors import FOREIGN
 RENAMED = {"watch": "node"}
 #: What a subcommand may be called elsewhere -> what it is called here.
 _ELSEWHERE = {"train": "run", "fit": "run", "delete": "rm", "remove": "rm"}
-#: Subcommand -> its module, and what the overview says. The module has a `main` that takes a dataclass of flags, or
-#: SUBCOMMANDS.
+#: Subcommand -> its module, or a function in one, and what the overview says. The function takes a dataclass of flags;
+#: by default it is called `main`, and a module without it has SUBCOMMANDS.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "start a project: a job page, and a cluster's configuration"),
-    "jobs": ("jobs", "list the example jobs that `raytf init` can start with"),
+    "jobs": ("init.list_jobs", "list the example jobs that `raytf init` can start with"),
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
     "show": ("show", "show the state of a run, and where its time went"),
     "ui": ("ui", "show the runs of a storage in a browser, live"),
@@ -64,8 +64,8 @@ def main(args: list[str] | None = None) -> None:
         print(f"raytf {argv[0]} is called raytf {now} now, and does the same", file=sys.stderr)
         argv = [now, *argv[1:]]
     name = _chosen("raytf", argv, {name: text for name, (_, text) in COMMANDS.items()})
-    module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
-    prog, run, rest = f"raytf {name}", getattr(module, "main", None), argv[1:]
+    module, run = load(name)
+    prog, rest = f"raytf {name}", argv[1:]
     if run is None:  # it has subcommands
         if not rest:
             names = " or ".join(module.SUBCOMMANDS)
@@ -75,6 +75,17 @@ def main(args: list[str] | None = None) -> None:
         prog, run, rest = f"{prog} {name}", module.SUBCOMMANDS[name], rest[1:]
     arguments = module.arguments(rest) if hasattr(module, "arguments") else with_rest(run, rest)
     cli(_bounded(run), arguments, prog=prog)
+
+
+def load(name: str) -> tuple[Any, Callable[[Any], object] | None]:
+    """Import a subcommand.
+
+    Returns:
+        Its module and its function; None for one that has subcommands of its own.
+    """
+    file, _, function = COMMANDS[name][0].partition(".")
+    module = importlib.import_module(f"raytf.commands.{file}")
+    return module, getattr(module, function or "main", None)
 
 
 def with_rest(run: Callable[[Any], object], args: list[str]) -> list[str]:
@@ -105,8 +116,6 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
     """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit.
 
     Args:
-        prog: the command.
-        argv: what was typed after it.
         known: subcommand -> what it does.
     """
     if argv[:1] in ([], ["-h"], ["--help"], ["help"]):

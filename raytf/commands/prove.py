@@ -45,7 +45,7 @@ class Prove:
 
 
 def main(flags: Prove) -> None:
-    """Print what was found; exits with 1 where something does not fit."""
+    """Print the findings; exits with 1 where something does not fit."""
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")

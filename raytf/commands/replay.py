@@ -46,7 +46,7 @@ class Replay:
 
 
 def main(flags: Replay) -> None:
-    """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
+    """Print the comparison; exits with 1 where a step differs, or nothing can be compared."""
     run, dump = Storage(run_uri(flags.run)), _folder(flags)
     noted = step_replay.read_noted(run)
     _check(run, noted, flags)

@@ -10,8 +10,8 @@ import tyro
 
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
-from raytf.errors import ConfigError, StorageError
-from raytf.runs import history, run_log
+from raytf.errors import ConfigError
+from raytf.runs import history
 from raytf.runs.report.page import draw
 
 
@@ -27,13 +27,7 @@ class Report:
 
 def main(flags: Report) -> None:
     """Run the command."""
-    uri = run_uri(flags.run)
-    run = history.load(uri)
-    steps, problems = None, list(run.problems)
-    try:
-        steps = run_log.read_steps(uri)
-    except StorageError as error:  # a page without that curve is better than none
-        problems.append(str(error))
+    run, steps = history.load_with_steps(run_uri(flags.run))
     page = draw(run, steps)
     try:
         Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -41,6 +35,6 @@ def main(flags: Report) -> None:
         raise ConfigError(
             f"--html {flags.html} cannot be written: {error.strerror or error}. Choose a file in a folder that exists."
         ) from error
-    for problem in problems:
+    for problem in run.problems:
         say(f"damaged: {problem}", file=sys.stderr)
     say(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")

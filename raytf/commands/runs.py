@@ -11,15 +11,15 @@ from typing import Any
 
 import tyro
 
-from raytf.commands._places import USUAL
+from raytf.commands._places import USUAL, answering
 from raytf.commands._table import age_text, show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import inventory
-from raytf.runs.inventory import Run
+from raytf.runs.run_state import Run
 from raytf.runs.status import number_text
 from raytf.storage import strict_json
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Runs:
 
 def main(flags: Runs) -> None:
     """Print the runs."""
-    storage = Storage(flags.storage)
-    within(PREFLIGHT_SECONDS, lambda: _check_storage(storage), storage.locate(""))
+    storage = answering(flags.storage)
+    if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
+        raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
     runs = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     if flags.json:
         print(document(runs))
@@ -52,8 +53,7 @@ def document(runs: Sequence[Run]) -> str:
 
 def row(run: Run) -> dict[str, Any]:
     """Return a run of a list, as JSON."""
-    document = asdict(run) | {"state": run.state.value}
-    return {name: value for name, value in document.items() if name not in ("epochs", "settings", "saves")}
+    return {name: value for name, value in asdict(run).items() if name not in ("epochs", "settings", "saves")}
 
 
 def listing(runs: Sequence[Run], now: float) -> None:
@@ -67,12 +67,6 @@ def listing(runs: Sequence[Run], now: float) -> None:
     damaged = ("problems",) if any(run.problems for run in runs) else ()
     rows = [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in runs]
     show((*columns, *damaged), rows, dispensable=("checkpoints", "last", "size", "metric", "best"))
-
-
-def _check_storage(storage: Storage) -> None:
-    if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
-        raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
-    storage.list()
 
 
 def _step(run: Run) -> str:
@@ -92,7 +86,7 @@ def _best(run: Run) -> str:
 def _row(run: Run, now: float) -> tuple[str, ...]:
     return (
         run.name,
-        run.state.value,
+        run.state,
         _step(run),
         run.metric or "-",
         _best(run),

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge, Interval
@@ -14,6 +14,7 @@ from annotated_types import Ge, Interval
 from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
+from raytf.inference import versions
 from raytf.inference.serving.version_policy import Policy, bounds
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
@@ -87,9 +88,7 @@ def main(flags: Serve) -> None:
     digest = _token_digest(flags)
     place = model_uri(flags.model)
     storage = Storage(place)
-    results: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
-    models, name, named = results[0]
+    models, name, named = within(PREFLIGHT_SECONDS, lambda: versions.models_of(place), storage.locate(""))
     name = flags.name or name
     if named is not None:
         if flags.version not in (None, named):
@@ -127,15 +126,7 @@ def main(flags: Serve) -> None:
     application.run(plan, _say)
 
 
-def _find(uri: str) -> Any:
-    from raytf.inference import versions
-
-    return versions.models_of(uri)
-
-
 def _check_versions(models: Storage, policy: Policy) -> None:
-    from raytf.inference import versions
-
     known_versions = versions.inspect(models)
     there = [version.number for version in versions.whole(known_versions)]
     missing = policy.missing(there)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,10 +18,10 @@ from rich.text import Text
 
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import visible
-from raytf.errors import ConfigError, StorageError
-from raytf.runs import history, restart_phases, run_log, spikes
+from raytf.errors import ConfigError
+from raytf.runs import history, restart_phases, spikes
 from raytf.runs.events import HELD
-from raytf.runs.history import History, HistoryEvent
+from raytf.runs.history import History
 from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text, number_text
 from raytf.runs.timeline import CATEGORIES
@@ -33,7 +34,7 @@ _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "gr
 _SPIKES = 10
 #: Seconds between two reads of a followed run, its events that are shown, and the states in which it is followed.
 _FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
-#: Where the output is not a terminal: wide enough for what is said of an event.
+#: Where the output is not a terminal: wide enough for the text of an event.
 _PLAIN_WIDTH = 160
 
 
@@ -64,11 +65,8 @@ def main(flags: Show) -> None:
     uri = run_uri(flags.run)
     if flags.follow:
         follow(uri)
-    run, outliers = history.load(uri), list[Spike]()
-    try:
-        outliers = spikes.find(run_log.read_steps(uri))
-    except StorageError as error:  # the rest is worth showing
-        run = replace(run, problems=(*run.problems, str(error)))
+    run, steps = history.load_with_steps(uri)
+    outliers = [] if steps is None else spikes.find(steps)
     if flags.json:
         print(strict_json.dumps(document(run, outliers), indent=1))
         return
@@ -80,9 +78,7 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
     """Show a run until it runs no more.
 
     Args:
-        uri: its folder.
         console: standard output by default. If it is no terminal, events are printed as they happen.
-        sleep: injected by tests.
     """
     console, shown = console or Console(highlight=False), 0
     is_live = console.is_terminal
@@ -93,18 +89,13 @@ def follow(uri: str, console: Console | None = None, sleep: Callable[[float], No
                 lines = [_text(line) for line in (f"run {run.name} in {run.place}", *headline(run))]
                 live.update(Group(*lines, *([_events(last)] if last.happenings else [])), refresh=True)
             for happened in run.happenings[shown:] if live is None else ():
-                at = clock_text(happened.time - run.begin)
-                console.print(_text(f"+{at} {happened.kind}: {happened.text}"), soft_wrap=True)
+                console.print(_text(f"{_at(run, happened.time)} {happened.kind}: {happened.text}"), soft_wrap=True)
             shown = len(run.happenings)
             sleep(_FOLLOW_SECONDS)
 
 
 def document(run: History, outliers: Sequence[Spike] = ()) -> dict[str, Any]:
-    """Return a history as JSON, with times in seconds since the run's first event.
-
-    Args:
-        outliers: steps that stand out.
-    """
+    """Return a history as JSON, with times in seconds since the run's first event."""
     return {
         "name": run.name,
         "place": run.place,
@@ -172,17 +163,17 @@ def _text(value: object, style: str = "") -> Text:
     return Text(visible(value), style)
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+def _table(title: str, *columns: str) -> Table:
+    """Return an empty table; a column whose heading begins with `>` is aligned to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    return table
 
 
 def _account(run: History) -> Table:
     booked, clock = sum(run.seconds.values()), run.wall_clock
-    table = _table("\nwhere the time went")
-    table.add_column("category")
-    table.add_column("seconds", justify="right")
-    table.add_column("%", justify="right")
-    table.add_column("what")
+    table = _table("\nwhere the time went", "category", ">seconds", ">%", "what")
     for category, seconds in run.seconds.items():
         table.add_row(category, f"{seconds:.1f}", f"{seconds / booked:.1%}", CATEGORIES[category])
     table.add_section()
@@ -191,53 +182,45 @@ def _account(run: History) -> Table:
 
 
 def _restarts(run: History) -> Table:
-    table = _table("starts of worker groups")
-    for name in ("at", "seconds", "workers", "from step", "redone"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
-    table.add_column("why")
+    table = _table("starts of worker groups", ">at", ">seconds", ">workers", ">from step", ">redone", "state", "why")
     for r in run.restarts:
-        numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
+        numbers = (_at(run, r.time), f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
         table.add_row(*map(_text, numbers), _text(r.tier), _text(r.cause))
     return table
 
 
 def _phases(run: History) -> Table:
     """Return a separate table: both together do not fit a terminal of 80 columns."""
-    table = _table("where each start spent its time")
-    table.add_column("at", justify="right")
-    table.add_column("seconds by phase")
+    table = _table("where each start spent its time", ">at", "seconds by phase")
     for r in run.restarts:
-        parts = restart_phases.describe(r.phases).partition(": ")[2]
-        table.add_row(_text(f"+{clock_text(r.time - run.begin)}"), _text(parts))
+        table.add_row(_text(_at(run, r.time)), _text(restart_phases.describe(r.phases).partition(": ")[2]))
     return table
 
 
 def _events(run: History) -> Table:
-    table = _table("events")
-    table.add_column("at", justify="right")
-    table.add_column("step", justify="right")
-    table.add_column("kind")
-    table.add_column("what")
-    for group in _in_groups(run.happenings):
-        first, last = group[0], group[-1]
-        at = f"+{clock_text(first.time - run.begin)}"
-        if len(group) > _SAVES_IN_A_ROW:
-            text = f"{len(group)} checkpoints, the last one of step {last.step} at +{clock_text(last.time - run.begin)}"
-            table.add_row(at, str(first.step), "save", text)
+    table = _table("events", ">at", ">step", "kind", "what")
+    # Consecutive saves are one group, and every other event is one of its own.
+    numbered = enumerate(run.happenings)
+    for _, group in itertools.groupby(numbered, lambda item: "save" if item[1].kind == "save" else item[0]):
+        happenings = [h for _, h in group]
+        first, last = happenings[0], happenings[-1]
+        if len(happenings) > _SAVES_IN_A_ROW:
+            text = f"{len(happenings)} checkpoints, the last one of step {last.step} at {_at(run, last.time)}"
+            table.add_row(_at(run, first.time), str(first.step), "save", text)
             continue
-        for h in group:
+        for h in happenings:
             step = "" if h.step is None else str(h.step)
-            at = f"+{clock_text(h.time - run.begin)}"
-            table.add_row(at, step, _text(h.kind, _STYLES.get(h.sort, "")), _text(h.text))
+            table.add_row(_at(run, h.time), step, _text(h.kind, _STYLES.get(h.sort, "")), _text(h.text))
     return table
+
+
+def _at(run: History, time: float) -> str:
+    return f"+{clock_text(time - run.begin)}"
 
 
 def _print_spikes(run: History, outliers: Sequence[Spike], console: Console) -> None:
     shown = outliers[-_SPIKES:]
-    table = _table("steps that stand out")
-    for name in ("steps", *QUANTITIES):
-        table.add_column(name.replace("_", " "), justify="right")
+    table = _table("steps that stand out", ">steps", *(f">{name.replace('_', ' ')}" for name in QUANTITIES))
     for spike in shown:
         steps = str(spike.first) if spike.first == spike.last else f"{spike.first} to {spike.last}"
         table.add_row(steps, *(_text(spike.describe(name)) for name in QUANTITIES))
@@ -246,15 +229,3 @@ def _print_spikes(run: History, outliers: Sequence[Spike], console: Console) -> 
         console.print(f"the latest {len(shown)} of {len(outliers)}; --json has all")
     worst = max(shown, key=lambda spike: spike.height)
     console.print("what was in the highest one:", _text(worst.replayed(run.place)), soft_wrap=True)
-
-
-def _in_groups(happenings: list[HistoryEvent]) -> Iterator[list[HistoryEvent]]:
-    """Yield consecutive saves as one group, and every other event alone."""
-    group: list[HistoryEvent] = []
-    for h in happenings:
-        if group and (h.kind != "save" or group[-1].kind != "save"):
-            yield group
-            group = []
-        group.append(h)
-    if group:
-        yield group

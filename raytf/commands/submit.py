@@ -106,9 +106,9 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         elif flags.stop_on_interrupt:
             _say(f"interrupted; stopping job {job.name}")
             job.stop()
-            _say(f"{continuing.next_submission(flags.command)} goes on from the last checkpoint")
+            _say(f"{continuing.next_submission(flags.command)} continues from the last checkpoint")
         else:
-            _say(f"interrupted; job {job.name} goes on, and nobody submits it again. {_how(address, job.name)}")
+            _say(f"interrupted; job {job.name} continues, and nobody submits it again. {_how(address, job.name)}")
         return _INTERRUPTED
 
 
@@ -131,7 +131,7 @@ def _say(message: str) -> None:
 
 
 def _show(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # who read it has gone; the run goes on
+    with contextlib.suppress(OSError, ValueError):  # nobody reads the output any more; the run continues
         sys.stdout.write(log_text(text))
         sys.stdout.flush()
 

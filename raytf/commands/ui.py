@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import tyro
 
-from raytf.commands._places import USUAL
+from raytf.commands._places import USUAL, answering
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.runs import ui_address
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 PORT = 8787
 #: Ports that are tried where nobody asks for one.
@@ -48,12 +47,7 @@ def main(flags: Ui) -> None:
             f"--host {flags.host}: anybody who reaches this machine could read the runs. Pass a --token of {_TOKEN} "
             "characters or more, or leave --host out and forward the port with `ssh -L`."
         )
-    storage = Storage(flags.storage)
-
-    def list_root() -> None:
-        storage.list()
-
-    within(PREFLIGHT_SECONDS, list_root, storage.locate(""))
+    storage = answering(flags.storage)
     # The usual folder can be shown before the first run; any other one was typed.
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")

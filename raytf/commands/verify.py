@@ -11,13 +11,12 @@ import tyro
 
 from raytf.checkpoint import manifest, verify
 from raytf.checkpoint.verify import CheckpointFinding, Worth
-from raytf.commands._places import run_uri
+from raytf.commands._places import filled_run
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,14 @@ class Verify:
 
 
 def main(flags: Verify) -> None:
-    """Print what was found; exits with 1 when something is damaged, or nothing can be restored."""
-    run = Storage(run_uri(flags.run))
-    # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
-    within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
+    """Print the findings; exits with 1 when something is damaged, or nothing can be restored."""
+    run = filled_run(flags.run)
+    # What is not a folder is damage, which the verification reports with its reason.
+    if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):
+        raise ConfigError(
+            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
+            "them."
+        )
     findings = verify.verify(run)
     chosen = verify.restorable(findings)
     if flags.json:
@@ -43,20 +46,6 @@ def main(flags: Verify) -> None:
     else:
         _print(findings, chosen)
     sys.exit(1 if chosen is None or any(f.state in (Worth.DAMAGED, Worth.NEWER) for f in findings) else 0)
-
-
-def _check_that_it_is_a_run(run: Storage) -> None:
-    if not run.list():
-        raise ConfigError(
-            f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
-            "lists them."
-        )
-    # What is not a folder is damage, and said with its reason.
-    if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):
-        raise ConfigError(
-            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
-            "them."
-        )
 
 
 def _document(findings: list[CheckpointFinding], chosen: CheckpointFinding | None) -> dict[str, Any]:

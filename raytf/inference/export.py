@@ -22,8 +22,8 @@ from raytf.errors import CheckpointError, ConfigError, JobError, one_line
 from raytf.inference import architecture, model_files, trained_model, versions
 from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
 from raytf.runs import run_log
-from raytf.runs.inventory import main_goal
 from raytf.runs.program_output import Explained
+from raytf.runs.run_state import main_goal
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 

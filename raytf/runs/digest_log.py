@@ -102,7 +102,7 @@ def parse(data: bytes, where: str) -> DigestSegment:
     """Parse a segment's file.
 
     Args:
-        where: it comes from, as a person would look for it.
+        where: the file, as a person would search for it.
 
     Raises:
         DamagedFileError: it is none that raytf has written.
@@ -123,7 +123,6 @@ def read(run: Storage, folder: str) -> RunDigests:
     """Read the digests of the steps of a run.
 
     Args:
-        run: its folder.
         folder: of the log of steps, in it.
 
     Raises:
@@ -145,10 +144,7 @@ def read(run: Storage, folder: str) -> RunDigests:
 
 
 def are_old(run: Storage, folder: str) -> bool:
-    """Return whether a run goes on with digests that are not folded, since it has begun so; see `DigestKind`.
-
-    Args:
-        run, folder: as for `read`.
+    """Return whether a run continues with digests that are not folded, since it began with them; see `DigestKind`.
 
     Raises:
         StorageError: storage refuses.

@@ -21,25 +21,25 @@ from raytf.runs.status import Status, clock_text, describe, learned, left, saved
 
 #: Seconds between plain lines, where there is no terminal.
 PLAIN_SECONDS = 5.0
-#: Seconds without any line there, after which one says what goes on; with what a busy machine adds, below 10.
+#: Seconds without a line there after which one says what the run does; below 10 even on a busy machine.
 QUIET_SECONDS = 8.0
 #: The first stage, before anything else is known.
 _PREPARING = "preparing the run"
-#: Seconds between two drawings of what turns.
+#: Seconds between two drawings of the spinner.
 _TICK_SECONDS = 0.2
-#: Seconds without a change after which it is shown how many there have been.
+#: Seconds without a change after which their number is shown.
 _STILL_SECONDS = 2.0
-#: Most and least characters of the bar, and those of what turns behind it.
+#: Most and least characters of the bar, and those of the spinner behind it.
 _BAR, _LEAST_BAR, _TURNING = 40, 5, 8
-#: Messages among which one is looked for that should not be said again.
+#: The latest messages, which `say_early` does not repeat.
 _RECENT = 100
-#: Where raytf's own lines go instead of standard output, which is a Keras program's own; None for standard output.
+#: The stream for raytf's own lines where standard output belongs to a Keras program; None for standard output.
 _own_stream: TextIO | None = None
 
 
 @contextlib.contextmanager
 def lines_on_stderr() -> Iterator[None]:
-    """Have raytf's own lines go to what is standard error now, and not to standard output.
+    """Write raytf's own lines to the present standard error instead of standard output.
 
     They are also seen while raytf silences what libraries write to standard error.
     """
@@ -102,23 +102,25 @@ class Screen:
             self._live = None
 
     def say(self, message: str) -> None:
-        """Print a line that stays, or several; escape sequences in it are seen and do nothing. That nobody reads it any
-        more (`| head`, a closed terminal) ends no run."""
+        """Print a line that stays, or several."""
+        self._print(message)
+
+    def _print(self, message: str) -> None:
+        """Print lines that stay; escape sequences in them are shown and have no effect. A run does not end
+        because nobody reads its output any more (`| head`, a closed terminal)."""
         # rich takes it for the end of the program, having redirected standard output to nowhere.
         with contextlib.suppress(OSError, SystemExit):
             self._console.print(visible(message, lines=True), markup=False, soft_wrap=True)
 
 
 class Display(Screen):
-    """Shows what goes on before a run trains, its statuses, and messages.
+    """Shows the stages before a run trains, its statuses, and messages.
 
     Args:
-        console: where to; tests give their own.
-        clock: injected by tests.
         shows_progress: whether stages and statuses are shown; messages always are.
-        shows_saves: whether statuses tell of checkpoints also where there is no trouble.
-        most_quiet: seconds without a line after which one says what goes on, where there is no terminal; None for
-            none.
+        shows_saves: whether statuses name checkpoints also where there is no trouble.
+        most_quiet: seconds without a line after which one says what the run does, where there is no terminal; None for
+            no such line.
     """
 
     def __init__(
@@ -156,16 +158,16 @@ class Display(Screen):
             return
         self._said_at = self._clock()
         self._recent.append(message)
-        super().say(message)
+        self._print(message)
 
     def say_early(self, message: str) -> None:
-        """Print a line that workers say as well, unless they have, and leave it out when they do."""
+        """Print a line that workers will send too, unless they have; their copy is then left out."""
         if message not in self._recent:
             self.say(message)
             self._early.add(message)
 
     def break_silence(self) -> None:
-        """Say what goes on and for how long, if no line was printed for the longest time allowed."""
+        """Print the present stage and its duration, if no line was printed for the longest time allowed."""
         if self._most_quiet is None or self._clock() - self._said_at < self._most_quiet:
             return
         words, began = (_PREPARING, self._made_at) if self._below is None else (self._below.words, self._below.began)
@@ -178,8 +180,8 @@ class Display(Screen):
         super().__exit__(*exc)
 
     def stage(self, text: str) -> None:
-        """Show what goes on while nothing is trained, and for how long; until the next stage or status. Where there is
-        no terminal, only before the run trains for the first time."""
+        """Show a stage in which nothing is trained, and its duration, until the next stage or status. Where there is no
+        terminal, stages are shown only before the run trains for the first time."""
         if isinstance(self._below, StageLine) and self._below.words == text:
             return
         self._put(StageLine(text, self._clock))
@@ -212,10 +214,10 @@ class Display(Screen):
 
 
 class StageLine:
-    """A line that says what goes on, with something that turns, and the seconds since it was made.
+    """A line with a spinner, the name of a stage, and the seconds since it began.
 
     Attributes:
-        words: what goes on.
+        words: the stage.
         began: when, by the clock.
     """
 
@@ -233,11 +235,10 @@ class StageLine:
 class Bar:
     """The progress of a run in two lines that fit a terminal, and a third one about saves.
 
-    Where nothing has changed for some seconds, or something else goes on than training, seconds are counted.
+    Seconds are counted where nothing has changed for some of them, or where the run does not train.
 
     Args:
-        status: of the run.
-        shows_saves: whether saves are told of where there is no trouble.
+        shows_saves: whether saves are named where there is no trouble.
         clock: seconds, of any clock that only goes forward.
         before: what was drawn for the status before.
 
@@ -259,7 +260,7 @@ class Bar:
 
     @property
     def moves(self) -> bool:
-        """Return whether it looks otherwise from one moment to the next."""
+        """Return whether it changes with time alone."""
         return self._clock() - self.began >= _STILL_SECONDS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -286,7 +287,7 @@ class Ticker:
         self._thread.start()
 
     def end(self) -> None:
-        """Call it no more."""
+        """Stop the calls."""
         self._over.set()
         self._thread.join()
 
@@ -297,7 +298,7 @@ class Ticker:
 
 
 def _turning(spinner: Spinner, now: float, began: float) -> Text:
-    """Return something that turns, and for how long it has done so."""
+    """Return the spinner, and for how long it has turned."""
     drawn = spinner.render(now)
     assert isinstance(drawn, Text)  # it has no text of its own
     return Text.assemble(drawn, (f" {clock_text(now - began)}", "dim"))

@@ -1,7 +1,7 @@
 """Events of a run, as dataclasses: each of them is a row of the ledger, and has a text for people.
 
-A row is read as it was written, by any version of raytf: what it lacks has a default, and a row of which too much is
-missing, or that nobody knows, is told by its fields.
+A row may come from any version of raytf: fields that it lacks have defaults, and a row that lacks too much, or is of an
+unknown kind, is described by its fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raytf.runs.status import workers_text
 #: Characters of Ray's id of a node that people read; it has 56.
 _SHORT = 8
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
-#: Tier of a state that workers had in their own memory and that they went on with.
+#: Tier of a state that workers had in their own memory, and continued with.
 HELD = "held"
 _TIERS = {
     "new": "from the beginning",
@@ -26,7 +26,7 @@ _TIERS = {
     "durable": "from storage",
     HELD: "where they were",
 }
-#: Why a driver ended that Ctrl-C has stopped.
+#: Why a driver ended that Ctrl-C stopped.
 INTERRUPTED = "interrupted"
 #: Fields that the text of an unknown row leaves out: they are shown elsewhere, or fill pages.
 _NOT_SAID = ("time", "kind", "step", "stall", "trace", "silent", "stacks", "rank", "attempt", "retry")
@@ -56,9 +56,9 @@ class FaultEvent(RunEvent):
         cause: as of `raytf.driver.supervision.failures.Cause`.
         ranks, nodes: that are to blame; Ray's ids.
         failure: what happened, without a full stop.
-        retry: whether the run goes on.
+        retry: whether the run continues.
         preemption: whether the loss was announced.
-        survived: whether the other workers go on where they are.
+        survived: whether the other workers continue where they are.
     """
 
     kind: ClassVar[str] = "fault"
@@ -74,7 +74,7 @@ class FaultEvent(RunEvent):
         row = super().fields()
         if not self.survived:
             del row["survived"]
-        if self.preemption:  # after which every run goes on
+        if self.preemption:  # after which every run continues
             del row["retry"]
         return row
 
@@ -88,12 +88,12 @@ class FaultEvent(RunEvent):
 
 @dataclass(frozen=True)
 class Hang(RunEvent):
-    """A worker makes no progress, and is ended.
+    """A worker makes no progress, and is stopped.
 
     Attributes:
         rank: None where its group was starting, and it had none yet.
         node, address, pid: where it is: Ray's id of the node, its IP address, the process.
-        where: in which activity, or how it was found.
+        where: the activity in which it hangs, or how that was noticed.
         why: in words.
         seconds: without progress.
         file: of the run, with all stacks.
@@ -203,7 +203,7 @@ class Waiting(RunEvent):
 
 @dataclass(frozen=True)
 class Drain(RunEvent):
-    """A node of the group will go, says Ray; in this many seconds, where that is known."""
+    """Ray reported that a node of the group will be preempted, in `deadline_seconds` if that is known."""
 
     kind: ClassVar[str] = "drain"
     node: str
@@ -216,7 +216,7 @@ class Drain(RunEvent):
 
 @dataclass(frozen=True)
 class NoticeEvent(RunEvent):
-    """The cloud takes a node away."""
+    """A cloud announced that it takes a node away."""
 
     kind: ClassVar[str] = "notice"
     node: str
@@ -243,7 +243,7 @@ class GroupStart(RunEvent):
 
 @dataclass(frozen=True)
 class WorkerLost(RunEvent):
-    """A worker beside parameter servers died, which the others outlive."""
+    """A worker beside parameter servers died; the others continue."""
 
     kind: ClassVar[str] = "worker_lost"
     worker: int
@@ -256,7 +256,7 @@ class WorkerLost(RunEvent):
 
 @dataclass(frozen=True)
 class AttemptEvent(RunEvent):
-    """A group has come to its first step, where it began, and on which kind of machine its rank 0 computes."""
+    """A group has made its first step: where it began, and on which kind of machine its rank 0 computes."""
 
     kind: ClassVar[str] = "attempt"
     from_step: int | None = None
@@ -286,7 +286,7 @@ class Save(RunEvent):
 
 @dataclass(frozen=True)
 class SaveFailed(RunEvent):
-    """A checkpoint did not come to be."""
+    """A checkpoint could not be saved."""
 
     kind: ClassVar[str] = "save_failed"
     of_step: int | None = None
@@ -346,7 +346,7 @@ KINDS: dict[str, type[RunEvent]] = {
         Driver,
     )
 }
-#: Kinds that are told by their fields -> when they come, and what their fields are beside `step`.
+#: Kinds that are described by their fields -> when they occur, and their fields beside `step`.
 OTHERS = {
     "phase": ("The phase of the run changes.", "`phase`, `total`, `workers`, `loss`, `checkpoint`, `snapshot`"),
     "progress": (

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raytf.errors import ConfigError
+import numpy as np
+
+from raytf.errors import ConfigError, StorageError
 from raytf.runs import inventory, ledger, run_log, run_state, start_command, timeline
 from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
-from raytf.runs.run_state import Standing
+from raytf.runs.run_state import Run
 from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
@@ -85,40 +87,26 @@ class RestartRecord:
 
 
 @dataclass(frozen=True)
-class History:
-    """The history of a run.
+class History(Run):
+    """A run with everything that its ledger tells about it. A step that is not known is 0.
 
     Attributes:
-        name: of the run.
         place: its folder, as a person would look for it.
-        state, why, step, total, metrics: see `Standing`; a step that nobody knows is 0.
         seconds: of each category.
         events: of the ledger, in order.
         samples_per_second: while steps were made, over the run; None where it is not known.
-        problems: damaged files, a line each, with the reason.
-        epochs, settings, saves: see `Run`.
         command: the words with which it was started last.
         changed: flag -> value of the settings that were not at their defaults at the last start.
         made_with: what the last start ran on: versions by name, and the machine.
     """
 
-    name: str
-    place: str
-    state: str
-    why: str
-    step: int
-    total: int | None
-    seconds: dict[str, float]
-    spans: list[Span]
-    events: list[Event]
-    happenings: list[HistoryEvent]
-    restarts: list[RestartRecord]
-    metrics: dict[str, float]
-    samples_per_second: float | None
-    problems: tuple[str, ...] = ()
-    epochs: Sequence[dict[str, Any]] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    saves: Sequence[int] = ()
+    place: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    happenings: list[HistoryEvent] = field(default_factory=list)
+    restarts: list[RestartRecord] = field(default_factory=list)
+    samples_per_second: float | None = None
     command: Sequence[str] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     made_with: Mapping[str, str] = field(default_factory=dict)
@@ -155,10 +143,6 @@ class History:
 def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> History:
     """Read a run. If its driver is on another machine, this takes some seconds: see `lease.is_held`.
 
-    Args:
-        uri: its folder.
-        clock, sleep: injected by tests.
-
     Raises:
         ConfigError: there is no run.
         StorageError: storage cannot be read.
@@ -174,19 +158,22 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
     is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, clock, sleep))
     problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
     listed = inventory.read_run(run, events, bool(is_alive), (result, broken))
-    stands = Standing(listed.state, listed.why, listed.step, listed.total, listed.metrics)
     problems += [problem for problem in listed.problems if problem not in problems]
     command, _ = attempt(lambda: start_command.read(run))
     return replace(
-        build(run.locate(""), events, result, bool(is_alive), stands),
-        problems=tuple(problems),
-        epochs=listed.epochs,
-        settings=listed.settings,
-        saves=listed.saves,
+        _of(replace(listed, problems=tuple(problems)), run.locate(""), events, result),
         command=() if command is None else command.words,
-        changed=_last(events, "versions").get("settings", {}),
-        made_with=_made_with(events),
     )
+
+
+def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
+    """Read a run as `load` does, and its steps as `raytf.read_steps` does. Steps that cannot be read are None, and one
+    of the run's problems."""
+    run = load(uri)
+    try:
+        return run, run_log.read_steps(uri)
+    except StorageError as error:
+        return replace(run, problems=(*run.problems, str(error))), None
 
 
 def with_sign(run: History, sign: Event) -> History:
@@ -195,51 +182,44 @@ def with_sign(run: History, sign: Event) -> History:
     if not run.events or run.events[-1].get("state") == "ended" or sign["time"] <= run.events[-1]["time"]:
         return run
     events = [*run.events, sign]
-    stands = run_state.of(events, None, True, None, run.epochs)
-    fields = ("name", "problems", "epochs", "settings", "saves", "command", "changed", "made_with")
-    return replace(build(run.place, events, None, True, stands), **{name: getattr(run, name) for name in fields})
+    now = run_state.of(events, None, True, None, run.epochs)
+    state = {name: getattr(now, name) for name in ("state", "why", "total", "metrics")}
+    return replace(run, **state, step=now.step or 0, **_facts(events, None))
+
+
+def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
+    """Return the history of a run of which there is nothing but events and a result.
+
+    Args:
+        is_alive: whether a process owns the run.
+    """
+    return _of(run_state.of(events, result, is_alive or None), place, events, result)
+
+
+def _of(run: Run, place: str, events: Sequence[Event], result: dict[str, Any] | None) -> History:
+    known = {**vars(run), "name": _name(place), "step": run.step or 0}
+    return History(**known, place=place, **_facts(events, result))
+
+
+def _facts(events: Sequence[Event], result: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a `History` that follow from events and result alone."""
+    spans = timeline.timeline(events)
+    machine = _last(events, "machine").get("machine", "").partition(", TensorFlow")[0]
+    return {
+        "seconds": timeline.account(spans),
+        "spans": spans,
+        "events": list(events),
+        "happenings": list(_happenings(events)),
+        "restarts": list(_restarts(events)),
+        "samples_per_second": _rate(spans, events, result),
+        "changed": _last(events, "versions").get("settings", {}),
+        "made_with": {**_last(events, "versions").get("versions", {}), **({"machine": machine} if machine else {})},
+    }
 
 
 def _last(events: Sequence[Event], field: str) -> Event:
     """Return the newest event that has a field; an empty one for none."""
     return next((event for event in reversed(events) if event.get(field)), {})
-
-
-def _made_with(events: Sequence[Event]) -> dict[str, str]:
-    machine = _last(events, "machine").get("machine", "").partition(", TensorFlow")[0]
-    return {**_last(events, "versions").get("versions", {}), **({"machine": machine} if machine else {})}
-
-
-def build(
-    place: str,
-    events: Sequence[Event],
-    result: dict[str, Any] | None,
-    is_alive: bool,
-    stands: Standing | None = None,
-) -> History:
-    """Make a history from what storage holds.
-
-    Args:
-        is_alive: whether a process owns the run.
-        stands: where the run stands; by default, by what events and result say.
-    """
-    spans = timeline.timeline(events)
-    stands = stands or run_state.of(events, result, is_alive or None)
-    return History(
-        name=_name(place),
-        place=place,
-        state=stands.state.value,
-        why=stands.why,
-        step=stands.step or 0,
-        total=stands.total,
-        seconds=timeline.account(spans),
-        spans=spans,
-        events=list(events),
-        happenings=list(_happenings(events)),
-        restarts=list(_restarts(events)),
-        metrics=stands.metrics,
-        samples_per_second=_rate(spans, events, result),
-    )
 
 
 def _name(place: str) -> str:
@@ -298,7 +278,6 @@ def _sort(event: Event, has_failed: bool) -> str:
     """Return what an event is to a reader.
 
     Args:
-        event: of the ledger.
         has_failed: whether a fault before it has ended the run: then the end of the driver is no other one.
     """
     if event["kind"] == "driver" and event.get("outcome") == "failed" and event.get("text") != "KeyboardInterrupt":

@@ -7,79 +7,37 @@ manifests and the end of its ledger. A run with a damaged file hides no other on
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raytf._process import process_start
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.manifest import CheckpointDocument
-from raytf.config.objective import MetricObjective, flat
-from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
+from raytf.config.objective import flat
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_folder, run_log, run_state
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.runs.lease_decisions import RENEW_SECONDS, parse
 from raytf.runs.ledger import Event
-from raytf.runs.run_state import RunState
+from raytf.runs.run_state import Run, RunState
 from raytf.storage import untrusted_json
 from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 
-#: An owner on another machine lives when it renews its lease within so long.
+#: An owner on another machine lives if it renews its lease within this time.
 WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
-#: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
+#: Checkpoints of a run that are inspected, at least: the newest ones, as many as most runs keep.
 _LOOKS = 3
 #: The file that makes a folder one of a search, and the file that its command writes when it has found the best trial.
 _SEARCH, _BEST = f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}", f"{run_folder.BEST_TRIAL}/parameters.json"
 _FOUND = untrusted_json.record(
     {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}
 )
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run in a storage, or a search with its trials.
-
-    Attributes:
-        name: its folder, relative to the storage.
-        state, why, step, total, metrics: see `Standing`; of a search the step is None.
-        saved: step of the newest checkpoint; None for none.
-        checkpoints: folders with a manifest.
-        metric, best, epoch, last: the best value of a metric so far, the epoch that had it (from 0), and the value of
-            the last epoch; None where no epoch has ended.
-        bytes: of all its files.
-        modified: seconds of the epoch when a file of it last changed, by the storage's clock.
-        problems: what is wrong with its files, a line each; `raytf verify` reads all of them.
-        trials: of a search, how many have begun; None for a run.
-        epochs: logs of the epochs that have ended, with `epoch` (from 0) and `step`.
-        settings: what must be the same when the run is resumed, by name.
-        saves: steps of the checkpoints, in order.
-    """
-
-    name: str
-    state: RunState
-    step: int | None
-    checkpoints: int
-    metric: str | None
-    best: float | None
-    epoch: int | None
-    last: float | None
-    bytes: int
-    modified: float
-    problems: tuple[str, ...] = ()
-    why: str = ""
-    total: int | None = None
-    saved: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    trials: int | None = None
-    epochs: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    settings: dict[str, str] = field(default_factory=dict, repr=False)
-    saves: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -108,8 +66,7 @@ def survey(
     """Return all runs of a storage, by name.
 
     Args:
-        say: told when leases have to be watched for a while.
-        sleep: injected by tests.
+        say: called with a line when leases have to be watched for a while.
 
     Raises:
         StorageError: storage refuses.
@@ -123,11 +80,7 @@ def survey_again(
     say: Callable[[str], None] = lambda message: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, ListedRun]:
-    """Return all runs as `survey` does, by name. A run without a lease whose files have not changed is not read again.
-
-    Args:
-        known: the runs of the survey before.
-    """
+    """Return all runs by name, as `survey` does; those without a lease whose files have not changed are as known."""
     folders: dict[str, list[StoredFile]] = {}
     unread: list[str] = []
     for file in storage.files(skipped=unread):
@@ -156,8 +109,6 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
     """Return one run, of which the caller knows ledger, owner and result.
 
     Args:
-        run: its folder.
-        events: of its ledger.
         lives: whether a process owns it.
         result: its result, and why that cannot be read.
     """
@@ -166,21 +117,6 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
     name = run.locate("").rstrip("/").rpartition("/")[2]
     owner = lives if lives or _lease_of(files) else None
     return _read(run, name, files, owner, _places(files, "", unread), events, result)
-
-
-def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
-    """Return the metric to judge a run by: one whose name tells which values are good; of the validation where there is
-    one, and rather not the loss.
-
-    Args:
-        history: logs of epochs.
-    """
-    goals = []
-    for name in dict.fromkeys(name for entry in history for name, value in entry.items() if isinstance(value, float)):
-        with contextlib.suppress(ConfigError):  # seconds or a learning rate, say
-            goals.append(MetricObjective.of(name))
-    ranked = sorted(goals, key=lambda g: (not g.metric.startswith("val_"), g.metric.endswith("loss")))
-    return ranked[0] if ranked else None
 
 
 def runs_in(name: str, files: list[StoredFile]) -> Iterator[tuple[str, list[StoredFile]]]:
@@ -255,30 +191,13 @@ def _read(
         inside = f"{ledger.FOLDER}/"
         names = [f.name.removeprefix(inside) for f in files if f.name.startswith(inside)]
         events = ledger.newest(run, names, run_state.has_enough)
-    stands = run_state.of(events, result, lives, newest, history, bool(problems))
-    goal = main_goal(history)
-    values = [] if goal is None else [(int(e.get("epoch", i)), goal.value(e)) for i, e in enumerate(history)]
-    best: tuple[int | None, float | None] = (None, None)
-    for epoch, value in values:
-        if goal is not None and goal.is_better(value, best[1]):
-            best = (epoch, value)
-    return Run(
+    return replace(
+        run_state.of(events, result, lives, newest, history, bool(problems)),
         name=name,
-        state=stands.state,
-        step=stands.step,
         checkpoints=len(complete),
-        metric=None if goal is None else goal.metric,
-        best=best[1],
-        epoch=best[0],
-        last=values[-1][1] if values else None,
         bytes=sum(file.bytes for file in files),
         modified=max((file.modified for file in files), default=0.0),
         problems=tuple(problems),
-        why=stands.why,
-        total=stands.total,
-        saved=newest,
-        metrics=stands.metrics,
-        epochs=tuple(history),
         settings=_settings(result, document),
         saves=tuple(sorted({naming.split_name(name)[0] for name in complete})),
     )
@@ -294,17 +213,16 @@ def _read_search(
 ) -> Run:
     best, damaged = attempt(lambda: untrusted_json.read(search, _BEST, _FOUND, untrusted_json.LARGE))
     problems += [] if damaged is None else [f"{_BEST}: {damaged.reason}"]
-    is_over = best is not None and lives is None
-    state = RunState.RUNNING if lives else RunState.FINISHED if is_over else RunState.STOPPED
+    if lives is None:
+        state = RunState.DAMAGED if problems else RunState.STOPPED if best is None else RunState.FINISHED
+    else:
+        state = RunState.RUNNING if lives else RunState.KILLED
     return Run(
         name=name,
-        state=RunState.KILLED if lives is False else RunState.DAMAGED if problems and not lives else state,
-        step=None,
+        state=state,
         checkpoints=sum(file.name.endswith(f"/{manifest.FILE}") for file in files),
         metric=None if best is None else best["metric"],
         best=None if best is None else best["value"],
-        epoch=None,
-        last=None,
         bytes=sum(file.bytes for file in files),
         modified=max(file.modified for file in files),
         problems=tuple(problems),

@@ -3,8 +3,8 @@
 It is created, renewed and taken over by compare-and-swap: atomically on a local file system, and on S3 by conditional
 writes. Where a store has none of those, or of one kind alone (see `Storage.is_conditional`), the commands that want the
 run put up claims first, so that one of them writes (see `claims`), and it reads the file back after a moment. An owner
-that was suspended finds that its lease is another's, and whatever it had begun looks at the lease (`check_owner`)
-before it changes what others restore. What is decided about a lease is in `lease_decisions`.
+that was suspended notices that its lease is another's, and everything that it had begun checks the lease
+(`check_owner`) before it changes files that others restore. `lease_decisions` has the decisions.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class Lease:
     """Ownership of a run. Use as a context manager around everything that writes to it.
 
     Args:
-        run: the run's folder.
-        say: told when somebody else's lease has to be watched for a while.
-        clock, sleep: injected by tests.
+        say: called with a line when another process's lease has to be watched for a while.
         latest_term: returns the highest term that earlier owners left in the run, other than in a lease.
 
     Raises:
@@ -79,7 +77,7 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Give the run back; may be called again."""
+        """Release the run; may be called again."""
         self._stop.set()
         self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
         self._give_back()
@@ -147,19 +145,14 @@ class Lease:
             self._sleep(_SETTLE_SECONDS)  # of two that write in one instant all the same, the last one stays
 
 
-#: By the run's URI: a process that looks again and again, such as `raytf ui`, rarely has to wait.
+#: By the run's URI: a process that asks again and again, such as `raytf ui`, rarely has to wait.
 _watches: dict[str, LeaseWatch] = {}
 
 
 def is_held(
     run: Storage, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal.
-
-    Args:
-        run: the run's folder.
-        clock, sleep: injected by tests.
-    """
+    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal."""
     watch = _watches.setdefault(run.uri, LeaseWatch())
     while True:
         holder = lease_decisions.holder_of(_read(run))
@@ -177,7 +170,6 @@ def check_owner(run: Storage, owner: str) -> None:
     """Do nothing as long as a lease is its owner's; for what writes in the owner's name, in other processes too.
 
     Args:
-        run: the run's folder.
         owner: `id` of a Lease's owner.
 
     Raises:

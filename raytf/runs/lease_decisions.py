@@ -1,4 +1,4 @@
-"""Decides who owns a run, without storage, clocks or threads; `raytf.runs.lease` carries out what is decided here.
+"""Decides who owns a run, without storage, clocks or threads; `raytf.runs.lease` carries out the decisions.
 
 `taking`, `renewing` and `giving_back` are generators: they yield a command and are sent its answer, or get the error
 of storage raised where they wait.
@@ -15,7 +15,7 @@ from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import untrusted_json
 
 RENEW_SECONDS = 4.0
-#: An owner on another machine is taken for dead when its lease was not renewed for so long.
+#: An owner on another machine counts as dead when its lease was not renewed for this long.
 STALE_SECONDS = 20.0
 #: Number of the renewal that precedes the deletion of a lease.
 _LAST_BEAT = -1
@@ -41,7 +41,6 @@ class Claim:
     """Write a lease that others may want to write as well. No answer: it must be read again to know who has won.
 
     Attributes:
-        text: of the lease.
         version: of the lease that it replaces; None where there must be none.
     """
 
@@ -51,12 +50,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Renew:
-    """Replace a lease that is this process's; the answer is whether it still was of the version.
-
-    Attributes:
-        text: of the lease.
-        version: of the lease that it replaces.
-    """
+    """Replace a lease that is this process's; the answer is whether it still was of the version."""
 
     text: bytes
     version: str
@@ -101,7 +95,6 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     """Return who holds a lease.
 
     Args:
-        data: of the lease.
         where: it was read from, as a person would look for it.
 
     Raises:
@@ -132,7 +125,6 @@ def check(lease: Found, owner: str, run: str) -> None:
     """Do nothing as long as a lease is its owner's.
 
     Args:
-        lease: the lease, as it was read.
         owner: `id` of the owner in whose name something is to be written.
         run: where the run is, for people.
 
@@ -156,7 +148,7 @@ def taking(owner: dict[str, Any], run: str, file: str) -> Decisions:
     Raises:
         RunInUseError: another live process owns the run.
     """
-    # Looked at before anything is written: whoever comes while the owner lives is told so at once.
+    # Before anything is written, so that a command that starts while the owner lives fails at once.
     version = yield from _wait_for_death(owner, run, file)
     owner["term"] = 1 + max(owner["term"], (yield LatestTerm()))
     yield Claim(_text(owner, 0), version)
@@ -173,7 +165,7 @@ def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Com
     try:
         first = parse(lease[0], file)
     except DamagedFileError as error:
-        # Whoever wrote it finds that it is not theirs any more, and stops.
+        # Its writer notices at its next renewal that the lease is another's, and stops.
         yield Say(f"{str(error).rstrip('.')}; this process takes the run over")
         return lease[1]
     owner["term"] = first.get("term", 0)
@@ -186,7 +178,7 @@ def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Com
         f"run {run} was last owned by process {first.get('pid')} on {first.get('host')}; "
         f"watching for up to {STALE_SECONDS:.0f} s whether it still lives"
     )
-    # Looks count, and no clock: an outage of storage in which the owner could not renew its lease is one look alone.
+    # Reads are counted, not seconds: an outage of storage, in which the owner cannot renew its lease, is one read.
     for _ in range(round(STALE_SECONDS / LOOK_SECONDS)):
         yield Wait(LOOK_SECONDS)
         now = yield Read()
@@ -210,7 +202,6 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
     An outage of storage ends no run; another owner cannot get in through it either.
 
     Args:
-        owner: this process.
         run: where the run is, for people.
     """
     beat, failed, refused = 0, 0, 0
@@ -221,7 +212,7 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
             if not is_owner(lease, owner["id"]):
                 return
             beat += 1
-            # Refused where another process takes over in this moment, as the next look will show.
+            # Refused while another process takes the run over, as the next read will show.
             refused = 0 if (yield Renew(_text(owner, beat), lease[1])) else refused + 1
             problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
         except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
@@ -274,7 +265,7 @@ class LeaseWatch:
             now: seconds of this machine's monotonic clock.
 
         Returns:
-            Whether the owner lives; None if that takes another look.
+            Whether the owner lives; None if the lease has to be read again.
         """
         if holder != self._holder:
             if now - self._read_at < STALE_SECONDS:

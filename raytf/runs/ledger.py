@@ -1,4 +1,11 @@
-"""The ledger: the events of a run, appended to files beside its checkpoints."""
+"""The ledger: the events of a run, in files beside its checkpoints.
+
+    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
+
+Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
+then the next. A driver that is killed loses the seconds since its last write; a driver that lives loses nothing while
+storage is away.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +102,6 @@ class Ledger:
     """Writes the events of one driver.
 
     Args:
-        run: the run's folder.
         name: of this driver, unlike that of any other; names sort by the order of drivers: see `name_of`.
         most_waiting: events that wait for storage at most; of more, the oldest are lost.
     """
@@ -110,7 +116,7 @@ class Ledger:
         self._written, self._added, self._seen = 0, 0, 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Note events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
+        """Add events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
         with self._lock:
             for event in events:
                 self._events.append(event)
@@ -127,7 +133,7 @@ class Ledger:
             self._run.put(f"{FOLDER}/{LIVE}", row.encode())
 
     def flush(self) -> bool:
-        """Have all that was added on storage. False where storage refuses; it is tried again with the next flush."""
+        """Write all added events to storage. Return False where storage refuses; the next flush tries again."""
         with self._writing:
             while True:
                 with self._lock:
@@ -162,15 +168,11 @@ def read(run: Storage, before: str | None = None) -> list[Event]:
 
 def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
     """Return the events as `read` does, and a line with file and reason for each damaged place."""
+    names = run.list(FOLDER)
+    files = [name for name in names if name.endswith(SUFFIX) and (before is None or name < before)]
     events: list[Event] = []
     problems: list[str] = []
-    size = 0
-    names = run.list(FOLDER)
-    for name in names:
-        if not name.endswith(SUFFIX) or (before is not None and name >= before):
-            continue
-        file_events, wrong, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
-        size += read_bytes
+    for file_events, wrong in _read_files(run, files):
         events += file_events
         problems += wrong
     return events + (_sign_of_life(run, names, events) if before is None else []), problems
@@ -181,19 +183,15 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
     ones.
 
     Args:
-        run: the run's folder.
         names: of the files in its folder of the ledger.
         is_enough: whether no earlier event is wanted.
     """
+    names = sorted(names)
     events: list[Event] = []
-    size, names = 0, sorted(names)
-    for name in reversed(names):
-        if name.endswith(SUFFIX):
-            file_events, _, read_bytes = _file(run, f"{FOLDER}/{name}", _ALL_BYTES - size)
-            size += read_bytes
-            events = file_events + events
-            if is_enough(events):
-                break
+    for file_events, _ in _read_files(run, [name for name in reversed(names) if name.endswith(SUFFIX)]):
+        events = file_events + events
+        if is_enough(events):
+            break
     return events + _sign_of_life(run, names, events)
 
 
@@ -215,14 +213,19 @@ def sign_of(data: bytes) -> Event | None:
     return events[0] if events else None
 
 
-def _file(run: Storage, where: str, most: int) -> tuple[list[Event], list[str], int]:
-    """Return the events of a file, what is wrong with it, and its size in bytes."""
-    try:
-        data = run.get(where, min(untrusted_json.LARGE, most))
-    except DamagedFileError as error:
-        return [], [f"{where}: {error.reason}"], 0
-    events, wrong = _events(data)
-    return events, [f"{where}: {wrong}"] if wrong else [], len(data)
+def _read_files(run: Storage, names: Iterable[str]) -> Iterator[tuple[list[Event], list[str]]]:
+    """Yield the events of each file, and what is wrong with it; files beyond the limit on all bytes are wrong."""
+    size = 0
+    for name in names:
+        where = f"{FOLDER}/{name}"
+        try:
+            data = run.get(where, min(untrusted_json.LARGE, _ALL_BYTES - size))
+        except DamagedFileError as error:
+            yield [], [f"{where}: {error.reason}"]
+            continue
+        size += len(data)
+        events, wrong = _events(data)
+        yield events, [f"{where}: {wrong}"] if wrong else []
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:
@@ -253,7 +256,7 @@ def _events(data: bytes) -> tuple[list[Event], str]:
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 #
-# It orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
+# A term orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
 # back. A driver takes the term after those of its predecessor's lease and of all names in the run's folder. A
 # predecessor that was suspended or cut off thus writes nothing later that counts as newer.
 

@@ -141,12 +141,7 @@ class RunFigures:
 
 
 class Metrics:
-    """Ray's side of it: to be made where Ray is connected, and used from one thread.
-
-    Args:
-        run: its name.
-        figures: of the run.
-    """
+    """Ray's side of it: to be made where Ray is connected, and used from one thread."""
 
     def __init__(self, run: str, figures: RunFigures):
         from ray.util import metrics

@@ -35,7 +35,6 @@ def display(verbose: int = 1, shows_saves: bool = False) -> Display:
 
     Args:
         verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
-        shows_saves: as for `Display`.
     """
     if verbose == 1 and in_notebook():
         return NotebookDisplay(shows_saves=shows_saves)
@@ -50,9 +49,7 @@ class NotebookDisplay(Display):
     """Shows statuses and messages in a cell.
 
     Args:
-        clock: injected by tests.
         draw: shows HTML in the place of what it showed before; by default IPython's.
-        shows_saves: as for `Display`.
     """
 
     def __init__(
@@ -81,13 +78,12 @@ class NotebookDisplay(Display):
             error._render_traceback_ = lambda: ["KeyboardInterrupt"]  # type: ignore[attr-defined]
         self._redraw(is_due=True)
 
-    def say(self, message: str) -> None:
-        """Add a line, or several."""
+    def _print(self, message: str) -> None:
         self._lines.extend(visible(message, lines=True).splitlines())
         self._redraw(is_due=True)
 
     def stage(self, text: str) -> None:
-        """Show what goes on until the next stage or status; no clock turns, so that a cell is drawn seldom."""
+        """Show a stage until the next stage or status; without a clock, so that the cell is drawn seldom."""
         if text != self._stage:
             self._stage = text
             self._redraw(is_due=True)
@@ -112,11 +108,11 @@ class NotebookDisplay(Display):
 
 
 def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
-    """Return in a line how what a display showed has ended.
+    """Return in one line how a run has ended.
 
     Args:
         error: that ended it, if any.
-        lines: messages so far, of which the last says how a run has ended that no error ended.
+        lines: messages so far; the last one says how a run without an error has ended.
     """
     if error is None:
         return lines[-1] if lines else ""
@@ -134,8 +130,8 @@ def page(
         status: the latest; None before training.
         loss: (step, loss) so far.
         lines: messages, the oldest first.
-        now: what goes on.
-        ending: how it has ended, which stands last.
+        now: the present stage, or the status in words.
+        ending: how the run has ended, shown last.
     """
     parts = []
     above = lines[:-1] if lines and ending == lines[-1] else lines

@@ -105,7 +105,6 @@ class Explained(str):
     """A line of raytf's that is shown once in a program, however often it is said.
 
     Args:
-        text: the line.
         topic: what it explains; of lines of one topic only the first is shown.
     """
 

@@ -95,8 +95,6 @@ class StepLog:
     so reading yields the history that the weights have seen.
 
     Args:
-        run: the run's folder.
-        attempt: its name.
         digests: what the steps' digests stand for; None where there are none.
     """
 

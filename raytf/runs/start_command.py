@@ -63,7 +63,6 @@ class StartCommand:
         Args:
             path: of the program that starts now; empty where it is not known.
             host: on which it starts.
-            exists: injected by tests.
         """
         return bool(path and self.program) and self.host == host and self.program != path and exists(self.program)
 

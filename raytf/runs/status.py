@@ -13,9 +13,9 @@ from typing import Any
 from raytf.errors import ConfigError
 from raytf.storage import strict_json
 
-#: Phase in which the ranks save and wait because they were asked to; the Monitor says what for.
+#: Phase in which the ranks save and wait because they were asked to; the Monitor knows the reason.
 PARKED = "parked"
-#: Seconds after which what was seen counts about a third.
+#: Seconds after which a step counts about a third.
 _SECONDS = 15.0
 #: Seconds and steps of training after which the pace is known well enough to estimate the time left.
 _KNOWN_SECONDS, _KNOWN_STEPS = 2.0, 3
@@ -49,11 +49,11 @@ class Status:
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
         snapshot: step of the newest copy of the state in memory, or None.
-        snapshot_bytes: that the copies take on each node.
-        stall_seconds: for which this group of workers has stood still to save or copy the state.
-        trace_seconds: for which it has traced graphs, the first call of the step included.
-        phase: what goes on, where it is not training.
-        trouble: that checkpoints cannot be saved, or None.
+        snapshot_bytes: memory of the copies on each node.
+        stall_seconds: total time in which this group of workers has stood still to save or copy the state.
+        trace_seconds: total time in which it has traced graphs, the first call of the step included.
+        phase: training, or the present activity instead.
+        trouble: why checkpoints cannot be saved; None where they can.
         history: the last epochs that have ended: metrics, and `epoch` (from 0) and `step`.
     """
 
@@ -76,7 +76,7 @@ class Status:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """Return what the ledger keeps of it."""
+        """Return the row for the ledger."""
         return {
             "phase": self.phase,
             "step": self.step,
@@ -97,8 +97,7 @@ def describe(status: Status, shows_saves: bool = False) -> str:
     """Return a status as one line.
 
     Args:
-        status: of the run.
-        shows_saves: tell of checkpoints and of copies in memory also where there is no trouble.
+        shows_saves: name checkpoints and copies in memory also where there is no trouble.
     """
     parts = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]
     return ", ".join(part for part in parts if part)
@@ -110,7 +109,7 @@ def where(status: Status) -> list[str]:
 
 
 def left(status: Status) -> str:
-    """Return for how long it still trains, or what else goes on; empty where that is not known."""
+    """Return the time left, or the present activity instead of training; empty where the time is not known."""
     if status.phase != "training":
         return status.phase
     return "" if status.seconds_left is None else f"ETA {clock_text(status.seconds_left)}"
@@ -124,7 +123,7 @@ def learned(status: Status) -> list[str]:
 
 
 def saved(status: Status, shows_saves: bool) -> list[str]:
-    """Return what of the run is safe, if there is trouble with saves or `shows_saves` is set."""
+    """Return the newest saved states, if there is trouble with saves or `shows_saves` is set."""
     parts = []
     if status.trouble is not None or shows_saves:
         parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
@@ -173,18 +172,18 @@ class StatusFile:
         if path is not None:
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)  # what an earlier command left says nothing of this one
+                    os.remove(path)  # the file of an earlier command says nothing about this one
                 with open(f"{path}.part", "w"):
                     pass
                 os.remove(f"{path}.part")
             except OSError as error:
                 raise ConfigError(
-                    f"--status-file {path} cannot be written: {error.strerror or error}. Give a file in a folder that "
-                    "exists."
+                    f"--status-file {path} cannot be written: {error.strerror or error}. Choose a file in a folder "
+                    "that exists."
                 ) from error
 
     def show(self, status: Status) -> None:
-        """Replace the file where the status is a new one. A disk that is full is no reason to stop."""
+        """Replace the file if the status is new. A full disk does not stop the run."""
         if self._path is None or status == self._status:
             return
         self._status = status
@@ -240,7 +239,7 @@ class Pace:
         self.steps_per_second = 0.0
 
     def see(self, moment: Moment) -> None:
-        """Take where the group is now."""
+        """Take the group's present progress."""
         before, self._before = self._before, moment
         if before is None or not (before.is_training or self._all_seconds):
             return

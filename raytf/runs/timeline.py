@@ -1,11 +1,4 @@
-"""The ledger: what happened in a run and when, and from that alone where every second of it went.
-
-    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
-
-Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
-then the next. All events of a driver carry one clock, which only goes forward. A driver that is
-killed loses the seconds since its last write, and storage that is away loses nothing as long as the driver lives.
-"""
+"""Where every second of a run went, computed from the events of its ledger alone."""
 
 from __future__ import annotations
 
@@ -157,7 +150,7 @@ class Timeline:
                 self._step = int(event.get("step") or 0) if phase == "training" else self._step
             self._workers = int(event.get("workers") or self._workers)
         elif kind == "attempt" and event.get("tier") == HELD and self._state in ("hang", "restart"):
-            self._state, self._cause = "training", "restart"  # no phase begins: the ranks go on where they were
+            self._state, self._cause = "training", "restart"  # no phase begins: the ranks continue where they were
 
 
 def _pause(event: Event) -> str:
@@ -196,7 +189,7 @@ def account(spans: Iterable[Span]) -> dict[str, float]:
 
 def goodput(seconds: dict[str, float]) -> float:
     """Return the share of the run's time that went into new steps; 0 where there was no time. The time in which no
-    driver ran does not count: nobody knows whether the run was meant to go on then."""
+    driver ran does not count: nobody knows whether the run was meant to continue then."""
     total = sum(seconds.values()) - seconds.get("down", 0.0)
     return seconds.get("training", 0.0) / total if total else 0.0
 

@@ -53,11 +53,7 @@ def announced(url: str, root: str) -> Iterator[None]:
 
 
 def page_of(uri: str) -> str | None:
-    """Return the address of a run's page; None where nobody shows it.
-
-    Args:
-        uri: the run's folder.
-    """
+    """Return the address of the page of the run in the folder `uri`; None where nobody shows it."""
     with contextlib.suppress(OSError):
         for path in sorted(_folder().glob("*.json"))[:_MOST]:
             try:

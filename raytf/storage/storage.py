@@ -383,25 +383,27 @@ class Storage:
         self._fs, self._objects = self._store.file_system(), None
 
 
-def within(seconds: float, call: Callable[[], None], where: str) -> None:
-    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted.
+def within(seconds: float, call: Callable[[], T], where: str) -> T:
+    """Return the result of `call`, run in a thread, and give up on it after some seconds: pyarrow's calls cannot be
+    interrupted.
 
     Raises:
         StorageError: storage did not answer.
     """
-    outcome: list[BaseException | None] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            call()
-            outcome.append(None)
+            results.append(call())
         except BaseException as error:
-            outcome.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
     thread.start()
     thread.join(seconds)
-    if not outcome:
+    if errors:
+        raise errors[0]
+    if not results:
         raise StorageError(f"{where} did not answer within {seconds:.0f} s. {FIX['unreachable']}", "unreachable")
-    if outcome[0] is not None:
-        raise outcome[0]
+    return results[0]

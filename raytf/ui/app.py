@@ -46,7 +46,6 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
     """Return the application.
 
     Args:
-        gallery: what it shows.
         token: that a browser has to bring, in `?token=` once; without one, only names of the loopback are answered, so
             that no page of another site can read through a name of its own.
     """
@@ -63,51 +62,41 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
         js = [script("run.js").read_text()]
         return _html(document(page.title, main, {**page.data, "mark": page.mark}, js))
 
-    async def parts(request: Request) -> Response:
-        page = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({"title": page.title, "main": page.main, "data": {**page.data, "mark": page.mark}})
+    def parts(name: str) -> Any:
+        page = gallery.page(name)
+        return {"title": page.title, "main": page.main, "data": {**page.data, "mark": page.mark}}
 
-    async def head(request: Request) -> Response:
-        page = await run_in_threadpool(gallery.head, request.path_params["name"])
-        return _json({"title": page.title, "head": page.main, "mark": page.mark})
+    def head(name: str) -> Any:
+        page = gallery.head(name)
+        return {"title": page.title, "head": page.main, "mark": page.mark}
 
-    async def curves(request: Request) -> Response:
-        page = await run_in_threadpool(gallery.page, request.path_params["name"])
-        return _json({**page.data["curves"], "settings": {} if page.run is None else settings(page.run)})
-
-    async def search(request: Request) -> Response:
-        return _json(await run_in_threadpool(gallery.search, request.path_params["name"]))
+    def curves(name: str) -> Any:
+        page = gallery.page(name)
+        return {**page.data["curves"], "settings": {} if page.run is None else settings(page.run)}
 
     async def runs(request: Request) -> Response:
         return _json(gallery.rows())
 
     async def changes(request: Request) -> Response:
-        async def version() -> str:
-            return str(gallery.version)
-
-        return _stream(version)
+        return _stream(lambda: str(gallery.version))
 
     async def changes_of(request: Request) -> Response:
         name = request.path_params["name"]
         await run_in_threadpool(gallery.mark, name)  # a name that is none is an error now
-
-        async def mark() -> str:
-            return await run_in_threadpool(gallery.mark, name)
-
-        return _stream(mark)
+        return _stream(lambda: gallery.mark(name))
 
     routes = [
         Route("/", index),
         Route("/run/{name:path}", run),
         Route("/api/runs", runs),
-        Route("/api/page/{name:path}", parts),
-        Route("/api/head/{name:path}", head),
-        Route("/api/curves/{name:path}", curves),
-        Route("/api/search/{name:path}", search),
+        Route("/api/page/{name:path}", _answers(parts)),
+        Route("/api/head/{name:path}", _answers(head)),
+        Route("/api/curves/{name:path}", _answers(curves)),
+        Route("/api/search/{name:path}", _answers(gallery.search)),
         Route("/events", changes),
         Route("/events/{name:path}", changes_of),
     ]
-    handlers = {ConfigError: _missing, RaytfError: _refused}
+    handlers = {ConfigError: _refusal(404), RaytfError: _refusal(503)}
     return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(_Guard, token=token)])
 
 
@@ -162,12 +151,22 @@ def _is_equal(candidate: str | None, token: str) -> bool:
     return candidate is not None and hmac.compare_digest(candidate.encode(), token.encode())
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), 404)
+def _refusal(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return a handler that answers with the text of an error."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(str(error), code)
+
+    return handle
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), 503)
+def _answers(read: Callable[[str], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with what a function returns for the run in the path, as JSON."""
+
+    async def endpoint(request: Request) -> Response:
+        return _json(await run_in_threadpool(read, request.path_params["name"]))
+
+    return endpoint
 
 
 def _html(text: str) -> Response:
@@ -179,14 +178,14 @@ def _json(value: Any) -> Response:
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 
-def _stream(read_version: Callable[[], Awaitable[str]]) -> StreamingResponse:
-    """Return events that report changes, each with the new version."""
+def _stream(read_version: Callable[[], str]) -> StreamingResponse:
+    """Return events that report changes, each with the new version. The function may wait for storage."""
 
     async def events() -> AsyncIterator[str]:
         last, quiet = "", 0.0
         while True:
             try:
-                now = await read_version()
+                now = await run_in_threadpool(read_version)
             except RaytfError:  # storage does not answer, or the run is gone
                 now = last
             if now != last:
@@ -211,9 +210,6 @@ def serve(
     """Serve the runs of a storage.
 
     Args:
-        storage: in which they are.
-        listener: a socket that listens.
-        token: see `make`.
         list_seconds: between two reads of the list.
         over: set when it should end.
 

@@ -16,13 +16,16 @@ from typing import Any
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.history import History
-from raytf.runs.inventory import ListedRun, Run
+from raytf.runs.inventory import ListedRun
 from raytf.runs.lease import LEASE_FILE
 from raytf.runs.report import page, series
 from raytf.runs.run_folder import SEARCH, TRIAL, TRIAL_RECORD, TRIALS
+from raytf.runs.run_state import Run
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
+#: Fields of a run that the list shows.
+_ROW = ("name", "state", "why", "step", "total", "metric", "best", "last", "modified", "problems", "trials")
 #: Points of a run's small curve in the list.
 _SPARK_POINTS = 60
 #: Folders of a run in which a new file means that something has happened.
@@ -83,7 +86,6 @@ class Gallery:
     """The runs of a storage.
 
     Args:
-        storage: in which they are.
         clock: monotonic seconds; injected by tests.
     """
 
@@ -221,10 +223,8 @@ class Gallery:
             known = self._drawn(name, mark)
             if known is not None:
                 return known
-            uri = self.find(name).uri
-            run, steps = self._load(name), None
-            with contextlib.suppress(StorageError):  # a page without that curve is better than none
-                steps = run_log.read_steps(uri)
+            run, steps = history.load_with_steps(self.find(name).uri)
+            run = replace(run, name=name)
             made = RunPage(mark, f"{name}: {run.state}", *page.parts(run, steps), run)
             self._pages[name] = made
             while len(self._pages) > _PAGES:
@@ -284,20 +284,9 @@ def _sign(run: Storage) -> bytes:
 
 def row(run: Run) -> dict[str, Any]:
     """Return a run of the list, as JSON."""
-    goal = inventory.main_goal(list(run.epochs))
-    curve = [] if goal is None else [value for e in run.epochs if isinstance(value := e.get(goal.metric), float)]
+    curve = [] if run.metric is None else [v for e in run.epochs if isinstance(v := e.get(run.metric), float)]
     return {
-        "name": run.name,
-        "state": run.state.value,
-        "why": run.why,
-        "step": run.step,
-        "total": run.total,
-        "metric": run.metric,
-        "best": run.best,
-        "last": run.last,
-        "modified": run.modified,
-        "problems": list(run.problems),
-        "trials": run.trials,
+        **{name: getattr(run, name) for name in _ROW},
         "metrics": series.metrics_of(run.epochs),
         "curve": _thin(curve),
     }

@@ -35,6 +35,7 @@ from raytf.errors import RaytfError
 from raytf.inference import versions
 from raytf.runs import history, inventory, ledger, run_log
 from raytf.runs.lease import Lease
+from raytf.runs.run_state import Run
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
@@ -136,7 +137,7 @@ def look(uri: str, name: str, page: Path, is_drawn: bool = True) -> dict[str, An
     return out
 
 
-def _runs(uri: str) -> list[inventory.Run]:
+def _runs(uri: str) -> list[Run]:
     found = inventory.survey(Storage(uri), lambda text: None, lambda seconds: None)
     runs.listing(found, 2e9)
     json.loads(runs.document(found), parse_constant=_refuse)

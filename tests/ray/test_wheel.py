@@ -106,7 +106,7 @@ def test_the_nodes_of_a_project_install_the_wheel_that_is_mounted(released: Path
     assert installs
     for line in installs:
         subprocess.run(["bash", "-c", line], check=True, timeout=300, env=alone() | {"HOME": str(home)})
-    code = "import raytf; from raytf.commands import _shipped; print(raytf.__file__, _shipped.folder())"
+    code = "import raytf; from raytf.commands import init; print(raytf.__file__, init.shipped_folder())"
     done = subprocess.run(
         [programs / "python", "-c", code],
         check=True,

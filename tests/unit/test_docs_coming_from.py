@@ -71,7 +71,8 @@ def unknown(code: str) -> list[str]:
     if words[0] == "raytf":
         if words[1] not in COMMANDS:
             return [f"raytf {words[1]}"]
-        return missing + sorted(flags - fields(ROOT / "raytf" / "commands" / f"{COMMANDS[words[1]][0]}.py"))
+        module = COMMANDS[words[1]][0].partition(".")[0]
+        return missing + sorted(flags - fields(ROOT / "raytf" / "commands" / f"{module}.py"))
     jobs = [ROOT / word for word in words if word.startswith("jobs/") and (ROOT / word).exists()]
     for job in jobs or ((ROOT / "jobs").glob("*.py") if words[0].startswith("--") else []):
         known |= fields(job)

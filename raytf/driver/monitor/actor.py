@@ -1,4 +1,4 @@
-"""The monitor's process: it passes each call to the role that is responsible, and stores their state.
+"""The monitor's process: it passes each call to the object that is responsible, and stores the state of all.
 
 Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again, in any
 order; the state of the actor is in a memory that the driver holds. So nothing is lost and callers need not know, as
@@ -14,12 +14,12 @@ import pickle
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from raytf.driver.monitor.groups import GroupHistory, Parking, Roster
 from raytf.driver.monitor.progress import Progress
+from raytf.driver.supervision.hang_detector import Heartbeats
 from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import PARKED, Status
 from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
@@ -31,13 +31,191 @@ _BEATS_SECONDS = 1.0
 _CALLS = 1024
 #: Number of the write, number of bytes, and a checksum of both and of the bytes that follow.
 _HEAD = struct.Struct("<QQI")
+#: In place of a process: those of an earlier group.
+_GONE = 0
+Answer = TypeVar("Answer")
 
 
-def _changes(method: Callable[..., Any]) -> Callable[..., Any]:
+class Outbox:
+    """Messages and events that the driver has not confirmed yet, and how many came before.
+
+    Attributes:
+        received: messages that the driver has, in total.
+        noted: events that the driver has, in total.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[str | ProgramOutput] = []
+        self._events: list[dict[str, Any]] = []
+        self.received = 0
+        self.noted = 0
+
+    def say(self, message: str | ProgramOutput) -> None:
+        """Add a line for the user, or output of the program's code."""
+        self._messages.append(message)
+
+    def book(self, row: dict[str, Any]) -> None:
+        """Add a row for the ledger."""
+        self._events.append(row)
+
+    def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
+        """Return messages and events that the reader does not have yet.
+
+        Args:
+            received: messages that it has, in total; they are dropped here.
+            noted: events that it has, in total; they are dropped here.
+        """
+        del self._messages[: max(0, received - self.received)]
+        del self._events[: max(0, noted - self.noted)]
+        self.received, self.noted = max(received, self.received), max(noted, self.noted)
+        return list(self._messages), list(self._events)
+
+
+class Roster(Heartbeats):
+    """The ranks of the present group, as far as they have sent heartbeats.
+
+    Attributes:
+        blamed: who hangs; None while no rank is blamed.
+        noticed: ranks on nodes with notice -> Ray's ids of these nodes.
+        ends: Ray's ids of nodes whose workers reported a notice -> when they go, by the clock of `sightings`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blamed: HangFinding | None = None
+        self.noticed: dict[int, str] = {}
+        self.ends: dict[str, float] = {}
+
+    def begin_group(self) -> int:
+        """Start a group, of which nothing is known yet; returns its number."""
+        self.blamed, self.noticed = None, {}
+        return self.begin()
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Forget ranks that other workers have now; nobody is blamed any more."""
+        super().forget(ranks)
+        self.blamed, self.noticed = None, {}
+
+
+class GroupHistory:
+    """Kept as long as the driver lives.
+
+    Args:
+        void: of the run's folder, as `raytf.checkpoint.invalidated_states.VoidStates.entries` has them.
+    """
+
+    def __init__(self, void: Sequence[tuple[int, Sequence[str]]] = ()):
+        self._void = [(after, list(attempts)) for after, attempts in void]
+        #: Node -> process -> the step at which it began to train, and that of the latest audit that has agreed with it.
+        self._standings: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def go_back(self, after: int, attempts: Sequence[str]) -> None:
+        """Mark states after a step, of these attempts, as void."""
+        entry = after, list(attempts)
+        if entry not in self._void:
+            self._void.append(entry)
+
+    def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
+        """Record since which step a process of a node trains, and at which step an audit has agreed with it last."""
+        standings = self._standings.setdefault(node, {})
+        standings.pop(_GONE, None)  # this process has begun with that
+        standings[process] = (joined, vouched)
+
+    def begin_group(self) -> None:
+        """Forget all processes; those of the new group begin with what is known of their nodes."""
+        self._standings = {node: {_GONE: standing} for node, standing in self._worst().items()}
+
+    def for_new_ranks(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
+        """Return void states, and the standing of each node, which is that of its worst process."""
+        return list(self._void), self._worst()
+
+    def _worst(self) -> dict[str, tuple[int, int]]:
+        return {
+            node: (min(joined for joined, _ in standings.values()), min(vouched for _, vouched in standings.values()))
+            for node, standings in self._standings.items()
+        }
+
+
+class Parking:
+    """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket.
+
+    Attributes:
+        phase: what the ranks do because of it, for people.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "resizing"
+        self._ticket = self._tickets = self._released = 0
+        self._parked: bool | None = None
+
+    def begin_group(self) -> None:
+        """Start a group, without a request yet."""
+        # Not released: ranks of the last group that wait would otherwise train on until they are ended.
+        self._ticket = 0
+
+    def park(self, is_stop: bool = False) -> int:
+        """Ask the ranks to save and wait, even those that already wait; returns the ticket of this request.
+
+        Args:
+            is_stop: whether the run stops then, rather than changes the number of workers.
+        """
+        self.phase = "saving" if is_stop else "resizing"
+        self._released = self._tickets
+        self._tickets += 1
+        self._ticket, self._parked = self._tickets, None
+        return self._ticket
+
+    def release(self, ticket: int) -> None:
+        """End the wait, unless there was another request after the one with this ticket."""
+        if ticket == self._tickets:
+            self._released, self._ticket = self._tickets, 0
+
+    def is_released(self, ticket: int) -> bool:
+        """Return whether ranks that wait because of a request may train on."""
+        return ticket <= self._released
+
+    def wanted(self) -> int:
+        """Return the ticket of the request to save and wait; 0 if there is none."""
+        return self._ticket
+
+    def answer(self, ticket: int, saved: bool) -> None:
+        """Take the answer of the ranks: they wait, and could or could not save. Answers to old requests, perhaps of
+        dead ranks, are ignored."""
+        if ticket == self._ticket:
+            self._parked = saved
+
+    def parked(self, ticket: int) -> bool | None:
+        """Return the answer to a request.
+
+        Returns:
+            None until there is one.
+        """
+        return self._parked if ticket and ticket == self._ticket else None
+
+
+# -- the actor ---------------------------------------------------------------------------------------------------------
+
+
+def _answered_by(role: str, method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Return a method of the Monitor that passes a call on to the object that is responsible.
+
+    Args:
+        role: the Monitor's attribute that holds it.
+        method: of its class.
+    """
+
+    @functools.wraps(method)
+    def call(self: Monitor, *args: Any) -> Answer:
+        return method(getattr(self, role), *args)
+
+    return call
+
+
+def _changes(method: Callable[..., Answer]) -> Callable[..., Answer]:
     """Store what the method changes before it returns; if the call is sent again, only return the same result."""
 
     @functools.wraps(method)
-    def call(self: Monitor, *args: Any) -> Any:
+    def call(self: Monitor, *args: Any) -> Answer:
         if self._memo is None:
             return method(self, *args)
         name = self._call()
@@ -105,11 +283,11 @@ class Monitor:
             self._memo.write(pickle.dumps(own))
             self._kept_at = self._clock()
 
-    # -- how far the run is --------------------------------------------------------------------------------------------
+    # -- the progress of the run ---------------------------------------------------------------------------------------
 
     @_changes
     def update(self, status: Status) -> None:
-        """Take the status of the run, from rank 0. Only this Monitor knows for what the ranks wait."""
+        """Take the status of the run, from rank 0. Only this Monitor knows why parked ranks wait."""
         if status.phase == PARKED:
             status = dataclasses.replace(status, phase=self._parking.phase)
         note = self._progress.update(status, self._clock())
@@ -118,32 +296,14 @@ class Monitor:
 
     @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """Take note that a worker group starts.
-
-        Returns:
-            All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
-            until a group of this driver has looked.
-        """
+        """Take note that a worker group starts: see `Progress.begin`."""
         return self._progress.begin(attempt, self._clock())
 
-    @_changes
-    def commits(self, step: int) -> None:
-        """Take note that the checkpoint of a step is about to be complete on storage; rank 0 waits until this is
-        known."""
-        self._progress.commits(step)
-
-    def is_saving(self) -> bool:
-        """Return whether a later checkpoint than the one that `begin` told of may be on storage."""
-        return self._progress.is_saving
-
-    def is_over(self, attempt: str) -> bool:
-        """Return whether another worker group has started after this one."""
-        return self._progress.is_over(attempt)
-
-    @_changes
-    def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """Return what a group that begins must know of earlier ones: see `GroupHistory.for_new_ranks`."""
-        return self._history.for_new_ranks()
+    commits = _changes(_answered_by("_progress", Progress.commits))
+    is_saving = _answered_by("_progress", Progress.is_saving)
+    is_over = _answered_by("_progress", Progress.is_over)
+    past = _changes(_answered_by("_history", GroupHistory.for_new_ranks))
+    stand = _changes(_answered_by("_history", GroupHistory.stand))
 
     @_changes
     def go_back(self, after: int, attempts: list[str]) -> None:
@@ -151,17 +311,10 @@ class Monitor:
         self._history.go_back(after, attempts)
         self._progress.go_back(after)
 
-    @_changes
-    def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
-        """Take the standing of a process: see `GroupHistory.stand`."""
-        self._history.stand(node, process, joined, vouched)
-
     def reached(self) -> int:
-        """Return the latest global step that was ever reported."""
         return self._progress.reached
 
     def durable(self) -> int | None:
-        """Return the step of the newest checkpoint on storage: see `Progress`."""
         return self._progress.durable
 
     def is_there(self) -> bool:
@@ -170,15 +323,12 @@ class Monitor:
 
     @_changes
     def stage(self, text: str) -> None:
-        """Take what goes on until the next status."""
+        """Take the stage until the next status."""
         self._progress.stage = text
 
     # -- what the driver reads -----------------------------------------------------------------------------------------
 
-    @_changes
-    def say(self, message: str | ProgramOutput) -> None:
-        """Take a line for the user, or output of the program's code."""
-        self._outbox.say(message)
+    say = _changes(_answered_by("_outbox", Outbox.say))
 
     @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
@@ -197,19 +347,12 @@ class Monitor:
         self._measured = values
 
     def measured(self) -> dict[str, float]:
-        """Return the figures that the driver measured last."""
         return self._measured
 
     def read(
         self, received: int = 0, noted: int = 0
     ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
-        """Return the latest status, or what goes on while there is none, and messages and events that the reader does
-        not have yet.
-
-        Args:
-            received: messages that it has, in total; they are dropped here.
-            noted: events that it has, in total; they are dropped here.
-        """
+        """Return the latest status, or the stage while there is none, and the result of `Outbox.read`."""
         return self._progress.status or self._progress.stage, *self._outbox.read(received, noted)
 
     # -- who is alive --------------------------------------------------------------------------------------------------
@@ -222,7 +365,6 @@ class Monitor:
         return self._roster.begin_group()
 
     def group(self) -> int:
-        """Return the number of the present group."""
         return self._roster.group
 
     def beat(self, beat: HeartbeatState) -> None:
@@ -232,10 +374,7 @@ class Monitor:
         if now - self._kept_at >= _BEATS_SECONDS:
             self._keep()
 
-    @_changes
-    def forget(self, ranks: list[int]) -> None:
-        """Forget ranks of the present group, which other workers have now."""
-        self._roster.forget(ranks)
+    forget = _changes(_answered_by("_roster", Roster.forget))
 
     def sightings(self) -> list[LastHeartbeat]:
         """Return the latest heartbeat of each rank of the present group."""
@@ -247,7 +386,6 @@ class Monitor:
         self._roster.blamed = finding
 
     def blamed(self) -> HangFinding | None:
-        """Return the finding that `blame` recorded for the present group."""
         return self._roster.blamed
 
     @_changes
@@ -256,7 +394,6 @@ class Monitor:
         self._roster.noticed = ranks
 
     def noticed(self) -> dict[int, str]:
-        """Return the ranks that `set_noticed` recorded last."""
         return self._roster.noticed
 
     def seconds_left(self, node: str) -> float | None:
@@ -264,28 +401,14 @@ class Monitor:
         end = self._roster.ends.get(node)
         return None if end is None else max(0.0, end - self._clock())
 
-    # -- saving together: see Parking ----------------------------------------------------------------------------------
+    # -- saving together -----------------------------------------------------------------------------------------------
 
-    @_changes
-    def park(self, is_stop: bool = False) -> int:
-        return self._parking.park(is_stop)
-
-    @_changes
-    def release(self, ticket: int) -> None:
-        self._parking.release(ticket)
-
-    def is_released(self, ticket: int) -> bool:
-        return self._parking.is_released(ticket)
-
-    def wanted(self) -> int:
-        return self._parking.wanted()
-
-    @_changes
-    def answer(self, ticket: int, saved: bool) -> None:
-        self._parking.answer(ticket, saved)
-
-    def parked(self, ticket: int) -> bool | None:
-        return self._parking.parked(ticket)
+    park = _changes(_answered_by("_parking", Parking.park))
+    release = _changes(_answered_by("_parking", Parking.release))
+    is_released = _answered_by("_parking", Parking.is_released)
+    wanted = _answered_by("_parking", Parking.wanted)
+    answer = _changes(_answered_by("_parking", Parking.answer))
+    parked = _answered_by("_parking", Parking.parked)
 
 
 #: Attributes that belong to one process, not to the stored state.
@@ -364,38 +487,3 @@ def _parse(content: bytes) -> tuple[int, bytes] | None:
 def _whole(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-class Outbox:
-    """Messages and events that the driver has not confirmed yet, and how many came before.
-
-    Attributes:
-        received: messages that the driver has, in total.
-        noted: events that the driver has, in total.
-    """
-
-    def __init__(self) -> None:
-        self._messages: list[str | ProgramOutput] = []
-        self._events: list[dict[str, Any]] = []
-        self.received = 0
-        self.noted = 0
-
-    def say(self, message: str | ProgramOutput) -> None:
-        """Add a line for the user, or output of the program's code."""
-        self._messages.append(message)
-
-    def book(self, row: dict[str, Any]) -> None:
-        """Add a row for the ledger."""
-        self._events.append(row)
-
-    def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
-        """Return messages and events that the reader does not have yet.
-
-        Args:
-            received: messages that it has, in total; they are dropped here.
-            noted: events that it has, in total; they are dropped here.
-        """
-        del self._messages[: max(0, received - self.received)]
-        del self._events[: max(0, noted - self.noted)]
-        self.received, self.noted = max(received, self.received), max(noted, self.noted)
-        return list(self._messages), list(self._events)

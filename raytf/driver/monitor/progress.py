@@ -23,7 +23,7 @@ class Progress:
 
     Attributes:
         status: the latest of the present group; None until there is one.
-        stage: what goes on until then; empty where nothing is known.
+        stage: of the start, until then; empty where none is known.
         reached: the latest global step that was ever reported.
         durable: step of the newest checkpoint on storage, 0 for none; None until a group of this driver has looked.
     """
@@ -67,10 +67,10 @@ class Progress:
         return before, self.durable
 
     def commits(self, step: int) -> None:
-        """Take note that the checkpoint of a step is about to be complete on storage."""
+        """Take note that the checkpoint of a step is about to be complete on storage; rank 0 waits until this is
+        known."""
         self._committing = max(self._committing, step)
 
-    @property
     def is_saving(self) -> bool:
         """Return whether a later checkpoint than the newest known one may be on storage."""
         return self._committing > (self.durable or 0)
@@ -89,8 +89,6 @@ class Progress:
         """Take an event.
 
         Args:
-            kind: of the event.
-            fields: of the event.
             sightings: the latest heartbeat of each rank.
             now: seconds of a clock that only goes forward.
 

@@ -48,7 +48,6 @@ class RunLedger(ledger.Ledger):
 
     Attributes:
         clock: the times of all events are by this clock.
-        figures: of the run.
     """
 
     def __init__(self, run: Storage, term: int):
@@ -56,7 +55,7 @@ class RunLedger(ledger.Ledger):
         self.clock = ledger.EventClock.of_now()
         self.figures = RunFigures(self.clock)
         self._has_earlier = False
-        #: The latest status, and the time when it came, as long as no sign of life has told it.
+        #: The latest status, and the time when it came, until a sign of life has reported it.
         self._status: Status | None = None
         self._heard: float | None = None
 
@@ -106,8 +105,7 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     """Keep a ledger, written every few seconds in the background, until the `with` statement ends.
 
     Args:
-        run: its folder.
-        config: of the run, whose settings are told first.
+        config: of the run; the first event has its settings.
         term: of this driver: see `ledger.latest_term`.
     """
     book = RunLedger(run, term)
@@ -198,7 +196,6 @@ class MonitorReader:
     """Reads a Monitor, each message and event exactly once, even if a call fails or the Monitor's process dies.
 
     Args:
-        monitor: to read.
         book: the ledger, to which the events go.
     """
 
@@ -208,7 +205,7 @@ class MonitorReader:
         self._received = self._noted = 0
 
     def read(self, seconds: float) -> tuple[Status | str, list[str | ProgramOutput]]:
-        """Return the latest status, or what goes on while there is none, and the messages since the last call.
+        """Return the latest status, or the stage while there is none, and the messages since the last call.
 
         Args:
             seconds: to wait for an answer.

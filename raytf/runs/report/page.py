@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from raytf.runs import inventory, spikes
+from raytf.runs import spikes, timeline
 from raytf.runs.events import HELD
-from raytf.runs.history import History
-from raytf.runs.report import charts, series, tables
-from raytf.runs.report.tables import LANES, section
-from raytf.runs.spikes import Spike
+from raytf.runs.history import History, HistoryEvent, RestartRecord
+from raytf.runs.report import charts, series
+from raytf.runs.spikes import QUANTITIES, Spike
+from raytf.runs.status import clock_text
 
+#: Sorts of events -> the name of its row in the timeline, and its color.
+LANES = {
+    "fault": ("faults", "fault"),
+    "notice": ("notices", "notice"),
+    "resize": ("resizes", "resize"),
+    "start": ("starts", "training"),
+    "save": ("saves", "save"),
+}
+_SORT_COLORS = {**{sort: color for sort, (_, color) in LANES.items()}, "driver": "startup", "note": "down"}
+_PHASE_COLORS = 10
+#: Characters of a setting's value that are shown.
+_SETTING = 400
+#: Rows of a table that are shown all at once.
+_LONG = 40
 #: A pause in training interrupts a curve where it takes more than this share of the page's width.
 _BREAK_SHARE = 0.004
 
@@ -26,7 +41,6 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     """Return the page of a run.
 
     Args:
-        run: of which it tells.
         steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
     """
     main, data = parts(run, steps)
@@ -62,11 +76,12 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> s
 def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str, dict[str, Any]]:
     """Return what is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
     outliers = [] if steps is None else spikes.find(steps)
-    timeline, data = _timeline(run, steps, outliers)
-    data["curves"] = series.learning_curves(run, steps)
+    columns = series.step_columns(run, steps)
+    drawn, data = _timeline(run, columns, outliers)
+    data["curves"] = series.learning_curves(run, columns)
     data["metrics"] = series.metrics_of(run.epochs)
-    sections = [head(run), _problems(run), _learning(data["curves"]), timeline, tables.spikes(run, outliers)]
-    sections += [tables.account(run), tables.restarts(run), tables.events(run), tables.settings(run)]
+    sections = [head(run), _problems(run), _learning(data["curves"]), drawn, _spikes(run, outliers), _account(run)]
+    sections += [_restarts(run), _events(run), _settings(run)]
     sections.append(
         f"<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>"
     )
@@ -109,15 +124,15 @@ def _learning(curves: dict[str, Any]) -> str:
         return ""
     sorts = {fault[3] for fault in curves["faults"]}
     marks = [(LANES[sort][0], f"var(--{LANES[sort][1]})") for sort in ("fault", "resize") if sort in sorts]
-    return section(
+    return _section(
         "Learning",
         '<div class="controls"><label>by <select id="by">'
         "<option>step</option><option>epoch</option><option>time</option></select></label>"
         '<label>smooth <input id="smooth" type="range" min="0" max="0.99" step="0.01" value="0.6"></label>'
         '<label><input id="log" type="checkbox"> logarithmic</label></div>'
-        f"<p>Drag to zoom in all charts, double-click to see everything.</p>{tables.legend(marks, 'upright')}"
+        f"<p>Drag to zoom in all charts, double-click to see everything.</p>{_legend(marks, 'upright')}"
         '<div id="learning-charts" class="charts"></div>',
-    ) + section("Speed", '<div id="speed-charts" class="charts"></div>')
+    ) + _section("Speed", '<div id="speed-charts" class="charts"></div>')
 
 
 def _problems(run: History) -> str:
@@ -125,7 +140,7 @@ def _problems(run: History) -> str:
     if not run.problems:
         return ""
     rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
-    return section("Damaged files", f"<p>What they held is not on this page.</p><ul>{rows}</ul>")
+    return _section("Damaged files", f"<p>What they held is not on this page.</p><ul>{rows}</ul>")
 
 
 def _tiles(run: History) -> str:
@@ -155,29 +170,20 @@ def _tiles(run: History) -> str:
 
 def _metric(run: History) -> list[tuple[str, str, str]]:
     """Return the tile of the metric that the list of runs shows, too; of any metric where no epoch has ended."""
-    goal = inventory.main_goal(list(run.epochs))
-    if goal is None:
+    if run.metric is None:
         return [(name, f"{value:.4g}", "") for name, value in list(run.metrics.items())[-1:]]
-    best: float | None = None
-    for epoch in run.epochs:
-        value = goal.value(epoch)
-        best = value if goal.is_better(value, best) else best
-    test = run.metrics.get(f"test_{goal.metric.removeprefix('val_')}")
-    more = [f"{name} {known:.4g}" for name, known in (("best", best), ("test", test)) if known is not None]
-    return [(goal.metric, "unknown" if value is None else f"{value:.4g}", ", ".join(more))]
+    test = run.metrics.get(f"test_{run.metric.removeprefix('val_')}")
+    more = [f"{name} {known:.4g}" for name, known in (("best", run.best), ("test", test)) if known is not None]
+    return [(run.metric, "unknown" if run.last is None else f"{run.last:.4g}", ", ".join(more))]
 
 
-def _timeline(run: History, steps: dict[str, np.ndarray] | None, outliers: Sequence[Spike]) -> tuple[str, dict]:
+def _timeline(run: History, columns: Mapping[str, np.ndarray], outliers: Sequence[Spike]) -> tuple[str, dict]:
     data: dict = {"seconds": 0, "bands": [], "world": [], "loss": [], "marks": []}
     if not run.spans:
         return "", data
     frame = charts.Frame(run.spans[0].begin, run.spans[-1].end)
     pieces, world = series.bands(run.spans), series.world(run.spans)
-    curve = (
-        series.loss_of_steps(run.spans, steps["step"], steps["loss"])
-        if steps is not None and len(steps["step"])
-        else series.loss_of_events(run.events)
-    )
+    curve = series.loss_curve(columns)
     breaks = [
         begin
         for begin, end, category in series.merged(run.spans)
@@ -203,8 +209,8 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None, outliers: Seque
         for t, v, s in zip(curve.times.tolist(), curve.values.tolist(), curve.steps.tolist(), strict=True)
     ]
     data["marks"] = [[round(h.time - begin, 2), h.kind, h.text] for h in run.happenings]
-    legend = tables.legend([(c, f"var(--{c})") for c in run.seconds])
-    html = section(
+    legend = _legend([(c, f"var(--{c})") for c in run.seconds])
+    html = _section(
         "Timeline",
         "<p>Point at it for what happened when. A checkpoint's age is the time since the run "
         f"was at its step: what a failure would cost.</p>{legend}"
@@ -217,3 +223,207 @@ def _mix(shares: dict[str, float]) -> str:
     if len(shares) == 1:
         return next(iter(shares))
     return ", ".join(f"{category} {share:.0%}" for category, share in shares.items())
+
+
+# -- sections and tables -----------------------------------------------------------------------------------------------
+
+
+def _section(title: str, inner: str) -> str:
+    """Return a section of the page that can be folded; on a phone a script folds all but the first.
+
+    Its id, by which the page remembers whether it is folded, is made from the title.
+    """
+    name = title.lower().replace(" ", "-")
+    return f'<section id="{name}"><details open><summary><h2>{escape(title)}</h2></summary>{inner}</details></section>'
+
+
+def _account(run: History) -> str:
+    """Return where the time of the run went."""
+    if not run.seconds:
+        return _section("Where the time went", "<p>This run has no ledger.</p>")
+    booked, clock = sum(run.seconds.values()), run.wall_clock
+    bar = "".join(
+        f'<i style="flex:{seconds:.3f};background:var(--{category})" title="{category} {seconds / booked:.1%}"></i>'
+        for category, seconds in run.seconds.items()
+    )
+    rows = "".join(
+        f'<tr><td><i class="swatch" style="background:var(--{category})"></i>{category}</td>'
+        f'<td class="n">{seconds:,.1f}</td><td class="n">{seconds / booked:.1%}</td>'
+        f'<td class="what">{escape(_what(category, run.state))}</td></tr>'
+        for category, seconds in run.seconds.items()
+    )
+    share = f"{booked / clock:.1%}" if clock else ""
+    return _section(
+        "Where the time went",
+        f'<div class="whole" aria-hidden="true">{bar}</div>'
+        '<table class="accounts"><thead><tr><th>category</th><th class="n">seconds</th><th class="n">share</th>'
+        f'<th class="what">what</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><td>sum</td>'
+        f'<td class="n">{booked:,.1f}</td><td class="n">{share}</td>'
+        f'<td class="what">of {clock:,.1f} s of wall clock</td></tr></tfoot></table>',
+    )
+
+
+def _what(category: str, state: str) -> str:
+    """Return what a category of time is, for a run in this state."""
+    is_end = category == "finish" and state == "failed"
+    return "from the failure to the end of the run" if is_end else timeline.CATEGORIES[category]
+
+
+def _restarts(run: History) -> str:
+    """Return the starts of the run, with their phases."""
+    if not run.restarts:
+        return ""
+    names = list(dict.fromkeys(name for r in run.restarts for name in r.phases))
+    colors = {name: f"var(--p{i % _PHASE_COLORS})" for i, name in enumerate(names)}
+    longest = max(r.seconds for r in run.restarts) or 1.0
+    again = sorted(r.seconds for r in run.restarts if not r.is_first)
+    text = "From the last sign of life before a failure or change to the end of the next first step, by phases."
+    if len(again) > 1:
+        text += f" {_spread(again)}"
+    columns = {"at": "n", "why": "", "workers": "n", "state": "", "step": "n", "redone": "n"}
+    columns |= {"seconds": "n", "phases": ""}
+    rows = [_restart(r, run.begin, colors, longest) for r in run.restarts]
+    title = "Starts and restarts"
+    return _section(title, f"<p>{text}</p>{_legend(list(colors.items()))}{_table(title, columns, rows)}")
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """Say how long restarts took: with percentiles only where they are enough for a percentile to be one of them."""
+    if len(seconds) < 20:
+        return f"Restarts took {min(seconds):.1f} to {max(seconds):.1f} s."
+    p50, p95 = np.percentile(seconds, [50, 95], method="inverted_cdf")
+    return f"Half of the restarts took {p50:.1f} s or less, 95 % took {p95:.1f} s or less."
+
+
+def _restart(r: RestartRecord, begin: float, colors: dict[str, str], longest: float) -> str:
+    phases = escape(", ".join(f"{name} {seconds:.1f} s" for name, seconds in r.phases.items()))
+    parts = "".join(
+        f'<i style="flex:{seconds:.3f};background:{colors[name]}"></i>'
+        for name, seconds in r.phases.items()
+        if seconds > 0
+    )
+    width = f"{r.seconds / longest:.1%}"
+    bar = f'<div class="bar" role="img" aria-label="{phases}" title="{phases}" style="width:{width}">{parts}</div>'
+    cells = [_cell(f"+{clock_text(r.time - begin)}", "n"), _cell(r.cause, "why"), _cell(r.workers, "n", "workers")]
+    cells += [_cell(r.tier), _cell(f"{r.from_step:,}", "n", "step"), _cell(f"{r.redone:,}", "n", "redone")]
+    return "".join([*cells, _cell(f"{r.seconds:.1f}", "n", "seconds"), f'<td class="phases">{bar}</td>'])
+
+
+def _events(run: History) -> str:
+    """Return all events of the run."""
+    if not run.happenings:
+        return ""
+    columns = {"at": "n", "step": "n", "kind": "", "what": ""}
+    rows = [_event(h, run.begin) for h in run.happenings]
+    return _section("Events", f"<p>All {len(rows):,} of them.</p>{_table('Events', columns, rows)}")
+
+
+def _event(h: HistoryEvent, begin: float) -> str:
+    step = "" if h.step is None else f"{h.step:,}"
+    swatch = f'<i class="swatch" style="background:var(--{_SORT_COLORS[h.sort]})"></i>'
+    kind = f'<td class="kind">{swatch}{escape(h.kind)}</td>'
+    at = _cell(f"+{clock_text(h.time - begin)}", "n")
+    return f"{at}{_cell(step, 'n', 'step' if step else '')}{kind}{_cell(h.text, 'why')}"
+
+
+def _spikes(run: History, outliers: Sequence[Spike]) -> str:
+    """Return the steps that stand out, with the commands that show why."""
+    if not outliers:
+        return ""
+    spoken = {name: name.replace("_", " ") for name in QUANTITIES}
+    rows = [
+        f"{_cell(f'{spike.first:,}', 'n')}{_cell(f'{spike.last - spike.first + 1:,}', 'n', 'steps')}"
+        + "".join(_cell(spike.describe(name), label=text) for name, text in spoken.items())
+        + _code(spike.replayed(run.place))
+        for spike in outliers
+    ]
+    columns = {"step": "n", "steps": "n", **dict.fromkeys(spoken.values(), ""), "to look at it": ""}
+    title = "Steps that stand out"
+    return _section(
+        title,
+        "<p>Their loss or the norm of their gradient is far above that of the fifty steps before. The command computes "
+        f"the first of them again and shows its records.</p>{_table(title, columns, rows)}",
+    )
+
+
+def _settings(run: History) -> str:
+    """Return what the run is made of, and the commands that can be used with it."""
+    place = shlex.quote(run.place)
+    commands = [("the command that started it", shlex.join(run.command))] if run.command else []
+    if run.saves:
+        commands.append(("what it learned, as a model", f"raytf export {place}"))
+    commands.append(("this page as a file", f"raytf report {place}"))
+    if run.saves:
+        commands.append(("every byte of its checkpoints, checked", f"raytf verify {place}"))
+    commands += [
+        (f"step {s:,}, computed again", f"raytf replay {place} --step {s} -- COMMAND") for s in list(run.saves)[-3:]
+    ]
+    rows = "".join(f"<tr>{_cell(what)}{_code(text)}</tr>" for what, text in commands)
+    saves = ", ".join(f"{step:,}" for step in run.saves)
+    sentence = (
+        f"Checkpoints are of step {saves}." if saves else "It has no checkpoint that could be exported or resumed."
+    )
+    return _section("To use it", f'<p>{sentence}</p><table class="stack"><tbody>{rows}</tbody></table>') + _section(
+        "Settings",
+        f"<p>What is not at its default.</p>{_named(run.changed, 'Nothing is, or it was not noted.')}"
+        f"<p>What must be the same when the run continues.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"
+        f"<p>What the run was made with.</p>{_named(run.made_with, 'Nothing is noted of it yet.')}",
+    )
+
+
+def _named(values: Mapping[str, str], nothing: str) -> str:
+    """Return a table of names and values; where it is empty, a line that says so."""
+    if not values:
+        return f"<p>{escape(nothing)}</p>"
+    cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in values.items()}
+    rows = "".join(f"<tr>{_cell(name)}{_cell(value, 'why')}</tr>" for name, value in cut.items())
+    return f'<table class="stack"><tbody>{rows}</tbody></table>'
+
+
+def _cell(text: object, css: str = "", label: str = "") -> str:
+    """Return a cell of a table.
+
+    Args:
+        css: class of the cell.
+        label: shown before the text where the columns are stacked, on a phone.
+    """
+    attributes = (f' class="{css}"' if css else "") + (f' data-label="{label}"' if label else "")
+    return f"<td{attributes}>{escape(str(text))}</td>"
+
+
+def _code(text: str) -> str:
+    return f'<td class="why"><code>{escape(text)}</code></td>'
+
+
+def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
+    """Return a table in a box; a long one scrolls by itself.
+
+    Args:
+        name: what it shows.
+        columns: headings with their CSS classes.
+        rows: cells of each row, as HTML.
+    """
+    tall = " tall" if len(rows) > _LONG else ""
+    head = "".join(
+        f'<th class="{css}">{column}</th>' if css else f"<th>{column}</th>" for column, css in columns.items()
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return (
+        f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{name}"><table class="stack">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _legend(entries: Sequence[tuple[str, str]], swatch: str = "") -> str:
+    """Return names with their colors, (name, CSS color); nothing for none.
+
+    Args:
+        swatch: CSS class of what shows a color.
+    """
+    if not entries:
+        return ""
+    items = "".join(
+        f'<li><i class="swatch {swatch}" style="background:{c};color:{c}"></i>{escape(name)}</li>'
+        for name, c in entries
+    )
+    return f'<ul class="legend">{items}</ul>'

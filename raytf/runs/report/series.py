@@ -121,24 +121,28 @@ def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
     return times
 
 
-def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, most: int = MOST_POINTS) -> Curve:
-    """Return the loss of the committed steps at the times at which they were made.
+def step_columns(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """Return columns by step, with `time` in seconds of the epoch; NaN where it is not known.
 
     Args:
-        steps, losses: global steps (from 1) and their losses, [n].
+        steps: of `raytf.read_steps`; without them, the running loss that the signs of life carried.
+    """
+    if steps is not None and len(steps["step"]):
+        return {**steps, "time": times_of_steps(run.spans, steps["step"])}
+    points = [(e.get("step") or 0, e["time"], e["loss"]) for e in run.events if number(e.get("loss")) is None]
+    step, time, loss = np.array(points, np.float64).reshape(-1, 3).T
+    return {"step": step.astype(int), "time": time, "loss": loss}
+
+
+def loss_curve(columns: Mapping[str, np.ndarray], most: int = MOST_POINTS) -> Curve:
+    """Return the loss at the times at which the steps were made.
+
+    Args:
+        columns: of `step_columns`.
         most: points of the curve.
     """
-    times = times_of_steps(spans, steps)
-    known = np.isfinite(times) & (np.abs(losses) < _MOST_LOSS)  # false for NaN
-    return _thin(times[known], losses[known], steps[known], most)
-
-
-def loss_of_events(events: Sequence[Event]) -> Curve:
-    """Return the running loss that the signs of life carried, for a run that has not written that of its steps."""
-    points = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
-    times, losses, steps = np.array(points, np.float64).reshape(-1, 3).T
-    known = np.abs(losses) < _MOST_LOSS  # false for NaN
-    return _thin(times[known], losses[known], steps[known], MOST_POINTS)
+    known = np.isfinite(columns["time"]) & (np.abs(columns["loss"]) < _MOST_LOSS)  # false for NaN
+    return _thin(columns["time"][known], columns["loss"][known], columns["step"][known], most)
 
 
 def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -> Curve:
@@ -191,18 +195,15 @@ def clock_ticks(seconds: float, most: int) -> list[float]:
     return [float(x) for x in np.arange(0, seconds + 1e-9, unit)]
 
 
-def learning_curves(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+def learning_curves(run: History, columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return all curves as JSON; times in seconds since the run's first event, NaN as null.
 
     Args:
-        run: of which they are.
-        steps: of `raytf.read_steps`.
+        columns: of `step_columns`.
     """
-    columns = {} if steps is None or not len(steps["step"]) else dict(steps)
-    at = times_of_steps(run.spans, columns["step"]) - run.begin if columns else np.zeros(0)
     return {
-        "steps": _of_steps(columns, at) if columns else _of_events(run.events, run.begin),
-        "epochs": _epochs(run.epochs, columns.get("step", np.zeros(0, int)), at),
+        "steps": _steps(columns, run.begin),
+        "epochs": _epochs(run),
         "speed": _speed(run.events, run.begin),
         "faults": [
             [round(h.time - run.begin, 2), h.step, f"{h.kind}: {h.text}", h.sort]
@@ -219,16 +220,15 @@ def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if not (name.startswith("val_") and name.removeprefix("val_") in names)]
 
 
-def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray) -> dict[str, list[Any]]:
-    count = len(steps["step"])
+def _steps(columns: Mapping[str, np.ndarray], begin: float) -> dict[str, list[Any]]:
+    count = len(columns["step"])
     starts = np.unique(np.linspace(0, count, min(count, MOST_CURVE_POINTS) + 1).astype(int)[:-1])
-    sizes = np.diff([*starts, count])
-    last = np.minimum(starts + sizes, count) - 1
+    last = np.array([*starts[1:], count], int)[: len(starts)] - 1
     nothing = np.full(count, np.nan)
-    table: dict[str, np.ndarray] = {"step": steps["step"][last], "time": at[last]}
-    table["epoch"] = steps.get("epoch", nothing)[last] + 1
+    table: dict[str, np.ndarray] = {"step": columns["step"][last], "time": columns["time"][last] - begin}
+    table["epoch"] = columns.get("epoch", nothing)[last] + 1
     for name in _STEP_COLUMNS:
-        values = steps.get(name, nothing)
+        values = columns.get(name, nothing)
         known = np.isfinite(values)
         sums = np.add.reduceat(np.where(known, values, 0.0), starts)
         counts = np.add.reduceat(known.astype(int), starts)
@@ -236,26 +236,10 @@ def _of_steps(steps: Mapping[str, np.ndarray], at: np.ndarray) -> dict[str, list
     return {name: _plain(values) for name, values in table.items()}
 
 
-def _of_events(events: Sequence[Event], begin: float) -> dict[str, list[Any]]:
-    """Return the running loss that signs of life carried, where nothing of the steps is on storage yet."""
-    points = [(e.get("step") or 0, e["time"] - begin, e["loss"]) for e in events if number(e.get("loss")) is None]
-    points = points[:: max(1, -(-len(points) // MOST_CURVE_POINTS))]
-    step, time, loss = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
-    nothing = [None] * len(points)
-    return {
-        "step": step,
-        "epoch": nothing,
-        "time": _plain(np.array(time)),
-        "loss": _plain(np.array(loss, float)),
-        **dict.fromkeys(("learning_rate", "gradient_norm"), nothing),
-    }
-
-
-def _epochs(epochs: Sequence[Mapping[str, Any]], steps: np.ndarray, at: np.ndarray) -> list[dict[str, Any]]:
+def _epochs(run: History) -> list[dict[str, Any]]:
+    times = times_of_steps(run.spans, np.array([epoch.get("step", 0) for epoch in run.epochs], float)) - run.begin
     rows = []
-    for index, epoch in enumerate(epochs):
-        place = np.searchsorted(steps, epoch.get("step", 0))
-        time = float(at[place]) if place < len(at) else math.nan
+    for index, (epoch, time) in enumerate(zip(run.epochs, times.tolist(), strict=True)):
         known = {name: _number(value) for name, value in epoch.items() if isinstance(value, (int, float))}
         rows.append({**known, "epoch": int(epoch.get("epoch", index)) + 1, "time": _number(time)})
     return rows

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import raytf
-from raytf.commands import _shipped, _wheel, init
+from raytf.commands import init
 from raytf.config.command_line import DESCRIBE
 from raytf.doctor.check import offline
 from raytf.doctor.finding import Severity
@@ -58,7 +58,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_project_begins_with_any_job(job: str):
-    page = init.project(_shipped.folder(), job, None, None)["job.py"]
+    page = init.project(init.shipped_folder(), job, None, None)["job.py"]
     ast.parse(page)
     assert "python job.py" in page
     assert "jobs/" not in page
@@ -67,7 +67,7 @@ def test_a_project_begins_with_any_job(job: str):
 @pytest.mark.parametrize("wheel", [None, WHEEL])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_nodes_install_the_released_package_or_a_wheel_and_no_checkout(cluster: str, wheel: str | None):
-    files = init.project(_shipped.folder(), "mnist", cluster, wheel)
+    files = init.project(init.shipped_folder(), "mnist", cluster, wheel)
     text = files["cluster.yaml"]
     document = yaml.safe_load(text)
     commands = " ".join(c for key in document if key.endswith("setup_commands") for c in document[key])
@@ -83,7 +83,7 @@ def test_nodes_install_the_released_package_or_a_wheel_and_no_checkout(cluster: 
     assert "cluster-configs" not in text
     assert "checkout" not in text
     for word in re.findall(r"\S*docs/\S*", text):
-        assert word.startswith(_shipped.REPOSITORY)
+        assert word.startswith(init.REPOSITORY)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -150,20 +150,20 @@ def test_a_command_of_a_readme_ends_where_it_is_redirected(line: str, words: lis
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_job_without_runs_gets_no_storage(cluster: str):
-    files = init.project(_shipped.folder(), "pi", cluster, None)
+    files = init.project(init.shipped_folder(), "pi", cluster, None)
     assert "--storage" not in files["README.md"] + files["cluster.yaml"]
     assert ["raytf", "check", "cluster.yaml"] in typed(files["README.md"])
 
 
 def test_equal_code_gives_equal_wheels():
-    one, two = (_wheel.build(_wheel._installed(), _shipped.folder()) for _ in range(2))
-    assert (one.name, one.content) == (WHEEL, two.content)
+    one, two = (init.build_wheel(init.installed(), init.shipped_folder()) for _ in range(2))
+    assert one == (WHEEL, two[1])
 
 
 def test_the_files_beside_the_package_are_those_that_pip_installs():
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
     patterns = [pattern for each in data.values() for pattern in each]
-    assert set(_shipped.files(ROOT)) == {file for pattern in patterns for file in ROOT.glob(pattern)}
+    assert set(init.shipped_files(ROOT)) == {file for pattern in patterns for file in ROOT.glob(pattern)}
 
 
 def test_nothing_is_written_over(tmp_path: Path):
@@ -209,5 +209,5 @@ def test_the_old_name_of_raytf_node_works_with_a_hint(tmp_path: Path):
 
 def test_the_address_is_that_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["urls"]["Homepage"]) == (DISTRIBUTION, _shipped.REPOSITORY)
+    assert (project["name"], project["urls"]["Homepage"]) == (DISTRIBUTION, init.REPOSITORY)
     assert not re.findall(r"\]\((?!https://)", project["readme"]["text"])

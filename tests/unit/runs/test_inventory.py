@@ -8,9 +8,8 @@ import pytest
 
 from raytf.checkpoint import manifest
 from raytf.runs import inventory, ledger
-from raytf.runs.inventory import main_goal
 from raytf.runs.lease import LEASE_FILE, Lease
-from raytf.runs.run_state import RunState
+from raytf.runs.run_state import RunState, main_goal
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
 

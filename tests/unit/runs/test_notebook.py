@@ -46,6 +46,16 @@ def test_it_shows_bar_curves_workers_and_what_happened_and_runs_no_code():
     assert "<b>" not in last
 
 
+def test_a_line_that_was_shown_early_is_shown_once():
+    shown: list[str] = []
+    made = NotebookDisplay(lambda: 1.0, shown.append)
+    with made:
+        made.say_early("the model has 3 layers")
+        made.say("the model has 3 layers")
+        made.say("finished")
+    assert shown[-1].count("the model has 3 layers") == 1
+
+
 @pytest.mark.parametrize(
     ("error", "last"),
     [

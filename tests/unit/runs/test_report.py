@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -216,10 +217,28 @@ def test_steps_have_the_time_at_which_they_were_made_last():
 def test_a_thin_curve_keeps_mean_and_extremes():
     steps = np.arange(1, 100_001)
     losses = np.where(steps == 50_000, 99.0, 1.0)
-    curve = series.loss_of_steps([span(0, 1000, first=0, last=100_000)], steps, losses, most=100)
+    times = series.times_of_steps([span(0, 1000, first=0, last=100_000)], steps)
+    curve = series.loss_curve({"step": steps, "loss": losses, "time": times}, most=100)
     assert len(curve) == 100
     assert (curve.high.max(), curve.low.min()) == (99.0, 1.0)
     assert curve.values.mean() == pytest.approx(losses.mean())
+
+
+def test_without_a_log_of_steps_the_loss_is_that_of_the_signs_of_life():
+    line = Script().at(0, "driver", state="started").trains(1, 5, True, loss=0.5).trains(2, 9, loss=None)
+    run = history.build("/x/a", line.trains(3, 12, loss=float("nan")).events, None, False)
+    columns = series.step_columns(run, None)
+    assert columns["step"].tolist() == [5, 12]
+    assert (columns["time"] - BEGIN).tolist() == [1, 3]
+    curves = series.learning_curves(run, columns)["steps"]
+    assert (curves["loss"], curves["time"], curves["learning_rate"]) == ([0.5, None], [1, 3], [None, None])
+
+
+def test_an_epoch_has_the_time_of_its_last_step():
+    line = Script().at(0, "driver", state="started").trains(0, 0, True).trains(10, 10)
+    run = replace(history.build("/x/a", line.events, None, False), epochs=({"epoch": 0, "step": 5, "loss": 0.25},))
+    (epoch,) = series.learning_curves(run, series.step_columns(run, None))["epochs"]
+    assert epoch == {"epoch": 1, "step": 5, "loss": 0.25, "time": 5}
 
 
 def test_bands_keep_each_part_of_time_once():

@@ -57,6 +57,15 @@ def test_the_table(name):
     assert found.metrics == (RESULT["metrics"] if result is not None else {})
 
 
+def test_epochs_are_judged_by_their_best_value():
+    epochs = [{"epoch": e, "val_accuracy": v} for e, v in enumerate([0.5, 0.9, 0.7])]
+    run = run_state.of([STARTED, TRAINS], None, True, 5, epochs)
+    assert (run.metric, run.best, run.epoch, run.last) == ("val_accuracy", 0.9, 1, 0.7)
+    assert run.metrics == {"val_accuracy": 0.7}
+    bare = run_state.of([STARTED, TRAINS], None, True, 5)
+    assert (bare.metric, bare.best, bare.epoch, bare.last, bare.metrics) == (None, None, None, None, {})
+
+
 def test_damage_counts_where_nobody_trains():
     assert run_state.of([STARTED, TRAINS], None, True, 5, is_damaged=True).state is RunState.RUNNING
     assert run_state.of([STARTED, TRAINS, FAILED], None, None, 5, is_damaged=True).state is RunState.DAMAGED
