@@ -59,12 +59,12 @@ class Document:
         """Return findings with the lines of their paths, if they have none yet."""
         return [f if f.line is not None else replace(f, line=self.line(f.path)) for f in findings]
 
-    def commands(self, *keys: str) -> Iterator[tuple[Path, str]]:
-        """Yield the shell commands below top-level keys, each with its path."""
+    def commands(self, *keys: str, below: Path = ()) -> Iterator[tuple[Path, str]]:
+        """Yield the shell commands in the lists of several keys, each with its path."""
         for key in keys:
-            for i, command in enumerate(self.sequence(key)):
+            for i, command in enumerate(self.sequence(*below, key)):
                 if isinstance(command, str):
-                    yield (key, i), command
+                    yield (*below, key, i), command
 
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
@@ -115,13 +115,9 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in seen and name != "<<":
-                finding = error(
-                    "duplicate-key",
-                    (*path, name),
-                    f"{name!r} is given twice, first in line {seen[name]}",
-                    "YAML keeps the last one and drops the first without a word.",
-                    "Join the two, or leave one out.",
-                )
+                what = f"{name!r} appears twice, first in line {seen[name]}"
+                why = "YAML keeps the last one and silently drops the first."
+                finding = error("duplicate-key", (*path, name), what, why, "Join the two, or delete one.")
                 yield replace(finding, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
