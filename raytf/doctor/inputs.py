@@ -61,7 +61,7 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
 
 def unreadable(problem: str) -> ConfigFinding:
     """Return the finding that one of a folder's sources could not be read; the others are checked."""
-    return error("unreadable", (), problem, "Nothing is known of it.", "Fix that, or name the other files alone.")
+    return error("unreadable", (), problem, "It was not checked.", "Fix it, or pass the other files only.")
 
 
 def _folder(
@@ -178,13 +178,13 @@ def _build(folder: Path, trust: bool) -> str:
     if tool is None:
         raise ConfigError(
             f"{folder} is a kustomization, and there is no kubectl to build it. Install kubectl, or build it elsewhere "
-            "and give it as `raytf check -`."
+            "and pass it as `raytf check -`."
         )
     elsewhere = "" if trust else _from_elsewhere(folder, set())
     if elsewhere:
         raise ConfigError(
-            f"{folder} was not built: it takes {elsewhere}, which is not a path here and would be fetched. Give "
-            "--trust where you trust it."
+            f"{folder} was not built: it takes {elsewhere}, which is not a path here and would be fetched. Pass "
+            "--trust if you trust it."
         )
     try:
         done = subprocess.run(

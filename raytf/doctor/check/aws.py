@@ -13,7 +13,7 @@ from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head,
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
-_GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 #: GiB that TensorFlow, its CUDA libraries and a GPU image take together, with room for logs and spilled objects.
 _LEAST_GIB, _GPU_GIB = 20, 60
@@ -108,7 +108,7 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "ImageId is latest_dlami" if image else "ImageId is missing",
             "Ray then takes a Deep Learning AMI of Ubuntu 18.04 (V71, 2023), which exists in 15 regions only and "
             "whose driver is too old for the CUDA of TensorFlow 2.21.",
-            f"Write {_GOOD_IMAGE} or the id of an image in your region.",
+            f"Write {GOOD_IMAGE} or the id of an image in your region.",
         )
     elif isinstance(image, str) and not _AMI.fullmatch(image):
         fix = "Write ami- and 8 or 17 hexadecimal digits, or resolve:ssm:PARAMETER."

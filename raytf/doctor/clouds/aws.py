@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -33,11 +34,10 @@ class AwsTrouble(StrEnum):
     """The kind of an error of AWS.
 
     Attributes:
-        DENIED: these credentials may not look.
-        REFUSED: AWS does not take these credentials at all.
-        MISSING: what was asked for is not there.
-        SILENT: nobody answered in time.
-        OTHER: anything else.
+        DENIED: these credentials lack the right.
+        REFUSED: AWS does not accept these credentials at all.
+        MISSING: what was asked for does not exist.
+        SILENT: there was no answer in time.
     """
 
     DENIED = "denied"
@@ -48,10 +48,9 @@ class AwsTrouble(StrEnum):
 
 
 class AwsAccount:
-    """An account, seen from one region.
+    """An account in one region.
 
     Args:
-        region: where.
         keys: `provider.aws_credentials` of a cluster YAML; empty for those of the environment.
     """
 
@@ -91,6 +90,21 @@ class AwsAccount:
                     ),
                 )
             return self._clients[name]
+
+    def find(self, service: str, operation: str, **wanted: Any) -> dict[str, Any] | None:
+        """Call an operation; None if what it asks for does not exist."""
+        try:
+            answer: dict[str, Any] = getattr(self.client(service), operation)(**wanted)
+        except Exception as problem:
+            if trouble(problem) is not AwsTrouble.MISSING:
+                raise
+            return None
+        return answer
+
+    def pages(self, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """Yield all entries of a list of EC2 that comes in pages."""
+        for page in self.client("ec2").get_paginator(operation).paginate(**wanted):
+            yield from page[key]
 
 
 def account_of(document: Document, region: str) -> AwsAccount:

@@ -57,7 +57,7 @@ class Kubectl:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def find(cls, environ: Mapping[str, str]) -> Kubectl | None:
+    def installed(cls, environ: Mapping[str, str]) -> Kubectl | None:
         """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
@@ -88,19 +88,26 @@ class Kubectl:
         except (ValueError, RecursionError):
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
+    def find(self, path: str) -> Any:
+        """Return the JSON at a path of the API; None if nothing is there.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
+        try:
+            return self.get(path)
+        except KubeError as problem:
+            if problem.reason != "NotFound":
+                raise
+            return None
+
     def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
         """Return whether there is an object of a kind.
 
         Raises:
             KubeError: the server refuses, or there is none.
         """
-        try:
-            self.get(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}")
-        except KubeError as problem:
-            if problem.reason == "NotFound":
-                return False
-            raise
-        return True
+        return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         """Return whether these credentials may do something."""

@@ -88,6 +88,19 @@ class RestClient:
         """
         return self._ask(path, query, None)
 
+    def find(self, path: str, **query: str) -> Any:
+        """Return the JSON at a path; None if nothing is there.
+
+        Raises:
+            RestError: anything but a 200 or a 404.
+        """
+        try:
+            return self.get(path, **query)
+        except RestError as problem:
+            if not problem.is_missing:
+                raise
+            return None
+
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
         """Return the answer to a question that is too long for an address. Never used to change anything."""
         return self._ask(path, query, body)
@@ -199,6 +212,18 @@ class AzureAccount:
     def path(self, rest: str = "") -> str:
         """Return a path below the subscription."""
         return f"/subscriptions/{self.subscription}{rest}"
+
+    def get(self, rest: str, version: str, **query: str) -> Any:
+        """Return the JSON at a path below the subscription, as this version of its API has it."""
+        return self.arm.get(self.path(rest), **{"api-version": version}, **query)
+
+    def find(self, rest: str, version: str) -> Any:
+        """Return the JSON at a path below the subscription; None if nothing is there."""
+        return self.arm.find(self.path(rest), **{"api-version": version})
+
+    def pages(self, rest: str, version: str, **query: str) -> list[Any]:
+        """Return all entries of a list below the subscription."""
+        return self.arm.pages(self.path(rest), "value", **{"api-version": version}, **query)
 
 
 def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAccount:

@@ -87,7 +87,7 @@ def untrusted(document: Document) -> str:
     """Say why hosts are not asked if a file names a command and is not trusted."""
     return (
         f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
-        "which was not run. Give --trust where you trust the file"
+        "which was not run. Pass --trust if you trust the file"
     )
 
 
