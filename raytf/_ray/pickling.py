@@ -6,8 +6,9 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.cloudpickle import CloudPickler
-from ray.cloudpickle import loads as loads
+from ray.cloudpickle import CloudPickler, loads
+
+__all__ = ["dumps", "loads"]
 
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:

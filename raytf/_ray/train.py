@@ -9,40 +9,32 @@ from typing import Any
 import ray
 from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 from ray.train._internal.utils import get_address_and_port
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.exceptions import (
-    WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
+    UserExceptionWithTraceback,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
 )
-from ray.train.v2._internal.exceptions import (
-    WorkerGroupStartupTimeoutError as WorkerGroupStartupTimeoutError,
-)
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback as WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.failure_handling import (
-    DefaultFailurePolicy as DefaultFailurePolicy,
-)
-from ray.train.v2._internal.execution.failure_handling import (
-    FailureDecision as FailureDecision,
-)
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import (
-    ElasticScalingPolicy as ElasticScalingPolicy,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    NoopDecision as NoopDecision,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    ResizeDecision as ResizeDecision,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    ScalingDecision as ScalingDecision,
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
 )
 from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
     TrainAutoscalingCoordinatorClient,
 )
-from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as TensorflowTrainer
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf._ray import train_env
 
+__all__ = ["DefaultFailurePolicy", "ElasticScalingPolicy", "FailureDecision", "NoopDecision", "ResizeDecision"]
+__all__ += ["ScalingDecision", "TensorflowTrainer", "WorkerGroupCallback", "WorkerGroupStartupFailedError"]
+__all__ += ["WorkerGroupStartupTimeoutError", "coordinator_here", "drop", "free_address", "raised_by"]
+__all__ += ["resources_of_worker", "run_controller"]
 #: Seconds between two calls of `poll`.
 _POLL_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.

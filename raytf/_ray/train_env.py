@@ -1,4 +1,4 @@
-"""The environment of Ray Train's processes, without `ray.train`, whose import takes longer than to connect."""
+"""The environment and rank of Ray Train's processes, without `ray.train`, whose import takes longer than connecting."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str
     handed_on = _constants().get_env_vars_to_propagate()
     of_all = {**env.get("env_vars", {}), **of_controller(controller), **handed_on, **workers}
     return json.dumps(env | {"env_vars": of_all}, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def set_rank(context: Any) -> None:
+    """Set the rank that Ray Train reports in this process.
+
+    Args:
+        context: Ray Train's DistributedContext.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context  # Ray Train has imported it
+
+    get_train_context().distributed_context = context
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""This process as Ray sees it: its worker, its node, the hook that sets it up, and how a Ray is started."""
+"""This process as Ray sees it: its worker, node, token, the hook that sets it up, and how a Ray is started."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ import ray._private.worker
 import ray._raylet
 from ray._common import utils
 from ray._private import node, ray_constants, services
-from ray._private.authentication import authentication_token_generator
+from ray._private.authentication import authentication_token_generator, authentication_token_setup
 from ray._private.runtime_env import setup_hook
 
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+#: Environment variable in which a user chooses whether a token is used.
+AUTH_MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 #: Settings of `ray.init`. No idle processes are started ahead of use: an actor with its own environment cannot take
 #: them, and they delay others. As many processes can start at once as a run has, as each mostly imports.
 SYSTEM_CONFIG = {"prestart_worker_first_driver": False, "worker_maximum_startup_concurrency": 16}
@@ -187,6 +190,48 @@ def system_temp_folder() -> str:
 def new_token() -> str:
     """Return a new token that guards a Ray."""
     return authentication_token_generator.generate_new_authentication_token()
+
+
+def gcs_of(address: str) -> str | None:
+    """Return HOST:PORT of the GCS that an address means; None if it means none, or if there is no Ray.
+
+    Args:
+        address: as `ray.init` takes it, such as `auto`.
+    """
+    if "://" in address:
+        return None
+    try:
+        return services.canonicalize_bootstrap_address(address)
+    except (ValueError, ConnectionError):
+        return None
+
+
+def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
+    """Return whether a Ray accepts a token; None if it cannot be asked.
+
+    Args:
+        gcs: HOST:PORT.
+        token: empty for none.
+        seconds: to wait for the answer.
+    """
+    import grpc  # only a driver asks
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    with grpc.insecure_channel(gcs) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        request = getattr(gcs_service_pb2, "CheckAliveRequest")()  # generated code, of which mypy knows no names  # noqa: B009
+        try:
+            stub.CheckAlive(request, timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    return True
+
+
+def use_token() -> None:
+    """Have this process, and those that it starts, show the user's token from now on."""
+    os.environ[AUTH_MODE] = "token"
+    ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from raytf import _process
-from raytf._ray import tokens, worker_process
+from raytf._ray import worker_process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
@@ -164,7 +164,7 @@ def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[
         address: of the cluster, for people.
         mode: RAY_AUTH_MODE; None if it is not set.
         token: that the user has; empty for none.
-        is_let_in: asks with a token, or with none; see `tokens.is_let_in`.
+        is_let_in: asks with a token, or with none; see `worker_process.is_let_in`.
 
     Raises:
         ClusterError: the cluster wants a token, or another one.
@@ -192,9 +192,9 @@ def let_in(address: str) -> None:
     Raises:
         ClusterError: see `needs_token`.
     """
-    gcs = tokens.gcs_of(address)
+    gcs = worker_process.gcs_of(address)
     if gcs is None:
         return
-    mode = os.environ.get(tokens.MODE)
-    if needs_token(address, mode, local_ray.token(), lambda token: tokens.is_let_in(gcs, token)):
-        tokens.use()
+    mode = os.environ.get(worker_process.AUTH_MODE)
+    if needs_token(address, mode, local_ray.token(), lambda token: worker_process.is_let_in(gcs, token)):
+        worker_process.use_token()

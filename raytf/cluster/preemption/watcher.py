@@ -209,11 +209,11 @@ def drain_node(address: str, node_id: str, reason: str, seconds: float | None) -
     Raises:
         ClusterError: Ray does not answer, or refuses.
     """
-    from raytf._ray import gcs
+    from raytf._ray import state
 
     deadline = 0 if seconds is None else int((time.time() + seconds) * 1000)
     try:
-        accepted, why = gcs.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
+        accepted, why = state.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
     except Exception as error:  # Ray's client raises errors of several kinds, which are not public
         raise ClusterError(
             f"Ray at {address} was not told to leave node {node_id[:8]}: {one_line(error, 200)}"

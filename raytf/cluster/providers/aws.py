@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raytf._ray.autoscaler_aws import BOTO_MAX_RETRIES, AWSNodeProvider, make_ec2_resource
+from raytf._ray import autoscaler
 from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
 
+_ray = autoscaler.node_provider("aws")
+AWSNodeProvider: Any = _ray.AWSNodeProvider
 #: Key of the provider that raytf adds: subnet -> its zone, which the head has no right to look up.
 _ZONES = "_zones"
 
@@ -137,4 +139,4 @@ def _refuse_other_machines(config: dict[str, Any]) -> None:
 
 def _ec2(config: Mapping[str, Any]) -> Any:
     provider = config["provider"]
-    return make_ec2_resource(provider["region"], BOTO_MAX_RETRIES, provider.get("aws_credentials"))
+    return _ray.make_ec2_resource(provider["region"], _ray.BOTO_MAX_RETRIES, provider.get("aws_credentials"))

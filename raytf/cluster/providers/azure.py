@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from raytf._ray.autoscaler_azure import AzureNodeProvider
+from raytf._ray import autoscaler
 from raytf.cluster.providers import capacity
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
 from raytf.errors import one_line
 
+AzureNodeProvider: Any = autoscaler.node_provider("azure").AzureNodeProvider
 #: On each machine, which deployment it came of.
 TAG_LAUNCH = "raytf-launch"
 

@@ -22,7 +22,9 @@ from raytf.doctor.check import (
     shell_commands,
     versions,
 )
-from raytf.doctor.check import cost as costs
+from raytf.doctor.check import (
+    cost as costs,
+)
 from raytf.doctor.check.cost import Cost
 from raytf.doctor.check.job_fit import JobNeeds, NodeSupply
 from raytf.doctor.document import Document, parse

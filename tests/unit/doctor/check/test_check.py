@@ -17,8 +17,8 @@ import yaml
 from raytf.cluster.providers import fallback
 from raytf.doctor import document, inputs, machines
 from raytf.doctor.check import cost, job_fit, local_files, offline
-from raytf.doctor.check.kube_pods import number
 from raytf.doctor.check.field_types import is_quantity
+from raytf.doctor.check.kube_pods import number
 from raytf.doctor.finding import Severity, near, place
 from raytf.doctor.local_environment import Surroundings, ray_file
 from raytf.errors import ConfigError
