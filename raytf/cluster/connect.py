@@ -19,8 +19,8 @@ from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
 from raytf.errors import ClusterError, one_line
 
-_THERE = "the head's token in ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
-_FIX = f"Type `export RAY_AUTH_MODE=token`, and have {_THERE}."
+_THERE = "the head's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+_FIX = f"Run `export RAY_AUTH_MODE=token`, and put {_THERE}."
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
@@ -36,7 +36,7 @@ def check_address(address: str, seconds: float = 5.0) -> None:
         socket.create_connection((host, int(port)), timeout=seconds).close()
     except OSError as error:
         raise ClusterError(
-            f"no Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
+            f"No Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
             "address, or unset RAY_ADDRESS to train on this machine alone."
         ) from error
 
@@ -52,7 +52,7 @@ class Connection:
 
     Attributes:
         own: the Ray that was started for it; None for another one.
-        is_shared: somebody else in this process connected, and looks after it.
+        is_shared: other code in this process connected, and disconnects.
         node: Ray's view of the node that it goes through.
     """
 
@@ -173,13 +173,13 @@ def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[
     if is_let_in(token if is_on else "") is not False:
         return False
     if is_on:
-        why = "does not take this token" if token else "wants a token, and there is none here"
-        raise ClusterError(f"the Ray at {address} {why}. Have {_THERE}.")
+        why = "does not accept this token" if token else "needs a token, and there is none here"
+        raise ClusterError(f"The Ray at {address} {why}. Put {_THERE}.")
     if mode is not None:
-        raise ClusterError(f"the Ray at {address} wants a token, and RAY_AUTH_MODE is {mode}. {_FIX}")
+        raise ClusterError(f"The Ray at {address} needs a token, and RAY_AUTH_MODE is {mode}. {_FIX}")
     if not token or is_let_in(token) is False:
-        why = "the one here is another one" if token else "there is none here"
-        raise ClusterError(f"the Ray at {address} wants a token, and {why}. {_FIX}")
+        why = "the one here differs" if token else "there is none here"
+        raise ClusterError(f"The Ray at {address} needs a token, and {why}. {_FIX}")
     return True
 
 

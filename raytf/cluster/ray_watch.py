@@ -1,7 +1,7 @@
 """Notices at once that the driver's Ray is gone, and exits with one line and an exit code before Ray does.
 
 Ray's core in the driver notices a dead raylet after some 10 s and a dead GCS after a minute. It then ends the process
-from within: with lines of its own, exit code 1 or a core dump, and without a word to Python.
+from within: with lines of its own, exit code 1 or a core dump, and without an exception in Python.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Loss:
     is_reachable: bool
 
 
-#: Says what has died; None while it lives.
+#: Returns what has died; None while it lives.
 Sign = Callable[[], Loss | None]
-#: Seconds between two looks; for what is done before the process ends; and to reach a port.
+#: Seconds between two checks; for what is done before the process exits; and to reach a port.
 _POLL_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
-#: Seconds between two looks at a port, and for which Ray waits for a GCS that comes back.
+#: Seconds between two checks of a port, and for which Ray waits for a GCS that comes back.
 _PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
 #: The part of these seconds in which to save and exit before Ray's core ends the process.
 _RESERVE_SECONDS = 15.0
@@ -93,7 +93,7 @@ class WatchedProcess:
         return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the handle."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
@@ -200,11 +200,11 @@ def leave(loss: Loss) -> None:
     thread.start()
     thread.join(_FAREWELL_SECONDS)
     try:
-        why = "; ".join(filter(None, texts)) or "nothing goes on with this Ray"
+        why = "; ".join(filter(None, texts)) or "nothing continues with this Ray"
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
-            how = f"T{continuing.next_command()[1:]} goes on where this one stopped."
+            how = f"T{continuing.next_command()[1:]} continues where this one stopped."
             os.write(terminal, f"error: {loss.text}; {why}. {how}\n".encode())
     finally:
         os._exit(EXIT_AGAIN)

@@ -99,7 +99,7 @@ class EmptyPools:
         #: When a place last had too few of a kind.
         self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
-        #: Since when an offer has given too few each time, and when it was asked last.
+        #: Offer -> since when it has returned too few each time, and when it was tried last.
         self._lacking: dict[CapacityOffer, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -118,7 +118,7 @@ class EmptyPools:
             self._lacking.pop(offer, None)
 
     def lacking_seconds(self, offer: CapacityOffer) -> float:
-        """Return for how long an offer that is asked again and again has given too few; 0 if nobody asked of late."""
+        """Return for how long an offer that is tried again and again has returned too few nodes; 0 after a pause."""
         with self._lock:
             now = self._clock()
             return now - self._since(offer, now)
@@ -163,9 +163,9 @@ def together(
 ) -> list[CapacityOffer]:
     """Return the offers that keep nodes in one place and of one kind, in their order.
 
-    Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
-    Where nodes run, and what would be beside them has had none for a quarter of an hour, the others come after it: a
-    run would else wait, and pay, for as long as a node runs.
+    If no node runs, offers that recently had too few come last: their nodes were not enough, and are gone. If nodes
+    run, and offers beside them have had none for a quarter of an hour, the others come after them: otherwise a run
+    would wait, and pay, for as long as a node runs.
 
     Args:
         offers: in the order in which they are tried.
@@ -200,8 +200,8 @@ def obtain(
 ) -> dict[str, Any]:
     """Launch nodes from the first offers that have any.
 
-    Never more than `count` in all: an offer is left only when the cloud has said that it gives nothing, or how many it
-    gave. Any other error is raised as it is; where others have given nodes before, these are returned instead.
+    Never more than `count` in all: the next offer is tried only after the cloud has reported how many nodes the last
+    one had. Any other error is raised as it is, unless earlier offers have returned nodes, which are returned then.
 
     Args:
         offers: in the order in which they are tried.
@@ -269,11 +269,7 @@ def obtain(
 
 
 def aws_shortage(code: str) -> Shortage | None:
-    """Return the shortage that an error's code stands for.
-
-    Returns:
-        None where it is about something else.
-    """
+    """Return the shortage that an error's code stands for, or None if it is about something else."""
     if code in _AWS_HERE or code in _AWS_LASTING:
         return Shortage(code, lasting=code in _AWS_LASTING)
     return Shortage(code, everywhere=True) if code in _AWS_QUOTAS else None
@@ -281,12 +277,12 @@ def aws_shortage(code: str) -> Shortage | None:
 
 def gcp_shortage(text: str) -> Shortage | None:
     """Return the shortage that the text of an operation's error, or of an HTTP error, stands for."""
-    return _found(text, _GCP)
+    return _match(text, _GCP)
 
 
 def azure_shortage(text: str) -> Shortage | None:
     """Return the shortage that the text of a deployment's error stands for."""
-    return _found(text, _AZURE)
+    return _match(text, _AZURE)
 
 
 def text_of(error: BaseException) -> str:
@@ -307,7 +303,7 @@ def _details(error: object, depth: int = 5) -> list[str]:
     return texts
 
 
-def _found(text: str, table: tuple[tuple[str, bool, bool], ...]) -> Shortage | None:
+def _match(text: str, table: tuple[tuple[str, bool, bool], ...]) -> Shortage | None:
     for pattern, everywhere, lasting in table:
         match = re.search(pattern, text)
         if match:

@@ -57,13 +57,10 @@ class Cost:
 
 
 def zone_traffic(document: Document) -> ZoneTraffic | None:
-    """Estimate the cost of traffic in a cluster whose GPUs may be in several zones, between which it is billed.
+    """Estimate the cost of traffic if GPUs may be in several zones, between which it is billed; otherwise return None.
 
     Args:
         document: as it was read, before `fallbacks.as_cloud`.
-
-    Returns:
-        None for any other cluster.
     """
     provider = document.mapping("provider")
     is_together = str(provider.get("module")) in fallback.MODULES and not provider.get(fallback.SPREAD)
@@ -79,11 +76,7 @@ def zone_traffic(document: Document) -> ZoneTraffic | None:
 
 
 def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
-    """Estimate the cost of a cluster on a cloud.
-
-    Returns:
-        None if no machine is known.
-    """
+    """Estimate the cost of a cluster on a cloud, or return None if no machine is known."""
     types = node_types(document)
     if not any(t.machine for t in types):
         return None

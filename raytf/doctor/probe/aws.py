@@ -311,11 +311,7 @@ def _policies(aws: AwsAccount, role: str) -> str:
 
 
 def _caller(aws: AwsAccount, arn: str) -> str | None:
-    """Return the user or role of a caller that can be simulated.
-
-    Returns:
-        None for the account itself, which may do all, and for guests.
-    """
+    """Return a caller's user or role; None for the account itself, which may do all, and for guests."""
     kind, _, rest = arn.split(":", 5)[5].partition("/")
     if kind == "assumed-role":
         return str(aws.client("iam").get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"])

@@ -131,11 +131,7 @@ def quotas(
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
-    """Return the code and name of the quota that a node counts on.
-
-    Returns:
-        None where it is not known here.
-    """
+    """Return the code and name of the quota that a node counts on, if it is known."""
     family = re.match(r"([a-z]+)(\d*)", instance_type)
     if not family:
         return None

@@ -48,11 +48,7 @@ def group_ids(t: NodeType) -> list[str]:
 
 
 def subnet_ids(t: NodeType) -> list[str] | None:
-    """Return the subnets that a type names.
-
-    Returns:
-        None if Ray picks them.
-    """
+    """Return the subnets that a type names, or None if Ray picks them."""
     own = t.config.get("SubnetIds")
     inner = [str(i["SubnetId"]) for i in _interfaces(t) if "SubnetId" in i]
     return list(dict.fromkeys([*map(str, _list(own)), *inner])) if isinstance(own, list) or inner else None
@@ -195,11 +191,7 @@ def _route(
 
 
 def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the lowest and highest TCP port of a rule.
-
-    Returns:
-        None if it is not about TCP.
-    """
+    """Return the lowest and highest TCP port of a rule, or None if it is not about TCP."""
     if rule.get("IpProtocol") == "-1":
         return 0, 65535
     if rule.get("IpProtocol") not in ("tcp", "6"):

@@ -20,11 +20,7 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:
-    """Return the scheme, bucket and prefix of a URI.
-
-    Returns:
-        None for a folder.
-    """
+    """Return the scheme, bucket and prefix of a URI, or None for a folder."""
     scheme, mark, rest = storage.partition("://")
     if not mark or scheme not in _SCHEMES:
         return None

@@ -297,7 +297,7 @@ def test_nobody_answers():
     address = f"http://127.0.0.1:{free_port()}"
     # Ray's own client would take this address instead.
     line = refused(address, "--", "true", RAY_ADDRESS="http://127.0.0.1:9")
-    assert f"no job server of Ray answers at {address} (no connection)" in line
+    assert f"No job server of Ray answers at {address} (no connection)" in line
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ class _Silent(http.server.SimpleHTTPRequestHandler):
 
 
 def test_somebody_else_answers(web_server: str):
-    assert f"no job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
+    assert f"No job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
 
 
 class _Page(_Silent):
