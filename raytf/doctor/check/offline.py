@@ -16,7 +16,6 @@ from raytf.doctor.check import (
     job_fit,
     kuberay,
     local_files,
-    node_counts,
     on_prem,
     schema,
     shell_commands,
@@ -105,7 +104,7 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
     yield from schema.check(document)
     if not isinstance(document.value, dict):
         return
-    yield from node_counts.check(document)
+    yield from node_types.check_counts(document)
     first = list(_machines(document, here))
     yield from first
     yield from _fallbacks(document, here, first)

@@ -40,5 +40,5 @@ def test_a_ray_that_wants_one_gets_that_of_the_user():
 def test_else_one_line_says_what_to_type(mode, token, said):
     with pytest.raises(ClusterError) as error:
         needs_token("h:1", mode, token, of(wants=True))
-    assert str(error.value).startswith(f"the Ray at h:1 {said}")
+    assert str(error.value).startswith(f"The Ray at h:1 {said}")
     assert "~/.ray/auth_token" in str(error.value)
