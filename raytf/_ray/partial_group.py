@@ -7,7 +7,7 @@ Each worker has a placement group of its own, on nodes that Ray has chosen for a
 bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to place them again
 without a pause for as long as there is a node that is large enough and has no room, which keeps a core of the head busy
 until another node joins (https://github.com/ray-project/ray/pull/65007). They count as demand as well, and those of
-workers that have left hold resources that nobody uses.
+workers that have left hold unused resources.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Places(PlacementGroupHandle):
         return None
 
     def ready(self) -> Any:
-        raise NotImplementedError("nobody asks for it; `wait` reserves")
+        raise NotImplementedError("`wait` reserves places")
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Reserve places for the workers with which the group begins."""
@@ -227,7 +227,7 @@ class PartialGroup(WorkerGroup):
         world_size: int | None = None,
         replica_group_size: int | None = None,
     ) -> list[Any]:
-        # As Ray Train's own, but for places: there, all are bundles of one placement group.
+        # As Ray Train's own method, except for places: there, all are bundles of one placement group.
         numbers = placement_group_bundle_indices or self._places.numbers
         env = self._get_worker_runtime_env(custom_runtime_env=self._train_run_context.run_config.worker_runtime_env)
         actor: Any = ray.remote(runtime_env=env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
@@ -251,7 +251,7 @@ class PartialGroup(WorkerGroup):
 
         Raises:
             RayError: one has died.
-            WorkerGroupStartupFailedError: the node of one is gone. Ray would have it wait for another one.
+            WorkerGroupStartupFailedError: the node of one is gone. Ray would wait for another node.
         """
         metadata = [actor.get_metadata.remote() for actor in actors]
         while len(self._places.of(numbers)) == len(numbers):
@@ -261,7 +261,7 @@ class PartialGroup(WorkerGroup):
         raise train.WorkerGroupStartupFailedError("its node is gone")
 
     def end(self, ranks: Collection[int]) -> None:
-        """End what is left of lost workers, without waiting for an answer."""
+        """Shut lost workers down, without waiting for an answer."""
         for rank in ranks:
             self._replica_groups[rank].shutdown()
 
@@ -275,7 +275,7 @@ class PartialGroup(WorkerGroup):
         self._renumber()
 
     def _renumber(self) -> None:
-        """Tell all workers their ranks, and how many they are."""
+        """Send all workers their ranks and their number."""
         workers = self.get_workers()
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._world_rank_to_ongoing_poll.clear()
@@ -312,7 +312,7 @@ class TrainController(ray_train.TrainController):
         policy.size = len(group.get_workers()) if _is_there(group) else 0
         result = await super()._step()
         if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
-            # Those that were dismissed have none, the others have the same.
+            # Dismissed workers have none, and all others the same.
             values = (one.return_value for one in status.worker_statuses.values())
             self._return_value = next((value for value in values if value is not None), None)
         return result
@@ -320,7 +320,7 @@ class TrainController(ray_train.TrainController):
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         status = await super()._poll_workers()
         policy: Any = self._failure_policy
-        # Those that have reached the end of the run have its result.
+        # Workers that reached the end of the run have its result.
         policy.left = {
             rank
             for rank, one in status.worker_statuses.items()
@@ -334,7 +334,7 @@ class TrainController(ray_train.TrainController):
         places: Any = self._scaling_policy
         workers = group.get_workers() if _is_there(group) else []
         lost: set[int] | None = policy.lost
-        policy.lost = set()  # a failure from here on is found, and counted, anew
+        policy.lost = set()  # later failures are counted anew
         if lost is None or len(lost) >= len(workers):
             return super()._execute_resize_decision(decision)
         failed = self._run_controller_hook("before_controller_execute_resize_decision", decision)
@@ -348,7 +348,7 @@ class TrainController(ray_train.TrainController):
                 else:
                     self._change(group, places, decision.num_workers)
         except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
-            # Other workers have died meanwhile, or new ones have: the next poll of the workers names them.
+            # Other workers, or new ones, have died meanwhile: the next poll of the workers names them.
             _log.debug("not all workers were replaced: %s", error)
             places.is_full()
         return TrainControllerLoopIterationResult(
@@ -370,7 +370,7 @@ class TrainController(ray_train.TrainController):
 
     @staticmethod
     def _change(group: PartialGroup, places: Any, wanted: int) -> None:
-        """Have another number of workers, or workers on other nodes."""
+        """Change the number of workers, or their nodes."""
         gone, workers = places.take_gone(), group.get_workers()
         if gone:
             group.end(gone)

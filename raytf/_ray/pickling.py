@@ -15,8 +15,8 @@ def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """Pickle a value.
 
     Args:
-        reducers: dotted path of a class -> what a pickler's `reducer_override` returns for an object of it, or of a
-            class that is derived from it; NotImplemented leaves the object to the next class it derives from.
+        reducers: dotted path of a class -> the `reducer_override` of its objects and those of derived classes;
+            NotImplemented leaves an object to its next base class.
     """
 
     class Pickler(CloudPickler):

@@ -52,11 +52,11 @@ def _actor(actor_id: str) -> dict[str, Any]:
 
 
 def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
-    """Return whether an actor is dead because its node is. Ray's error says so only in its text; its table has the
+    """Return whether an actor is dead because its node is. Ray's error has that only in its text; its table has the
     reason.
 
     Args:
-        actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.
+        actor: returns the entry of an actor in Ray's table by its id, empty if there is none.
     """
     if error.actor_id is None:
         return False

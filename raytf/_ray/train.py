@@ -1,4 +1,4 @@
-"""The classes of Ray Train that raytf's policies derive from, and what raytf reads from their objects."""
+"""The classes of Ray Train from which raytf's policies derive, and functions for their objects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_controller(
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
         kind: of controller.
-        poll: called a few times a second meanwhile; what it raises ends the controller, and is raised.
+        poll: called a few times a second meanwhile; an exception stops the controller, and is raised.
 
     Returns:
         Its result.
@@ -84,8 +84,8 @@ class _Coordinator:
 
 
 def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
-    """Return the client of a coordinator in this process, for a Ray on which nobody else asks for resources: starting
-    the actor takes longer than all its work there.
+    """Return the client of a coordinator in this process, for a Ray that no other program uses: starting the actor
+    takes longer than all its work there.
 
     Args:
         requester: name of the run.
@@ -106,11 +106,11 @@ def resources_of_worker(scaling_config: Any) -> dict[str, float]:
 
 
 def raised_by(failure: Any) -> Any:
-    """Return what a worker's code raised, without Ray Train's wrappers; or why Ray could not reach the worker."""
+    """Return the exception of a worker's code without Ray Train's wrappers, or why Ray could not reach the worker."""
     inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
     return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 
 
 def drop(worker_group: Any) -> None:
-    """Have Ray Train forget a group that failed while its backend started, and give back what it holds."""
+    """Have Ray Train forget a group that failed while its backend started, and release its resources."""
     worker_group._clear_state()

@@ -16,7 +16,7 @@ def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a controller's process.
 
     Args:
-        env_vars: in addition to those that Ray Train hands on.
+        env_vars: in addition to those that Ray Train passes on.
     """
     constants = _constants()
     warns = constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR

@@ -51,8 +51,8 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` leave signals as they are while the `with` statement lasts.
 
-    It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
-    one aborts the process.
+    Ray has two handlers of SIGTERM: the one in Python exits with code 15 at any point, and the other one aborts the
+    process.
     """
     return _replaced(
         (ray._private.utils, "set_sigterm_handler", lambda handler: None),
@@ -63,8 +63,8 @@ def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
 def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
 
-    It has no option for that. Without the dashboard the API server has nothing but Ray's usage statistics, and
-    `ray.init` waits for it for a second. The autoscaler cannot add to one machine, and nobody reads the logs.
+    Ray has no option for that. Without the dashboard the API server only has Ray's usage statistics, and `ray.init` waits
+    for it for a second. The autoscaler cannot add to one machine, and nothing reads the logs.
 
     Args:
         shows_logs: whether the driver shows what workers print, so that the log monitor is needed.
@@ -83,8 +83,8 @@ def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]
 def show_no_errors() -> None:
     """Stop Ray from printing what its own processes report about deaths; this process is connected.
 
-    It has no option for that, and a page of a raylet's log comes before raytf sees that it has died. This is what Ray
-    does when it disconnects.
+    Ray has no option for that, and prints a page of a raylet's log before raytf notices that it has died. Ray does the
+    same when it disconnects.
     """
     worker: Any = ray._private.worker.global_worker
     worker.threads_stopped.set()
@@ -146,13 +146,13 @@ def session_folder() -> Path:
 
 
 def driver_paths() -> list[str]:
-    """Return where the driver of this job searches for modules."""
+    """Return the module search path of this job's driver."""
     worker: Any = ray._private.worker.global_worker  # `core_worker` is compiled, and mypy knows nothing of it
     return list(worker.core_worker.get_job_config().py_driver_sys_path)
 
 
 def export_hook(hook: Callable[[], None]) -> str:
-    """Make a function known that new processes call; the value of `HOOK` for them.
+    """Publish a function that new processes call, and return the value of `HOOK` for them.
 
     Args:
         hook: sent by value.
@@ -193,7 +193,7 @@ def new_token() -> str:
 
 
 def gcs_of(address: str) -> str | None:
-    """Return HOST:PORT of the GCS that an address means; None if it means none, or if there is no Ray.
+    """Return HOST:PORT of the GCS of an address, or None if there is none.
 
     Args:
         address: as `ray.init` takes it, such as `auto`.
@@ -229,7 +229,7 @@ def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
 
 
 def use_token() -> None:
-    """Have this process, and those that it starts, show the user's token from now on."""
+    """Have this process, and those that it starts, send the user's token from now on."""
     os.environ[AUTH_MODE] = "token"
     ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
@@ -238,7 +238,7 @@ def use_token() -> None:
 def on_loopback() -> Iterator[dict[str, str]]:
     """Have a Ray that is started, or reached, use only the loopback while the `with` statement lasts.
 
-    Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
+    There is no other way: Ray replaces 127.0.0.1 by an address that other machines reach.
 
     Yields:
         Environment variables with which processes of that Ray must be started.

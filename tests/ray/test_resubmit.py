@@ -57,7 +57,7 @@ def test_a_run_outlives_a_head_without_state(tmp_path: Path):
             job.until(lambda: manifests(folder), PATIENCE)
             cluster.restart_head()
             output = job.wait(PATIENCE)
-    assert "the head was started again and knows nothing of the job; submitting it again in " in output
+    assert "the head was started again and does not know the job; submitting it again in " in output
     assert len(re.findall(r"submitted as job raytf-a-\w+-[01]$", output, re.MULTILINE)) == 2
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
 

@@ -15,12 +15,12 @@ from raytf.errors import one_line
 
 _ray = autoscaler.node_provider("aws")
 AWSNodeProvider: Any = _ray.AWSNodeProvider
-#: Key of the provider that raytf adds: subnet -> its zone, which the head has no right to look up.
+#: Key of the provider that raytf adds: subnet -> its zone, for which the head has no right to ask.
 _ZONES = "_zones"
 
 
 class Provider(FallbackProvider, AWSNodeProvider):
-    """Tries each machine of a node type in each zone; what AWS's provider does otherwise stays."""
+    """Tries each machine of a node type in each zone, and otherwise works as AWS's provider."""
 
     cloud = "aws"
 
@@ -52,7 +52,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Give each node type what all of its machines have."""
+        """Set the resources of each node type to what all of its machines have."""
         config = with_defaults(cluster_config, "aws")
         types = config["available_node_types"]
         apart = {
@@ -110,7 +110,7 @@ def machine_name(config: Mapping[str, Any]) -> str:
 
 
 def _refuse_other_machines(config: dict[str, Any]) -> None:
-    """End where a fallback has other GPUs, or fewer CPUs, than its node type says."""
+    """Exit if a fallback has other GPUs, or fewer CPUs, than its node type says."""
     machines = {
         name: [str(c.config.get("InstanceType")) for c in fallback.candidates(node_type["node_config"])]
         for name, node_type in config["available_node_types"].items()

@@ -1,4 +1,4 @@
-"""The offline preflight: a file's text in, all findings and the cost out. Needs no credentials and no network."""
+"""The offline checks of a file, and its cost. They need no credentials and no network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raytf.doctor.finding import ConfigFinding, Path, Severity, error
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, one_line
 
-#: Errors that a value of an unexpected type raises in a check.
+#: Errors that a check raises at a value of an unexpected type.
 ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, OSError)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
@@ -42,7 +42,7 @@ class CheckReport:
 
     Attributes:
         findings: by line.
-        cost: US dollars an hour; None where no price is known.
+        cost: US dollars an hour, if a price is known.
     """
 
     findings: tuple[ConfigFinding, ...]

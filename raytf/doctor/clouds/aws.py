@@ -1,7 +1,7 @@
 """boto3 for checks that only read: one session, timeouts of seconds, and the meaning of AWS's refusals.
 
 The only module besides `raytf.storage.s3` that knows boto3: that one writes runs and must retry, this one asks control
-planes and must not make anybody wait. boto3 is imported when it is first used, since it takes half a second.
+planes and must not wait. boto3 is imported when it is first used, since that takes half a second.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AwsAccount:
         self._clients: dict[str, Any] = {}
 
     def has_credentials(self) -> bool:
-        """Return whether there are any; if the machine has a role, its metadata are asked."""
+        """Return whether there are any; on a machine with a role, its metadata service is asked."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -76,7 +76,7 @@ class AwsAccount:
             return False
 
     def client(self, name: str) -> Any:
-        """Return a client that gives up after seconds; safe to call from several threads."""
+        """Return a client with timeouts of seconds; several threads may call this."""
         from botocore.config import Config
 
         with self._lock:  # a session makes one client at a time
@@ -108,13 +108,13 @@ class AwsAccount:
 
 
 def account_of(document: Document, region: str) -> AwsAccount:
-    """Return the account that a cluster YAML uses, by its own keys where it has any."""
+    """Return the account that a cluster YAML uses, by its own keys if it has some."""
     keys = document.mapping("provider", "aws_credentials").items()
     return AwsAccount(region, {key: str(value) for key, value in keys if key.startswith("aws_")})
 
 
 def code(error: Exception) -> str:
-    """Return AWS's own word for a refusal; empty for other errors."""
+    """Return AWS's code of a refusal; empty for other errors."""
     response = getattr(error, "response", None) or {}  # a timeout has None
     return str(response.get("Error", {}).get("Code", ""))
 

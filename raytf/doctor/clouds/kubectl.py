@@ -20,7 +20,7 @@ class KubeError(Exception):
     """An error that kubectl reported.
 
     Attributes:
-        reason: the server's word, such as NotFound or Forbidden; empty where no server answered.
+        reason: the server's word, such as NotFound or Forbidden; empty if no server answered.
     """
 
     def __init__(self, message: str, reason: str = ""):
@@ -29,12 +29,12 @@ class KubeError(Exception):
 
 
 def segment(name: object) -> str:
-    """Return a name of a manifest as one part of a path of the API, whatever is in it."""
+    """Return a name of a manifest as one part of a path of the API, with any characters quoted."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
 
 
 def plural(kind: str) -> str:
-    """Return what the API calls objects of a kind: rayclusters for RayCluster."""
+    """Return the API's name of objects of a kind: rayclusters for RayCluster."""
     return f"{kind.lower()}s"
 
 
@@ -50,7 +50,7 @@ class Kubectl:
 
     Attributes:
         tool: the command.
-        environ: of the shell; KUBECONFIG is there, and what plugins for credentials want.
+        environ: of the shell, with KUBECONFIG and the variables of plugins for credentials.
     """
 
     tool: str
