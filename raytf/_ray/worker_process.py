@@ -63,8 +63,8 @@ def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
 def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
 
-    Ray has no option for that. Without the dashboard the API server only has Ray's usage statistics, and `ray.init` waits
-    for it for a second. The autoscaler cannot add to one machine, and nothing reads the logs.
+    Ray has no option for that. Without the dashboard the API server only has Ray's usage statistics, and `ray.init`
+    waits for it for a second. The autoscaler cannot add to one machine, and nothing reads the logs.
 
     Args:
         shows_logs: whether the driver shows what workers print, so that the log monitor is needed.

@@ -62,7 +62,7 @@ def test_a_run_outlives_a_head_without_state(tmp_path: Path):
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow  # tests/unit/cluster/jobs has the decisions, test_submit.py the command
+@pytest.mark.slow  # tests/unit/cluster/test_resubmission.py has the decisions, test_submit.py the command
 def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
     # One worker, and none ready beside it: what is started again and again is slow to start.
     flags = ("--exact", "--workers", 1, "--no-warm-workers", "--steps", STEPS, "--checkpoint-every-steps", EVERY)

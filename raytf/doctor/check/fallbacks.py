@@ -15,15 +15,19 @@ from raytf.doctor.node_types import NodeType, node_types
 _NEEDED = ("max_workers", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
-def as_cloud(document: Document) -> Document:
-    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is."""
+def as_cloud(document: Document, all_zones: bool = False) -> Document:
+    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is.
+
+    Args:
+        all_zones: keep all zones on Google Cloud, where Ray's own provider has one.
+    """
     provider = document.get("provider")
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
     if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in CLOUDS:
         return document
     own = ("module", fallback.HOLD, fallback.SPREAD)
     changed = {key: value for key, value in provider.items() if key not in own} | {"type": cloud}
-    if cloud == "gcp" and isinstance(provider.get("availability_zone"), str):
+    if cloud == "gcp" and not all_zones and isinstance(provider.get("availability_zone"), str):
         changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()
     return replace(document, value={**document.value, "provider": changed})
 

@@ -64,7 +64,7 @@ def ask(
             f"{odd!r} is neither an address nor the name of a host. Use letters, digits, dots and colons."
         )
     if document.get("auth", "ssh_user") and not is_user(document.get("auth", "ssh_user")):
-        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not the name of a user.")
+        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not a valid user name.")
     if proxy_of(document) and not trust:
         raise ConfigError(untrusted(document))
     tool = shutil.which("ssh", path=here.environ.get("PATH"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from raytf.doctor.check import fallbacks, kuberay
 from raytf.doctor.check.job_fit import JobNeeds
@@ -48,19 +47,11 @@ def _inspect(text: str, here: Surroundings, need: JobNeeds | None, offline: Chec
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return _with_lines(kube.inspect(manifests, here), manifests[0])
-    document = _with_all_zones(fallbacks.as_cloud(documents[0]), documents[0])
+    document = fallbacks.as_cloud(documents[0], all_zones=True)
     if place_of(document) is Platform.HOSTS:
         return _with_lines(ssh.inspect(document, here, need, trust), document)
     ask = _ASK.get(place_of(document))
     return _with_lines(ask(document, here, need), document) if ask else ProbeResults()
-
-
-def _with_all_zones(cloud: Document, original: Document) -> Document:
-    """Put all zones back, so that each is asked about: `as_cloud` keeps the first, as Ray's own check does."""
-    zones = original.get("provider", "availability_zone")
-    if cloud is original or zones is None:
-        return cloud
-    return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
 
 
 def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:

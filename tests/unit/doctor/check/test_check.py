@@ -461,7 +461,7 @@ def test_json_for_scripts(tmp_path):
         ((), "No file given"),
         (("/no/such.yaml",), "cannot be read"),
         (("c.yaml", "--job", "python j.py --workers 0"), "--workers 0"),
-        ((".",), "holds no .yaml file"),
+        ((".",), "has no .yaml file"),
     ],
 )
 def test_what_it_refuses(tmp_path, arguments, said):

@@ -13,7 +13,7 @@ import requests
 from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
-from raytf.cluster.jobs.resubmission import JobSighting
+from raytf.cluster.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf.cluster.jobs.job_server import ORIGIN, AwayError, Follower, JobServer
-from raytf.cluster.jobs.resubmission import (
+from raytf.cluster.job_server import ORIGIN, AwayError, Follower, JobServer
+from raytf.cluster.resubmission import (
     JobSighting,
     NextMove,
     Resubmission,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
-from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
-from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
+from raytf.cluster.job_server import AwayError, Follower, JobServer
+from raytf.cluster.resubmission import JobSighting, ResubmissionLimits
+from raytf.cluster.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands import submit
 from raytf.commands.main import with_rest
 from raytf.errors import ConfigError

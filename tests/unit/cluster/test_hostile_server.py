@@ -18,9 +18,9 @@ import pytest
 import requests
 
 from raytf._ray.jobs import RequestLimits, TimedClient
-from raytf.cluster.jobs.job_server import AwayError, JobServer, reach
-from raytf.cluster.jobs.resubmission import ResubmissionLimits
-from raytf.cluster.jobs.submission import Environment, Submission
+from raytf.cluster.job_server import AwayError, JobServer, reach
+from raytf.cluster.resubmission import ResubmissionLimits
+from raytf.cluster.submission import Environment, Submission
 from raytf.errors import ClusterError
 from raytf.testing import environment
 
