@@ -23,6 +23,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
     """Tries each machine of a node type in each zone, and otherwise works as AWS's provider."""
 
     cloud = "aws"
+    ec2_fail_fast: Any
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str, **more: Any) -> None:
         super().__init__(provider_config, cluster_name, **more)

@@ -20,14 +20,14 @@ from raytf.doctor.finding import ConfigFinding, Path, error, instead
 from raytf.doctor.local_environment import package_file
 
 _QUANTITY = re.compile(r"[+-]?(\d+|\d+\.\d*|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|n|u|e-?\d+|E-?\d+)?")
-#: Type -> its name for people, and the types of Python that fit.
-_SHAPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "str": ("a text", (str,)),
-    "int": ("a whole number", (int,)),
-    "num": ("a number", (int, float)),
-    "bool": ("true or false", (bool,)),
-    "[": ("a list", (list,)),
-    "{": ("a mapping", (dict,)),
+#: Type -> its name for people, and whether a value fits.
+_SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "int": ("a whole number", lambda value: isinstance(value, int)),
+    "num": ("a number", lambda value: isinstance(value, int | float)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "[": ("a list", lambda value: isinstance(value, list)),
+    "{": ("a mapping", lambda value: isinstance(value, dict)),
 }
 _EC2_MODEL = "data/ec2/2016-11-15/service-2.json.gz"
 _EC2_TYPES = {"string": "str", "integer": "int", "long": "int", "boolean": "bool", "double": "num", "float": "num"}
@@ -131,8 +131,8 @@ def check(value: Any, kind: str, path: Path, api: Api) -> Iterator[ConfigFinding
             yield error(f"{api.code}-value", path, what, api.refused, instead(value, choices, "Write one of"))
         return
     shape = "{" if fields is not None else kind if kind in _SHAPES else kind[0]
-    name, fitting = _SHAPES[shape]
-    if not isinstance(value, fitting) or (isinstance(value, bool) and shape != "bool"):
+    name, fits = _SHAPES[shape]
+    if not fits(value) or (isinstance(value, bool) and shape != "bool"):
         yield _wrong_type(value, name, path, api)
     elif fields is not None:
         yield from _record(value, fields, path, api)

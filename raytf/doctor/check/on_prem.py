@@ -25,8 +25,9 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
             yield stops_ray_up("local-node-types", (key,), what, fix)
     if "coordinator_address" in provider:
         if document.get("max_workers") is None:
-            path, what = ("provider", "coordinator_address"), "coordinator_address needs max_workers"
-            yield stops_ray_up("local-hosts", path, what, "Add `max_workers: N` at the top: how many hosts to take.")
+            what = "coordinator_address needs max_workers"
+            fix = "Add `max_workers: N` at the top: how many hosts to take."
+            yield stops_ray_up("local-hosts", ("provider", "coordinator_address"), what, fix)
         return
     for key in ("head_ip", "worker_ips"):
         if not provider.get(key) and not (key == "worker_ips" and provider.get(key) == []):

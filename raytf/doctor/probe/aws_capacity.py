@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from raytf.cluster.providers import fallback
@@ -118,7 +119,6 @@ def quotas(
             groups[quota].append((t, cpus))
     for (code, name), members in sorted(groups.items()):
         value = _quota(aws, code)
-        command = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
         yield from over_quota(
             document,
             "aws",
@@ -126,8 +126,13 @@ def quotas(
             members,
             value,
             "VcpuLimitExceeded, MaxSpotInstanceCountExceeded",
-            lambda most, command=command: f"Run `{command} --desired-value {most:g} --region {aws.region}`.",
+            partial(_ask_for, aws.region, code),
         )
+
+
+def _ask_for(region: str, code: str, most: float) -> str:
+    command = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
+    return f"Run `{command} --desired-value {most:g} --region {region}`."
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:

@@ -271,7 +271,5 @@ def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
             members,
             room,
             "QuotaExceeded, OperationNotAllowed",
-            lambda most, title=title: (
-                f"Ask for {most:g} of {title!r} in {location}: portal, Subscriptions, Usage + quotas."
-            ),
+            partial("Ask for {2:g} of {0!r} in {1}: portal, Subscriptions, Usage + quotas.".format, title, location),
         )

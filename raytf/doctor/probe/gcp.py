@@ -226,7 +226,7 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
             members,
             room,
             "QUOTA_EXCEEDED",
-            lambda most, metric=metric: f"Ask for {most:g} of {metric} in {region}: console, IAM & Admin, Quotas.",
+            partial("Ask for {2:g} of {0} in {1}: console, IAM & Admin, Quotas.".format, metric, region),
         )
 
 
