@@ -45,7 +45,7 @@ def test_addresses(text: str, address: str):
     "text", ["", "host", "http://", "http://host", "ray://host:10001", "http://h:x", "auto", "h:1/a"]
 )
 def test_what_is_no_address(text: str):
-    with pytest.raises(ConfigError, match="Expected http://HOST:8265"):
+    with pytest.raises(ConfigError, match="such as http://HOST:8265"):
         address_of(text)
 
 
