@@ -126,7 +126,9 @@ def check(value: Any, kind: str, path: Path, api: Api) -> Iterator[ConfigFinding
         return
     if kind.startswith("="):
         choices = kind[1:].split("|")
-        if value not in choices:
+        if api is EC2 and not isinstance(value, str):
+            yield _wrong_type(value, "a text", path, api)
+        elif value not in choices:
             what = f"{path[-1]} is {value!r}"
             yield error(f"{api.code}-value", path, what, api.refused, instead(value, choices, "Write one of"))
         return
