@@ -1,4 +1,4 @@
-"""Ray's job server and the packages that it takes."""
+"""Ray's job server and the packages for it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RequestLimits:
     """The limits of a request.
 
     Attributes:
-        connect, silence: seconds until a connection stands, and without a byte.
-        seconds: in all, for a server that sends a byte now and then.
+        connect, silence: timeouts in seconds of the connection, and between two bytes.
+        seconds: for the whole request, since a server may send a byte now and then.
         most_bytes: of the answer.
     """
 
@@ -34,11 +34,11 @@ class RequestLimits:
 
 
 class TimedClient(JobSubmissionClient):
-    """Ray's client, which takes a bounded time and number of bytes for each answer, whatever the server sends.
+    """Ray's client, with a bounded time and number of bytes for each answer.
 
     Args:
         address: http://HOST:PORT.
-        limits: of a request with this method to this path.
+        limits: returns those of a request, by method and path.
     """
 
     def __init__(self, address: str, limits: Callable[[str, str], RequestLimits]):
@@ -49,7 +49,7 @@ class TimedClient(JobSubmissionClient):
         limits = self._limits(method, endpoint)
 
         def take(response: requests.Response, *_: Any, **__: Any) -> None:
-            """Read the body, before anything else does so without a bound."""
+            """Read the body, before other code reads it without a bound."""
             body = bytearray()
             for piece in response.iter_content(1 << 16):
                 body += piece
@@ -68,10 +68,10 @@ class TimedClient(JobSubmissionClient):
 
 
 def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """Run a request in a thread, and give up on it after some seconds: its own timeouts begin anew with each byte.
+    """Run a request in a thread, with one timeout for all of it: its own timeouts begin anew with each byte.
 
     Raises:
-        Timeout: there was no whole answer in this time.
+        Timeout: the answer was not complete in time.
     """
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 

@@ -2,15 +2,22 @@
 
 Ray Train replaces failing replica groups alone, of one worker each, if the number of workers stays; see its
 `WorkerGroup.replace_replica_group`. Here some of them may also be left out, as their nodes are gone.
+
+Each worker has a placement group of its own, on nodes that Ray has chosen for all at once, since Ray cannot take one
+bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to place them again
+without a pause for as long as there is a node that is large enough and has no room, which keeps a core of the head busy
+until another node joins (https://github.com/ray-project/ray/pull/65007). They count as demand as well, and those of
+workers that have left hold unused resources.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.train.v2._internal.execution import controller as ray_train
@@ -19,73 +26,137 @@ from ray.train.v2._internal.execution.controller.controller import TrainControll
 from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup, WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
 from ray.train.v2._internal.util import bundle_to_remote_args
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf._ray import placement, train
+from raytf._ray import state, train
 
 _log = logging.getLogger(__name__)
 
+#: Ray's label of a node with its id.
+NODE_LABEL = "ray.io/node-id"
 #: Ray's id of a worker's node, and its process.
 WorkerPlace = tuple[str, int]
+#: Seconds between two checks whether returned resources are free, and whether the nodes of starting workers are there.
+_POLL_SECONDS, _LOST_SECONDS = 0.01, 1.0
+#: Seconds to find room for workers that are added, and for the workers that stay to answer.
+_ROOM_SECONDS, _ANSWER_SECONDS = 5.0, 5.0
+#: Ray's smallest part of a resource.
+_LEAST = 1e-4
 
 
-class Replacements(Protocol):
-    """The places that a scaling policy has for new workers."""
+class Places(PlacementGroupHandle):
+    """The placement groups of a group's workers, each of one bundle and with a number.
 
-    def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
-        """Return the lost ranks that new workers on the same nodes take.
+    Args:
+        resources: of a worker.
+        strategy: by which Ray chooses nodes for workers that start together.
+        selectors: labels of nodes for each of the workers with which the group begins.
+    """
+
+    def __init__(self, resources: dict[str, float], strategy: str, selectors: Sequence[dict[str, str]]):
+        self._resources, self._strategy, self._selectors = resources, strategy, selectors
+        self._places: dict[int, PlacementGroup] = {}
+        self._reserved = 0
+
+    def of(self, numbers: Sequence[int]) -> list[PlacementGroup]:
+        """Return the placement groups with some numbers, without those that were removed."""
+        return [self._places[number] for number in numbers if number in self._places]
+
+    @property
+    def placement_group(self) -> Any:
+        """None, as there is no group for all: Ray Train hands it to `_create_workers`, which has a number for each."""
+        return None
+
+    def ready(self) -> Any:
+        raise NotImplementedError("`wait` reserves places")
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        """Reserve places for the workers with which the group begins."""
+        return bool(self.reserve(self._selectors, timeout_seconds))
+
+    def reserve(self, selectors: Sequence[dict[str, str]], seconds: float) -> list[int]:
+        """Reserve places for more workers, all or none.
 
         Args:
-            nodes: Ray's ids of the workers' nodes, by rank.
-            lost: ranks of workers that are gone.
-            wanted: how many workers the group should have.
+            selectors: labels of nodes for each of them.
+            seconds: to wait for room.
+
+        Returns:
+            Their numbers; none if there is no room.
         """
-        ...
+        deadline = time.monotonic() + seconds
+        together = placement_group(
+            [self._resources] * len(selectors), self._strategy, bundle_label_selector=list(selectors)
+        )
+        if not _are_ready([together], deadline):
+            return []
+        if len(selectors) == 1:
+            return self._keep([together])
+        nodes: Mapping[int, str] = placement_group_table(together)["bundles_to_node_id"]
+        remove_placement_group(together)
+        # A placement group that is requested sooner takes longer, since Ray retries less and less often.
+        wanted = Counter(nodes.values())
+        while not self._are_free(wanted) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        groups = [
+            placement_group([self._resources], bundle_label_selector=[{**selector, NODE_LABEL: nodes[bundle]}])
+            for bundle, selector in enumerate(selectors)
+        ]
+        return self._keep(groups) if _are_ready(groups, deadline) else []
 
-    def planned_change(self, nodes: Sequence[str], wanted: int) -> tuple[list[int], int]:
-        """Return the ranks that leave, and how many workers are added before that; see `ranks_to_replace`."""
-        ...
+    def _are_free(self, wanted: Mapping[str, int]) -> bool:
+        free = state.free_resources()
+        return all(
+            free.get(node, {}).get(name, 0.0) >= count * amount - _LEAST
+            for node, count in wanted.items()
+            for name, amount in self._resources.items()
+        )
 
-    def take_rank(self) -> Callable[[Any], None]:
-        """Return a function that a worker calls with Ray Train's context if it gets another rank."""
-        ...
+    def _keep(self, places: Sequence[PlacementGroup]) -> list[int]:
+        numbers = list(range(self._reserved, self._reserved + len(places)))
+        self._reserved += len(places)
+        self._places |= dict(zip(numbers, places, strict=True))
+        return numbers
 
-    def selector(self) -> dict[str, str]:
-        """Return labels of nodes on which new workers can start."""
-        ...
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of all placement groups."""
+        return list(self._places)
 
-    def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Note that other workers have these ranks now.
+    def remove_lost(self, numbers: Sequence[int]) -> None:
+        """Remove the placement groups of some numbers whose node is gone. Actors would wait for them forever."""
+        about = placement_group_table()
+        there = [number for number in numbers if number in self._places]
+        self.remove([n for n in there if about.get(self._places[n].id.hex(), {}).get("state") != "CREATED"])
 
-        Args:
-            ranks: that others have.
-            nodes: rank -> Ray's id of its node, of all workers.
-        """
-        ...
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Return some placement groups to Ray, which ends the workers in them."""
+        for number in numbers:
+            if number in self._places:
+                remove_placement_group(self._places.pop(number))
 
-    def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-        """Have workers leave once others have joined."""
-        ...
+    def shutdown(self) -> None:
+        self.remove(self.numbers)
 
-    def is_full(self) -> None:
-        """Note that there was no room for added workers, or that they did not start."""
-        ...
 
-    def guarding(self) -> AbstractContextManager[None]:
-        """Return a context to hold while waiting for workers, so that stopped ones are ended."""
-        ...
-
-    def take_gone(self) -> set[int]:
-        """Return the ranks of workers that have left as planned; call it once."""
-        ...
+def _are_ready(places: Sequence[PlacementGroup], deadline: float) -> bool:
+    """Return whether all are created in time; otherwise remove all of them."""
+    if all(place.wait(max(0.0, deadline - time.monotonic())) for place in places):
+        return True
+    for place in places:
+        remove_placement_group(place)
+    return False
 
 
 class PartialGroup(WorkerGroup):
     """A group of workers to which some can be added, and of which some can be replaced or dropped.
 
     Attributes:
-        take_rank: see `Replacements`; set before workers are added or dropped.
+        take_rank: a function that a worker calls with Ray Train's context if it gets another rank; set before workers
+            are added or dropped.
     """
 
     _worker_group_state: Any
@@ -93,12 +164,12 @@ class PartialGroup(WorkerGroup):
     take_rank: Callable[[Any], None]
 
     #: Of the workers; not of Ray's state of the group, which is made once all have started.
-    _places: placement.Places
+    _places: Places
 
-    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> placement.Places:
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Places:
         group = worker_group_context
         selectors = group.label_selector or [{}] * group.num_workers
-        self._places = placement.Places(group.resources_per_worker, group.placement_strategy, selectors)
+        self._places = Places(group.resources_per_worker, group.placement_strategy, selectors)
         return self._places
 
     def add(self, count: int, selector: dict[str, str]) -> list[int]:
@@ -129,8 +200,8 @@ class PartialGroup(WorkerGroup):
 
     def _take(self, new: list[Any]) -> None:
         """Have workers that have just started train with the others."""
-        state = self._worker_group_state
-        self._worker_group_state = dataclasses.replace(state, workers=[*state.workers, *new])
+        before = self._worker_group_state
+        self._worker_group_state = dataclasses.replace(before, workers=[*before.workers, *new])
         groups = [
             ReplicaGroup([worker], self._worker_group_context.resources_per_worker, self._replica_group_callbacks)
             for worker in new
@@ -138,7 +209,7 @@ class PartialGroup(WorkerGroup):
         self._replica_groups = [*self._replica_groups, *groups]
         self._renumber()
         try:
-            self._init_train_context(new, state.sync_actor)
+            self._init_train_context(new, before.sync_actor)
             for group in groups:
                 group.start_training(self._worker_group_context)
         except Exception:
@@ -156,7 +227,7 @@ class PartialGroup(WorkerGroup):
         world_size: int | None = None,
         replica_group_size: int | None = None,
     ) -> list[Any]:
-        # As Ray Train's own, but for places: there, all are bundles of one placement group.
+        # As Ray Train's own method, except for places: there, all are bundles of one placement group.
         numbers = placement_group_bundle_indices or self._places.numbers
         env = self._get_worker_runtime_env(custom_runtime_env=self._train_run_context.run_config.worker_runtime_env)
         actor: Any = ray.remote(runtime_env=env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
@@ -180,7 +251,7 @@ class PartialGroup(WorkerGroup):
 
         Raises:
             RayError: one has died.
-            WorkerGroupStartupFailedError: the node of one is gone. Ray would have it wait for another one.
+            WorkerGroupStartupFailedError: the node of one is gone. Ray would wait for another node.
         """
         metadata = [actor.get_metadata.remote() for actor in actors]
         while len(self._places.of(numbers)) == len(numbers):
@@ -190,7 +261,7 @@ class PartialGroup(WorkerGroup):
         raise train.WorkerGroupStartupFailedError("its node is gone")
 
     def end(self, ranks: Collection[int]) -> None:
-        """End what is left of lost workers, without waiting for an answer."""
+        """Shut lost workers down, without waiting for an answer."""
         for rank in ranks:
             self._replica_groups[rank].shutdown()
 
@@ -204,7 +275,7 @@ class PartialGroup(WorkerGroup):
         self._renumber()
 
     def _renumber(self) -> None:
-        """Tell all workers their ranks, and how many they are."""
+        """Send all workers their ranks and their number."""
         workers = self.get_workers()
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._world_rank_to_ongoing_poll.clear()
@@ -227,8 +298,9 @@ class TrainController(ray_train.TrainController):
     """Ray Train's controller, which replaces or drops lost workers while the others continue; `ps` and Ray show it
     under the same name.
 
-    Its failure policy has `lost`, the ranks of lost workers or None if all have to start again. The controller sets the
-    policy's `size`, the number of workers, and `left`, the ranks of workers that have left as planned.
+    Its scaling policy is raytf's. Its failure policy has `lost`, the ranks of lost workers or None if all have to start
+    again. The controller sets the policy's `size`, the number of workers, and `left`, the ranks of workers that have
+    left as planned.
     """
 
     worker_group_cls = PartialGroup
@@ -240,7 +312,7 @@ class TrainController(ray_train.TrainController):
         policy.size = len(group.get_workers()) if _is_there(group) else 0
         result = await super()._step()
         if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
-            # Those that were dismissed have none, the others have the same.
+            # Dismissed workers have none, and all others the same.
             values = (one.return_value for one in status.worker_statuses.values())
             self._return_value = next((value for value in values if value is not None), None)
         return result
@@ -248,7 +320,7 @@ class TrainController(ray_train.TrainController):
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         status = await super()._poll_workers()
         policy: Any = self._failure_policy
-        # Those that have reached the end of the run have its result.
+        # Workers that reached the end of the run have its result.
         policy.left = {
             rank
             for rank, one in status.worker_statuses.items()
@@ -262,7 +334,7 @@ class TrainController(ray_train.TrainController):
         places: Any = self._scaling_policy
         workers = group.get_workers() if _is_there(group) else []
         lost: set[int] | None = policy.lost
-        policy.lost = set()  # a failure from here on is found, and counted, anew
+        policy.lost = set()  # later failures are counted anew
         if lost is None or len(lost) >= len(workers):
             return super()._execute_resize_decision(decision)
         failed = self._run_controller_hook("before_controller_execute_resize_decision", decision)
@@ -276,7 +348,7 @@ class TrainController(ray_train.TrainController):
                 else:
                     self._change(group, places, decision.num_workers)
         except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
-            # Other workers have died meanwhile, or new ones have: the next poll of the workers names them.
+            # Other workers, or new ones, have died meanwhile: the next poll of the workers names them.
             _log.debug("not all workers were replaced: %s", error)
             places.is_full()
         return TrainControllerLoopIterationResult(
@@ -284,7 +356,7 @@ class TrainController(ray_train.TrainController):
         )
 
     @staticmethod
-    def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
+    def _repair(group: PartialGroup, places: Any, lost: set[int], wanted: int) -> None:
         """Replace lost workers if possible, and continue without the others."""
         workers = group.get_workers()
         new = places.ranks_to_replace([worker.metadata.node_id for worker in workers], lost, wanted)
@@ -297,8 +369,8 @@ class TrainController(ray_train.TrainController):
             places.replaced(range(len(workers)), _nodes(group))
 
     @staticmethod
-    def _change(group: PartialGroup, places: Replacements, wanted: int) -> None:
-        """Have another number of workers, or workers on other nodes."""
+    def _change(group: PartialGroup, places: Any, wanted: int) -> None:
+        """Change the number of workers, or their nodes."""
         gone, workers = places.take_gone(), group.get_workers()
         if gone:
             group.end(gone)
@@ -328,14 +400,6 @@ def place_of(worker: Any) -> WorkerPlace:
 
 def _nodes(group: PartialGroup) -> dict[int, str]:
     return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
-
-
-#: Seconds between two checks whether the nodes of starting workers are still there.
-_LOST_SECONDS = 1.0
-#: Seconds to find room for workers that are added.
-_ROOM_SECONDS = 5.0
-#: Seconds for the workers that stay to answer.
-_ANSWER_SECONDS = 5.0
 
 
 def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, poll: Callable[[], None]) -> Any:

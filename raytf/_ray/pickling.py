@@ -6,16 +6,17 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.cloudpickle import CloudPickler
-from ray.cloudpickle import loads as loads
+from ray.cloudpickle import CloudPickler, loads
+
+__all__ = ["dumps", "loads"]
 
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """Pickle a value.
 
     Args:
-        reducers: dotted path of a class -> what a pickler's `reducer_override` returns for an object of it, or of a
-            class that is derived from it; NotImplemented leaves the object to the next class it derives from.
+        reducers: dotted path of a class -> the `reducer_override` of its objects and those of derived classes;
+            NotImplemented leaves an object to its next base class.
     """
 
     class Pickler(CloudPickler):

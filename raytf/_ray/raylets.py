@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether raylets answer, worker processes ahead of need, and free memory."""
+"""Ray's nodes, asked directly: whether raylets answer, their free memory, and worker processes started ahead."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class NodeReply(enum.Enum):
     """The answer of a node's raylet."""
 
     LIVES = "lives"
-    SILENT = "silent"  # the system takes the connection, or not even that, and nothing is said: frozen, or cut off
+    SILENT = "silent"  # the system accepts the connection, or not even that, but nothing answers: frozen, or cut off
     REFUSES = "refuses"  # nothing listens there any more
 
 
 def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
-    """Ask the raylets of nodes at once, and return what they answer within 1.5 s, by the nodes' ids.
+    """Ask the raylets of nodes at once, and return their answers within 1.5 s, by the nodes' ids.
 
-    A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
+    A connection alone proves nothing: the system accepts it for a raylet that is frozen.
 
     Args:
         nodes: as of `ray.nodes()`.
@@ -52,7 +52,7 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
 
 def free_bytes() -> int:
     """Return how much memory of this node a process can still take."""
-    # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
+    # That of the machine counts cached files as free; that of a container knows its limit.
     return min(psutil.virtual_memory().available, utils.estimate_available_memory())
 
 
@@ -62,7 +62,7 @@ def all_bytes() -> int:
 
 
 def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:
-    """Have a node's raylet start worker processes that nothing waits for.
+    """Have a node's raylet start worker processes ahead of need.
 
     Ray gives them to actors of the same job with the very same runtime environment.
 
@@ -70,8 +70,8 @@ def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, ke
         host, port: of the raylet.
         job_id: hexadecimal; they end with the job.
         runtime_env: serialized.
-        count: of processes. Of those that would start at once beyond the node's CPUs, Ray drops some.
-        keep_seconds: for which they are kept although nothing uses them.
+        count: of processes. Ray drops some of those beyond the node's CPUs.
+        keep_seconds: how long they are kept unused.
 
     Raises:
         grpc.RpcError: it does not answer.

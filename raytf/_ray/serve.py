@@ -9,7 +9,7 @@ from ray.serve import context
 
 
 def http_options() -> Any:
-    """Return the options, such as host and port, that the proxies were started with."""
+    """Return the options of the proxies, such as host and port."""
     client: Any = context._get_global_client()
     return client.http_config
 

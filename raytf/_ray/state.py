@@ -1,4 +1,4 @@
-"""The state of the cluster as this process's Ray knows it: free resources, placement groups, draining nodes, actors."""
+"""The state of the cluster: free resources, placement groups, draining nodes, actors, and when its head started."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import ray
 import ray._private.state
-from ray.core.generated import common_pb2, gcs_pb2
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated import autoscaler_pb2, common_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup
+
+_ALIVE = 0
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -49,14 +52,42 @@ def _actor(actor_id: str) -> dict[str, Any]:
 
 
 def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
-    """Return whether an actor is dead because its node is. Ray's error says so only in its text; its table has the
+    """Return whether an actor is dead because its node is. Ray's error has that only in its text; its table has the
     reason.
 
     Args:
-        actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.
+        actor: returns the entry of an actor in Ray's table by its id, empty if there is none.
     """
     if error.actor_id is None:
         return False
     cause = actor(error.actor_id).get("DeathCause")
     reasons: Any = common_pb2  # generated code, of which mypy knows no names
     return cause is not None and cause.actor_died_error_context.reason == reasons.ActorDiedErrorContext.NODE_DIED
+
+
+def head_starts(address: str) -> list[float]:
+    """Return when the living heads were started, as Unix time in seconds by their clocks; usually one.
+
+    Args:
+        address: HOST:PORT of the GCS.
+    """
+    infos = GcsClient(address=address).get_all_node_info().values()
+    return [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == _ALIVE]
+
+
+def drain_for_preemption(address: str, node_id: str, reason: str, deadline_ms: int, timeout: float) -> tuple[bool, str]:
+    """Report to Ray that a node will be preempted.
+
+    Args:
+        address: HOST:PORT of the GCS.
+        node_id: 56 hexadecimal digits.
+        reason: for people.
+        deadline_ms: Unix time of the preemption; 0 if it is not known.
+        timeout: seconds for the answer.
+
+    Returns:
+        Whether Ray accepts it, and if not, why.
+    """
+    reasons: Any = autoscaler_pb2  # generated code, of which mypy knows no names
+    preemption = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    return GcsClient(address=address).drain_node(node_id, preemption, reason, deadline_ms, timeout=timeout)

@@ -1,4 +1,4 @@
-"""The classes of Ray Train that raytf's policies derive from, and what raytf reads from their objects."""
+"""The classes of Ray Train from which raytf's policies derive, and functions for their objects."""
 
 from __future__ import annotations
 
@@ -9,40 +9,32 @@ from typing import Any
 import ray
 from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 from ray.train._internal.utils import get_address_and_port
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.exceptions import (
-    WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
+    UserExceptionWithTraceback,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
 )
-from ray.train.v2._internal.exceptions import (
-    WorkerGroupStartupTimeoutError as WorkerGroupStartupTimeoutError,
-)
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback as WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.failure_handling import (
-    DefaultFailurePolicy as DefaultFailurePolicy,
-)
-from ray.train.v2._internal.execution.failure_handling import (
-    FailureDecision as FailureDecision,
-)
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import (
-    ElasticScalingPolicy as ElasticScalingPolicy,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    NoopDecision as NoopDecision,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    ResizeDecision as ResizeDecision,
-)
-from ray.train.v2._internal.execution.scaling_policy import (
-    ScalingDecision as ScalingDecision,
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
 )
 from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
     TrainAutoscalingCoordinatorClient,
 )
-from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as TensorflowTrainer
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf._ray import train_env
 
+__all__ = ["DefaultFailurePolicy", "ElasticScalingPolicy", "FailureDecision", "NoopDecision", "ResizeDecision"]
+__all__ += ["ScalingDecision", "TensorflowTrainer", "WorkerGroupCallback", "WorkerGroupStartupFailedError"]
+__all__ += ["WorkerGroupStartupTimeoutError", "coordinator_here", "drop", "free_address", "raised_by"]
+__all__ += ["resources_of_worker", "run_controller"]
 #: Seconds between two calls of `poll`.
 _POLL_SECONDS = 0.3
 #: What the processes of a controller and of the actor beside each group import first of all.
@@ -62,7 +54,7 @@ def run_controller(
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
         kind: of controller.
-        poll: called a few times a second meanwhile; what it raises ends the controller, and is raised.
+        poll: called a few times a second meanwhile; an exception stops the controller, and is raised.
 
     Returns:
         Its result.
@@ -92,8 +84,8 @@ class _Coordinator:
 
 
 def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
-    """Return the client of a coordinator in this process, for a Ray on which nobody else asks for resources: starting
-    the actor takes longer than all its work there.
+    """Return the client of a coordinator in this process, for a Ray that no other program uses: starting the actor
+    takes longer than all its work there.
 
     Args:
         requester: name of the run.
@@ -114,11 +106,11 @@ def resources_of_worker(scaling_config: Any) -> dict[str, float]:
 
 
 def raised_by(failure: Any) -> Any:
-    """Return what a worker's code raised, without Ray Train's wrappers; or why Ray could not reach the worker."""
+    """Return the exception of a worker's code without Ray Train's wrappers, or why Ray could not reach the worker."""
     inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
     return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 
 
 def drop(worker_group: Any) -> None:
-    """Have Ray Train forget a group that failed while its backend started, and give back what it holds."""
+    """Have Ray Train forget a group that failed while its backend started, and release its resources."""
     worker_group._clear_state()

@@ -1,4 +1,4 @@
-"""The environment of Ray Train's processes, without `ray.train`, whose import takes longer than to connect."""
+"""The environment and rank of Ray Train's processes, without `ray.train`, whose import takes longer than connecting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a controller's process.
 
     Args:
-        env_vars: in addition to those that Ray Train hands on.
+        env_vars: in addition to those that Ray Train passes on.
     """
     constants = _constants()
     warns = constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
@@ -39,6 +39,17 @@ def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str
     handed_on = _constants().get_env_vars_to_propagate()
     of_all = {**env.get("env_vars", {}), **of_controller(controller), **handed_on, **workers}
     return json.dumps(env | {"env_vars": of_all}, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def set_rank(context: Any) -> None:
+    """Set the rank that Ray Train reports in this process.
+
+    Args:
+        context: Ray Train's DistributedContext.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context  # Ray Train has imported it
+
+    get_train_context().distributed_context = context
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""This process as Ray sees it: its worker, its node, the hook that sets it up, and how a Ray is started."""
+"""This process as Ray sees it: its worker, node, token, the hook that sets it up, and how a Ray is started."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ import ray._private.worker
 import ray._raylet
 from ray._common import utils
 from ray._private import node, ray_constants, services
-from ray._private.authentication import authentication_token_generator
+from ray._private.authentication import authentication_token_generator, authentication_token_setup
 from ray._private.runtime_env import setup_hook
 
 #: Environment variable of a runtime environment that names what a new process calls first.
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+#: Environment variable in which a user chooses whether a token is used.
+AUTH_MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
 #: Settings of `ray.init`. No idle processes are started ahead of use: an actor with its own environment cannot take
 #: them, and they delay others. As many processes can start at once as a run has, as each mostly imports.
 SYSTEM_CONFIG = {"prestart_worker_first_driver": False, "worker_maximum_startup_concurrency": 16}
@@ -48,8 +51,8 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` leave signals as they are while the `with` statement lasts.
 
-    It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
-    one aborts the process.
+    Ray has two handlers of SIGTERM: the one in Python exits with code 15 at any point, and the other one aborts the
+    process.
     """
     return _replaced(
         (ray._private.utils, "set_sigterm_handler", lambda handler: None),
@@ -60,8 +63,8 @@ def no_signal_handlers() -> contextlib.AbstractContextManager[None]:
 def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]:
     """Have `ray.init` start no API server, no autoscaler and no log monitor while the `with` statement lasts.
 
-    It has no option for that. Without the dashboard the API server has nothing but Ray's usage statistics, and
-    `ray.init` waits for it for a second. The autoscaler cannot add to one machine, and nobody reads the logs.
+    Ray has no option for that. Without the dashboard the API server only has Ray's usage statistics, and `ray.init`
+    waits for it for a second. The autoscaler cannot add to one machine, and nothing reads the logs.
 
     Args:
         shows_logs: whether the driver shows what workers print, so that the log monitor is needed.
@@ -80,8 +83,8 @@ def without_helpers(shows_logs: bool) -> contextlib.AbstractContextManager[None]
 def show_no_errors() -> None:
     """Stop Ray from printing what its own processes report about deaths; this process is connected.
 
-    It has no option for that, and a page of a raylet's log comes before raytf sees that it has died. This is what Ray
-    does when it disconnects.
+    Ray has no option for that, and prints a page of a raylet's log before raytf notices that it has died. Ray does the
+    same when it disconnects.
     """
     worker: Any = ray._private.worker.global_worker
     worker.threads_stopped.set()
@@ -143,13 +146,13 @@ def session_folder() -> Path:
 
 
 def driver_paths() -> list[str]:
-    """Return where the driver of this job searches for modules."""
+    """Return the module search path of this job's driver."""
     worker: Any = ray._private.worker.global_worker  # `core_worker` is compiled, and mypy knows nothing of it
     return list(worker.core_worker.get_job_config().py_driver_sys_path)
 
 
 def export_hook(hook: Callable[[], None]) -> str:
-    """Make a function known that new processes call; the value of `HOOK` for them.
+    """Publish a function that new processes call, and return the value of `HOOK` for them.
 
     Args:
         hook: sent by value.
@@ -189,11 +192,53 @@ def new_token() -> str:
     return authentication_token_generator.generate_new_authentication_token()
 
 
+def gcs_of(address: str) -> str | None:
+    """Return HOST:PORT of the GCS of an address, or None if there is none.
+
+    Args:
+        address: as `ray.init` takes it, such as `auto`.
+    """
+    if "://" in address:
+        return None
+    try:
+        return services.canonicalize_bootstrap_address(address)
+    except (ValueError, ConnectionError):
+        return None
+
+
+def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
+    """Return whether a Ray accepts a token; None if it cannot be asked.
+
+    Args:
+        gcs: HOST:PORT.
+        token: empty for none.
+        seconds: to wait for the answer.
+    """
+    import grpc  # only a driver asks
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    with grpc.insecure_channel(gcs) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        request = getattr(gcs_service_pb2, "CheckAliveRequest")()  # generated code, of which mypy knows no names  # noqa: B009
+        try:
+            stub.CheckAlive(request, timeout=seconds, metadata=metadata)
+        except grpc.RpcError as error:
+            return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    return True
+
+
+def use_token() -> None:
+    """Have this process, and those that it starts, send the user's token from now on."""
+    os.environ[AUTH_MODE] = "token"
+    ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def on_loopback() -> Iterator[dict[str, str]]:
     """Have a Ray that is started, or reached, use only the loopback while the `with` statement lasts.
 
-    Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
+    There is no other way: Ray replaces 127.0.0.1 by an address that other machines reach.
 
     Yields:
         Environment variables with which processes of that Ray must be started.

@@ -1,6 +1,6 @@
-"""The size to which an autoscaler may bring its cluster, read from the configuration of the one on this machine.
+"""The size to which the autoscaler on this machine may grow its cluster, from the autoscaler's configuration.
 
-Ray has a place for this, which Train reads; neither of its autoscalers writes to it.
+Ray Train could read this from Ray, but neither of Ray's autoscalers writes it there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Growth(enum.Enum):
     """Whether a cluster grows by itself."""
 
     NO = "no"
-    UNKNOWN = "unknown"  # its autoscaler is somewhere else, as KubeRay's is, if it has one
+    UNKNOWN = "unknown"  # if it has an autoscaler, that runs elsewhere, as KubeRay's does
 
 
 def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth | dict[str, float]:
@@ -51,9 +51,9 @@ def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth 
 
 
 def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
-    """Return the most of each resource that workers of a cluster's configuration may have together.
+    """Return the most of each resource that all workers of a cluster's configuration may have together.
 
-    UNKNOWN where it does not say what a machine has, as that of hosts of one's own.
+    UNKNOWN if it does not say what a machine has, as for existing hosts.
     """
     head, limit = config.get("head_node_type"), int(config.get("max_workers", 2))
     counts: dict[str, list[tuple[float, int]]] = {}

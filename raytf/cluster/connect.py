@@ -1,4 +1,4 @@
-"""A connection to Ray: an existing one, the cluster of RAY_ADDRESS (with a token), or a Ray of this machine's own."""
+"""Connects to Ray: to the cluster of RAY_ADDRESS (with a token), or to a Ray that is started on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import ray
 
 from raytf import _process
-from raytf._ray import tokens, worker_process
+from raytf._ray import worker_process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
 from raytf.errors import ClusterError, one_line
 
-_THERE = "the head's token in ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
-_FIX = f"Type `export RAY_AUTH_MODE=token`, and have {_THERE}."
+_THERE = "the head's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+_FIX = f"Run `export RAY_AUTH_MODE=token`, and put {_THERE}."
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
@@ -31,12 +31,12 @@ def check_address(address: str, seconds: float = 5.0) -> None:
     """
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not (port.isascii() and port.isdecimal()):
-        return  # auto, or a way to connect of Ray's own
+        return  # auto, or another form that only Ray knows
     try:
         socket.create_connection((host, int(port)), timeout=seconds).close()
     except OSError as error:
         raise ClusterError(
-            f"no Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
+            f"No Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
             "address, or unset RAY_ADDRESS to train on this machine alone."
         ) from error
 
@@ -51,9 +51,9 @@ class Connection:
     """This process's connection to Ray.
 
     Attributes:
-        own: the Ray that was started for it; None for another one.
-        is_shared: somebody else in this process connected, and looks after it.
-        node: Ray's view of the node that it goes through.
+        own: the Ray that was started for it, if it was.
+        is_shared: other code in this process connected, and disconnects.
+        node: Ray's view of the node through which it connects.
     """
 
     own: OwnRay | None
@@ -61,7 +61,7 @@ class Connection:
     node: Any = None
 
     def is_current(self) -> bool:
-        """Return whether the connection still stands: a program may disconnect, and connect to another Ray."""
+        """Return whether this is still the connection: a program may disconnect, and connect to another Ray."""
         return ray.is_initialized() and worker_process.this_node() is self.node
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
@@ -86,7 +86,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
     """Connect, and disconnect at the end what was connected here.
 
     Args:
-        cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
+        cpus: returns how many are needed, if Ray is started here: a machine may run more processes than it has cores,
             more slowly.
         verbose: show Ray's messages, and keep the logs of a Ray that is started here, as after an error.
 
@@ -107,7 +107,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
         chatter |= {
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
-            # A dozen processes, which start before anything else, for a page that has nothing about a run of Ray Train.
+            # It would start a dozen processes, for a page that has nothing about a run of Ray Train.
             "include_dashboard": False,
             "_system_config": worker_process.SYSTEM_CONFIG,
         }
@@ -140,7 +140,7 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
     """Connect, or start a Ray. A signal that arrives meanwhile is raised when that is done.
 
     Raises:
-        ClusterError: neither could be done.
+        ClusterError: it failed.
     """
     silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
     starting = own.starting() if own else local_ray.reaching(address or "")
@@ -150,7 +150,7 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
             ray.init(**chatter)
             if not chatter["log_to_driver"]:
                 (worker_process.show_no_errors if own else worker_process.show_no_deaths)()
-    except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
+    except Exception as error:  # Ray raises a plain Exception on a machine that is too slow
         where = (
             f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
         )
@@ -158,33 +158,33 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
 
 
 def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[[str], bool | None]) -> bool:
-    """Return whether to connect with the user's token although the environment does not say so.
+    """Return whether to connect with the user's token although the environment does not ask for it.
 
     Args:
         address: of the cluster, for people.
         mode: RAY_AUTH_MODE; None if it is not set.
-        token: that the user has; empty for none.
-        is_let_in: asks with a token, or with none; see `tokens.is_let_in`.
+        token: the user's token; empty for none.
+        is_let_in: asks with a token, or with none; see `worker_process.is_let_in`.
 
     Raises:
-        ClusterError: the cluster wants a token, or another one.
+        ClusterError: the cluster needs a token, or another one.
     """
     is_on = (mode or "").lower() == "token"
     if is_let_in(token if is_on else "") is not False:
         return False
     if is_on:
-        why = "does not take this token" if token else "wants a token, and there is none here"
-        raise ClusterError(f"the Ray at {address} {why}. Have {_THERE}.")
+        why = "does not accept this token" if token else "needs a token, and there is none here"
+        raise ClusterError(f"The Ray at {address} {why}. Put {_THERE}.")
     if mode is not None:
-        raise ClusterError(f"the Ray at {address} wants a token, and RAY_AUTH_MODE is {mode}. {_FIX}")
+        raise ClusterError(f"The Ray at {address} needs a token, and RAY_AUTH_MODE is {mode}. {_FIX}")
     if not token or is_let_in(token) is False:
-        why = "the one here is another one" if token else "there is none here"
-        raise ClusterError(f"the Ray at {address} wants a token, and {why}. {_FIX}")
+        why = "the one here differs" if token else "there is none here"
+        raise ClusterError(f"The Ray at {address} needs a token, and {why}. {_FIX}")
     return True
 
 
 def let_in(address: str) -> None:
-    """Use the token of this user where a Ray wants one and RAY_AUTH_MODE does not say.
+    """Use the token of this user if a Ray needs one and RAY_AUTH_MODE is not set.
 
     Args:
         address: as `ray.init` takes it.
@@ -192,9 +192,9 @@ def let_in(address: str) -> None:
     Raises:
         ClusterError: see `needs_token`.
     """
-    gcs = tokens.gcs_of(address)
+    gcs = worker_process.gcs_of(address)
     if gcs is None:
         return
-    mode = os.environ.get(tokens.MODE)
-    if needs_token(address, mode, local_ray.token(), lambda token: tokens.is_let_in(gcs, token)):
-        tokens.use()
+    mode = os.environ.get(worker_process.AUTH_MODE)
+    if needs_token(address, mode, local_ray.token(), lambda token: worker_process.is_let_in(gcs, token)):
+        worker_process.use_token()

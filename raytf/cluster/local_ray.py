@@ -39,10 +39,10 @@ class OwnRay:
         with contextlib.suppress(OSError):
             self._guard = OrphanGuard(self._mark)
         variables = {MARK: self._mark}
-        # A process that gives itself a title would write it over its environment, and the mark.
+        # A process that sets its title would overwrite its environment, and the mark.
         variables["SPT_NOENV"] = "1"
-        # Ray's workers are nice to all others (15): among other programs of a machine a restart, which is mostly
-        # imports, would get next to nothing.
+        # Ray starts workers with a niceness of 15: beside other programs a restart, which is mostly imports, would get
+        # almost no CPU.
         variables[_NICENESS] = os.environ.get(_NICENESS, "0")
         variables |= self._own_folder()
         with _environment(variables), _loopback():
@@ -73,7 +73,7 @@ class OwnRay:
             self._guard.remove(str(self._session))
 
     def signs(self) -> list[ray_watch.Sign]:
-        """Return the signs that this Ray has died."""
+        """Return the watchers of this Ray's processes."""
         node: Any = worker_process.this_node()
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
@@ -115,15 +115,15 @@ def _loopback() -> Iterator[None]:
 
 
 def signs_of_cluster() -> list[ray_watch.Sign]:
-    """Return the signs that the cluster of this process can no longer be used.
+    """Return the watchers of the processes without which the cluster cannot be used from here.
 
     A raylet of this machine that has died takes the driver with it. A GCS that keeps its state may come back.
     """
     node = worker_process.this_node()
-    if node is None:  # a client, of which Ray's own server looks after the driver
+    if node is None:  # a Ray Client, whose driver is watched by Ray's own server
         return []
     signs: list[ray_watch.Sign] = []
-    # As a whole: where one machine has several nodes, the name of one begins the names of others.
+    # With the whole word: if one machine has several nodes, the name of one may be a prefix of another.
     socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
@@ -134,11 +134,11 @@ def signs_of_cluster() -> list[ray_watch.Sign]:
 
 
 def keep_token_private() -> None:
-    """Have the token that guards a Ray of this machine readable for its user only; Ray makes it readable for all."""
+    """Make the token of this machine's Ray readable only for its user; Ray makes it readable for all."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = _token_path()
-    with contextlib.suppress(OSError):  # Ray says what is wrong with the folder
+    with contextlib.suppress(OSError):  # Ray reports what is wrong with the folder
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _create(path)
@@ -148,8 +148,8 @@ def keep_token_private() -> None:
 
 
 def token() -> str:
-    """Return the token that this user has, as Ray looks for it; empty for none. Ray's own reader leaves a process in
-    which actors die if it is called before Ray is connected."""
+    """Return the token that Ray would use for this user; empty for none. Ray's own reader breaks actors of a process
+    that calls it before Ray is connected."""
     own = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return own or _token_path().read_text().strip()
@@ -161,7 +161,7 @@ def _token_path() -> Path:
 
 
 def _create(path: Path) -> None:
-    """Make a token that is there as a whole or not at all, whoever else does so at the same time."""
+    """Write a new token atomically, since other processes may do so at the same time."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:

@@ -1,8 +1,7 @@
-"""Kills what is left of a Ray when the driver that started it is gone, however it died.
+"""Kills what is left of a Ray when the driver that started it is gone, even after `kill -9`.
 
-Run as a program of its own, which needs Python's own library only: what the driver itself would clean up is left behind
-by `kill -9`. It kills processes that carry the mark of this one Ray in their environment and no others, also those that
-were stopped by a signal.
+It runs as a program of its own, which needs Python's own library only. It kills only processes that carry the mark of
+this one Ray in their environment, even if they were stopped by a signal.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 
 #: Environment variable of each process of a Ray that a driver has started.
 MARK = "RAYTF_OWN_RAY"
-#: Seconds between two looks at the driver; in which processes may end by themselves when it says so; for all of them.
+#: Seconds between two checks of the driver; for processes to exit by themselves; and to kill all of them.
 _POLL_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -28,7 +27,7 @@ class OrphanGuard:
     """The driver's handle of this program.
 
     Args:
-        mark: that the processes carry.
+        mark: of the processes.
 
     Raises:
         OSError: it cannot be started.
@@ -46,18 +45,18 @@ class OrphanGuard:
         )
 
     def remove(self, folder: str) -> None:
-        """Have it remove this folder too, when the processes are gone."""
+        """Remove this folder too when the processes are gone."""
         self._write(f"+{folder}\n")
 
     def over(self) -> None:
-        """Note that Ray was asked to stop: what does not do so within seconds is killed."""
+        """Note that Ray was asked to stop: processes that do not exit within seconds are killed."""
         self._write(".\n")
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def _write(self, text: str) -> None:
-        # A second net: its loss is no reason to fail.
+        # Only a safety net: its loss is no reason to fail.
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
             self._process.stdin.write(text)
@@ -65,7 +64,7 @@ class OrphanGuard:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when its parent dies, also while it is stopped and can notice nothing."""
+    """Have the system kill this process when its parent dies, even while it is stopped by a signal."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -84,7 +83,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end(mark: str, seconds: float = _END_SECONDS) -> None:
-    """Kill all processes that carry a mark, also those that they start meanwhile, for at most this many seconds."""
+    """Kill all processes that carry a mark, and those that they start meanwhile, for at most this many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = marked(mark)
@@ -105,7 +104,7 @@ def _carries(pid: int, wanted: bytes) -> bool:
 
 
 def _kill(pid: int, wanted: bytes) -> None:
-    """Kill a process that carries a mark, and not one that has got its number a moment ago."""
+    """Kill a process that carries a mark, but not another process that has just got its number."""
     with contextlib.suppress(OSError):
         try:
             handle = os.pidfd_open(pid)
@@ -122,21 +121,21 @@ def _kill(pid: int, wanted: bytes) -> None:
 
 
 def _wait(parent: int) -> tuple[bool, list[str]]:
-    """Wait until the driver ends or says that its Ray has; whether it said so, and the folders to remove."""
+    """Wait until the driver exits or reports that its Ray stops; return whether it did, and the folders to remove."""
     text, inputs, is_there = b"", [0], True
     while is_there and b".\n" not in text:
-        is_there = os.getppid() == parent  # before the last look at what it has said
+        is_there = os.getppid() == parent  # before the last read
         if select.select(inputs, [], [], _POLL_SECONDS * is_there)[0]:
             read = os.read(0, 65536)
             text += read
-            if not read:  # a program may close what is not its own, and live
+            if not read:  # a program may close this descriptor, and live
                 inputs = []
     lines = text.decode(errors="surrogateescape").split("\n")
     return "." in lines, [line[1:] for line in lines if line.startswith("+")]
 
 
 def main(mark: str, parent: int) -> None:
-    """Wait for the driver's end, then end and remove what it has left."""
+    """Wait for the driver's exit, then kill and remove what it has left."""
     is_orderly, folders = _wait(parent)
     deadline = time.monotonic() + _GRACE_SECONDS
     while is_orderly and marked(mark) and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Notices at once that the driver's Ray is gone, and exits with one line and an exit code before Ray does.
+"""Notices at once that the driver's Ray is gone, and exits with one line and an exit code before Ray exits.
 
 Ray's core in the driver notices a dead raylet after some 10 s and a dead GCS after a minute. It then ends the process
-from within: with lines of its own, exit code 1 or a core dump, and without a word to Python.
+from within: with lines of its own, exit code 1 or a core dump, and without an exception in Python.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Loss:
     is_reachable: bool
 
 
-#: Says what has died; None while it lives.
+#: Returns what has died; None while it lives.
 Sign = Callable[[], Loss | None]
-#: Seconds between two looks; for what is done before the process ends; and to reach a port.
+#: Seconds between two checks; for what is done before the process exits; and to reach a port.
 _POLL_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
-#: Seconds between two looks at a port, and for which Ray waits for a GCS that comes back.
+#: Seconds between two checks of a port, and for which Ray waits for a GCS that comes back.
 _PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
 #: The part of these seconds in which to save and exit before Ray's core ends the process.
 _RESERVE_SECONDS = 15.0
 
-#: Is called before the process exits: takes what has died, and returns what to say of it, or nothing.
+#: Called before the process exits: takes what has died, and returns a text about it, or an empty one.
 Farewell = Callable[[Loss], str]
 _farewells: list[Farewell] = []
 
@@ -54,7 +54,7 @@ def farewell(call: Farewell) -> Iterator[None]:
     """Have a lost Ray call this before the process exits, for 9 s at most, while the `with` statement lasts.
 
     Args:
-        call: takes what has died; returns what to say after it. Runs in a thread of its own.
+        call: takes what has died, and returns a text to add. Runs in a thread of its own.
     """
     _farewells.append(call)
     try:
@@ -67,12 +67,11 @@ class WatchedProcess:
     """A process of this machine.
 
     Args:
-        name: who it is, for people.
-        pid: of it.
-        is_all: nothing can be asked of Ray without it.
+        name: of the process, for people.
+        is_all: whether Ray answers nothing without it.
 
     Attributes:
-        handle: that becomes readable when it dies; -1 where the system has none.
+        handle: becomes readable when it dies; -1 if the system has none.
     """
 
     def __init__(self, name: str, pid: int, is_all: bool):
@@ -93,7 +92,7 @@ class WatchedProcess:
         return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the handle."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
@@ -103,10 +102,10 @@ class WatchedPort:
     """A port that may be closed for a while.
 
     Args:
-        name: whose it is.
+        name: of its process, for people.
         address: HOST:PORT.
-        seconds: for which nothing may answer.
-        clock: seconds that only go forward.
+        seconds: the longest time without an answer.
+        clock: monotonic seconds.
     """
 
     def __init__(self, name: str, address: str, seconds: float, clock: Callable[[], float] = time.monotonic):
@@ -130,19 +129,19 @@ class WatchedPort:
 
 
 def patience(reconnect_seconds: float) -> float:
-    """Return for how many seconds a driver waits for a GCS: fewer than Ray's core, which then ends the process."""
+    """Return for how many seconds a driver waits for a GCS: fewer than Ray's core, which then exits the process."""
     return max(reconnect_seconds - _RESERVE_SECONDS, reconnect_seconds / 2)
 
 
 class RayWatch:
     """Watches the processes without which this one cannot continue; a context manager.
 
-    When one has died, the farewells are called and this process ends with exit code 75 and a line on standard error;
-    nothing that Ray writes in the meantime is seen.
+    When one has died, the farewells are called and this process exits with code 75 and a line on standard error; what
+    Ray writes in the meantime is hidden.
 
     Args:
-        signs: of their deaths.
-        end: ends this process; takes what has died.
+        signs: one for each process.
+        end: exits this process; takes what has died.
     """
 
     def __init__(self, signs: Sequence[Sign], end: Callable[[Loss], None] | None = None):
@@ -170,7 +169,7 @@ class RayWatch:
             if isinstance(sign, WatchedProcess) and sign.handle >= 0:
                 handles.register(sign.handle, select.POLLIN)
         while not self._stop.is_set():
-            handles.poll(_POLL_SECONDS * 1000)  # at once, before Ray shows what it thinks of it
+            handles.poll(_POLL_SECONDS * 1000)  # returns at once, before Ray prints anything
             self._check_signs()
 
     def _check_signs(self) -> None:
@@ -186,7 +185,7 @@ class RayWatch:
 
 
 def leave(loss: Loss) -> None:
-    """End this process because something that it needs has died."""
+    """Exit this process because a process that it needs has died."""
     shown = sys.stdout
     terminal = _mute()
     texts: list[str] = []
@@ -200,11 +199,11 @@ def leave(loss: Loss) -> None:
     thread.start()
     thread.join(_FAREWELL_SECONDS)
     try:
-        why = "; ".join(filter(None, texts)) or "nothing goes on with this Ray"
+        why = "; ".join(filter(None, texts)) or "nothing continues with this Ray"
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
-            how = f"T{continuing.next_command()[1:]} goes on where this one stopped."
+            how = f"T{continuing.next_command()[1:]} continues where this one stopped."
             os.write(terminal, f"error: {loss.text}; {why}. {how}\n".encode())
     finally:
         os._exit(EXIT_AGAIN)
@@ -215,7 +214,7 @@ def _mute() -> int:
     try:
         terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
-        # Ray prints words of its raylet on standard output. What was opened before, as the display, still shows.
+        # Ray prints the raylet's messages on standard output. What was opened before, such as the display, still shows.
         sys.stdout = sys.stderr = open(nothing, "w")  # noqa: SIM115
     except OSError:
         return 2

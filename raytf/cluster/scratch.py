@@ -1,7 +1,7 @@
-"""A folder for a worker's temporary files, which it removes after training, or which later workers remove.
+"""A folder for a worker's temporary files, which the worker removes after training, or later workers do.
 
-Workers end by SIGKILL or `os._exit`, so that nothing removes what TensorFlow's autograph, callbacks and copies for an
-object store have in the system's temporary folder.
+Workers exit by SIGKILL or `os._exit`, so that nothing would remove what TensorFlow's autograph, callbacks and copies
+for an object store have in the system's temporary folder.
 """
 
 from __future__ import annotations

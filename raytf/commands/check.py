@@ -14,7 +14,8 @@ import tyro
 from raytf.commands._table import show
 from raytf.config.terminal_text import say
 from raytf.doctor import inputs, local_environment
-from raytf.doctor.check import job_fit, zones
+from raytf.doctor.check import cost as costs
+from raytf.doctor.check import job_fit
 from raytf.doctor.check import offline as check_offline
 from raytf.doctor.check.cost import Cost
 from raytf.doctor.check.offline import CheckReport
@@ -159,7 +160,7 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
     if cost.traffic is not None:
         say(
             f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "
-            f"{cost.traffic.workers} workers, {zones.WEIGHTS / 1e6:g} M weights and {zones.STEPS} steps a second"
+            f"{cost.traffic.workers} workers, {costs.WEIGHTS / 1e6:g} M weights and {costs.STEPS} steps a second"
         )
 
 

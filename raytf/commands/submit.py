@@ -62,7 +62,7 @@ class Submit:
 
 def main(flags: Submit) -> None:
     """Run the command; exits with its code."""
-    from raytf.cluster.jobs import submission
+    from raytf.cluster import submission
 
     if len(flags.address) != 1 or not flags.command.strip():
         missing = "there is no address" if not flags.address else "there is nothing to run"
@@ -81,8 +81,8 @@ def main(flags: Submit) -> None:
 
 
 def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:
-    from raytf.cluster.jobs import submission
-    from raytf.cluster.jobs.job_server import reach
+    from raytf.cluster import submission
+    from raytf.cluster.job_server import reach
 
     server = reach(address)
     if flags.working_dir:
@@ -117,7 +117,7 @@ def _how(address: str, name: str) -> str:
 
 
 def _limits(flags: Submit) -> Any:
-    from raytf.cluster.jobs.resubmission import ResubmissionLimits
+    from raytf.cluster.resubmission import ResubmissionLimits
 
     text = flags.max_resubmits
     if text != "unlimited" and not text.isdecimal():

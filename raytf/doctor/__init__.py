@@ -1,1 +1,1 @@
-"""Tells people about their clusters: mistakes in files, answers of clouds, and leftovers. No run imports it."""
+"""Reports on clusters: mistakes in files, answers of clouds, and leftovers. No run imports it."""

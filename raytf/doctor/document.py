@@ -1,4 +1,4 @@
-"""YAML of a cluster with the line of each value and keys that appear twice; and which cloud it is about."""
+"""The YAML of a cluster, with the line of each value; and the cloud that it is for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Document:
     """One document of a file.
 
     Attributes:
-        value: what it says, with all keys as texts.
-        lines: path -> line, from 1; of the key where it is in a mapping.
-        odd_keys: where a key is a number or the like for YAML.
+        value: its content, with all keys as texts.
+        lines: path -> line, from 1; of the key for a value in a mapping.
+        odd_keys: paths of keys that are numbers or the like for YAML.
     """
 
     value: Any
@@ -59,16 +59,16 @@ class Document:
         """Return findings with the lines of their paths, if they have none yet."""
         return [f if f.line is not None else replace(f, line=self.line(f.path)) for f in findings]
 
-    def commands(self, *keys: str) -> Iterator[tuple[Path, str]]:
-        """Yield the shell commands below top-level keys, each with its path."""
+    def commands(self, *keys: str, below: Path = ()) -> Iterator[tuple[Path, str]]:
+        """Yield the shell commands in the lists of several keys, each with its path."""
         for key in keys:
-            for i, command in enumerate(self.sequence(key)):
+            for i, command in enumerate(self.sequence(*below, key)):
                 if isinstance(command, str):
-                    yield (key, i), command
+                    yield (*below, key, i), command
 
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
-    """Return all documents of a file that are not empty, and what is wrong with its YAML."""
+    """Return all documents of a file that are not empty, and the mistakes in its YAML."""
     documents: list[Document] = []
     findings: list[ConfigFinding] = []
     try:
@@ -104,8 +104,8 @@ def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     elif "mapping values are not allowed" in description:
         fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
     else:
-        fix = "Fix the line, or the one before: often an indentation, a bracket or a quote."
-    finding = error("yaml-syntax", (), f"this is not YAML: {description}", "Ray reads nothing of this file.", fix)
+        fix = "Fix this line or the one before: often it is an indentation, a bracket or a quote."
+    finding = error("yaml-syntax", (), f"this is not YAML: {description}", "Ray cannot read the file.", fix)
     return replace(finding, line=line)
 
 
@@ -115,13 +115,9 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in seen and name != "<<":
-                finding = error(
-                    "duplicate-key",
-                    (*path, name),
-                    f"{name!r} is given twice, first in line {seen[name]}",
-                    "YAML keeps the last one and drops the first without a word.",
-                    "Join the two, or leave one out.",
-                )
+                what = f"{name!r} appears twice, first in line {seen[name]}"
+                why = "YAML keeps the last one and silently drops the first."
+                finding = error("duplicate-key", (*path, name), what, why, "Join the two, or delete one.")
                 yield replace(finding, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
@@ -146,7 +142,7 @@ CLOUDS = ("aws", "gcp", "azure")
 
 
 class Platform(StrEnum):
-    """The place that nodes come from."""
+    """The place of the nodes."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -155,7 +151,7 @@ class Platform(StrEnum):
     OTHER = "other"
 
 
-#: A key of a node_config that only one place has; `external` says nothing by itself.
+#: Key of a node_config -> the only place that has it; a provider of type external may be any.
 _SIGNS = {
     "InstanceType": Platform.AWS,
     "machineType": Platform.GCP,

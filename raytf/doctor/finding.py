@@ -12,11 +12,11 @@ Path = tuple[str | int, ...]
 
 
 class Severity(StrEnum):
-    """How bad it is.
+    """The severity of a finding.
 
     Attributes:
         ERROR: the cluster does not come up, the job never runs, or something is open to the world.
-        WARNING: it comes up, and costs money, time or safety that the user did not mean to give.
+        WARNING: the cluster works, but costs money, time or safety that the user did not intend.
         FILL_IN: a value that only the user knows is still a placeholder.
     """
 
@@ -31,12 +31,11 @@ class ConfigFinding:
 
     Attributes:
         code: its kind, stable for scripts, such as `unknown-key`.
-        severity: how bad it is.
-        path: where in the document; the root for what concerns all of it.
+        path: its place in the document; empty for the whole document.
         what: what is wrong, with the value.
-        why: what comes of it.
+        why: what happens because of it.
         fix: what to write instead.
-        line: line of the file, from 1; None where there is none.
+        line: the line of the file, from 1, if known.
     """
 
     code: str
@@ -58,6 +57,17 @@ def warning(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFindi
     return ConfigFinding(code, Severity.WARNING, path, what, why, fix)
 
 
+def stops_ray_up(code: str, path: Path, what: str, fix: str, how: str = "") -> ConfigFinding:
+    """Return a finding that makes `ray up` exit; `how` is the error that it shows."""
+    return error(code, path, what, f"`ray up` exits{how and f' with {how}'}.", fix)
+
+
+def refuses_nodes(cloud: str, code: str, path: Path, what: str, fix: str, reason: str = "") -> ConfigFinding:
+    """Return a finding that makes a cloud refuse each node of a type; `reason` is the cloud's error."""
+    why = f"{cloud} refuses each node of this type{reason and f' ({reason})'}, and Ray repeats the request forever."
+    return error(code, path, what, why, fix)
+
+
 def zone_not_in_region(zone: str, region: str, why: str, fix: str) -> ConfigFinding:
     """Return the finding that a zone of the provider is not in its region."""
     path = ("provider", "availability_zone")
@@ -65,7 +75,7 @@ def zone_not_in_region(zone: str, region: str, why: str, fix: str) -> ConfigFind
 
 
 def place(path: Path) -> str:
-    """Return a path for people: `available_node_types.gpu.node_config.disks[0]`."""
+    """Return a path as text: `available_node_types.gpu.node_config.disks[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
@@ -81,12 +91,12 @@ def near(word: object, known: Iterable[str]) -> str:
 
 
 def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:
-    """Say what to write for an unknown word: the close one, or any of all."""
+    """Return advice for an unknown word: the closest known word, or a list of all."""
     names = sorted(known)
     return near(word, names).removeprefix(". ") or f"{what} {listed(names, 40)}."
 
 
 def listed(names: Iterable[object], most: int = 12) -> str:
-    """Return names for a message, cut if there are many."""
+    """Return names for a message; a long list is cut."""
     texts = [str(name) for name in names]
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

@@ -27,10 +27,8 @@ _WORDS = ("commonAnnotations", "commonLabels", "labels", "images", "metadata", "
 _REMOTE = re.compile(r"^([^=]*=)?([a-z+]+::|[a-z+]+://)", re.I)
 #: A manifest of Kubernetes ends at 1 MiB.
 _MOST_BYTES = 16 << 20
-#: A pipe of a shell's `<(...)` gives something in that time, and again.
-_PIPE_SECONDS = 30
-#: Building one takes a tenth of a second; one with a remote base waits for the network.
-_BUILD_SECONDS = 30
+#: Timeouts of a pipe, such as a shell's `<(...)`, and of building a kustomization, which may wait for the network.
+_PIPE_SECONDS = _BUILD_SECONDS = 30
 
 
 def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool = False) -> dict[str, str]:
@@ -38,11 +36,11 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
 
     Args:
         names: files; folders, which stand for all YAML in them; kustomizations, which are built; `-`.
-        unread: gets what cannot be read or built of a folder that holds more, with why; None to end there.
-        trust: build also kustomizations that name something elsewhere, which git then fetches.
+        unread: filled in: what cannot be read or built in a folder with other files, and why; None to raise instead.
+        trust: also build kustomizations that name something elsewhere, which git then fetches.
 
     Raises:
-        ConfigError: one of them is not there, or cannot be read or built.
+        ConfigError: a source does not exist, or cannot be read or built.
     """
     texts: dict[str, str] = {}
     for name in names:
@@ -54,14 +52,14 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
         alone = not path.is_dir() or (path / _KUSTOMIZATION).is_file()
         parts = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
         if not parts and len(unread or ()) == before:
-            raise ConfigError(f"{name} holds no .yaml file. Expected a cluster YAML, or a folder of them.")
+            raise ConfigError(f"{name} has no .yaml file. Pass a cluster YAML, or a folder with some.")
         texts |= parts
     return texts
 
 
 def unreadable(problem: str) -> ConfigFinding:
     """Return the finding that one of a folder's sources could not be read; the others are checked."""
-    return error("unreadable", (), problem, "Nothing is known of it.", "Fix that, or name the other files alone.")
+    return error("unreadable", (), problem, "It was not checked.", "Fix it, or pass the other files only.")
 
 
 def _folder(
@@ -70,7 +68,7 @@ def _folder(
     try:
         about = folder.stat()
         if (about.st_dev, about.st_ino) in seen:
-            return  # a link to a folder that is looked at already
+            return  # a link to a folder that was read already
         seen.add((about.st_dev, about.st_ino))
         if (folder / _KUSTOMIZATION).is_file():
             yield str(folder), _build(folder, trust)
@@ -100,12 +98,12 @@ def _text(path: Path) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """Return what a file holds, or what a pipe gives without delay; at most a little more than is allowed.
+    """Return the content of a file or of a pipe that does not pause, or a little more than is allowed of it.
 
     Raises:
-        OSError: it cannot be read, or nothing comes.
+        OSError: it cannot be read, or nothing arrives.
     """
-    # Opening a pipe that nobody writes to would wait for ever.
+    # Opening a pipe that nobody writes to would wait forever.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file.read(_MOST_BYTES + 1) or b""
@@ -115,7 +113,7 @@ def _bytes(path: Path) -> bytes:
         while more != b"" and len(data) <= _MOST_BYTES:
             data += more or b""
             if not select.select([file], [], [], _PIPE_SECONDS)[0]:
-                raise TimeoutError(f"it is a pipe or a device that gave nothing for {_PIPE_SECONDS} s")
+                raise TimeoutError(f"it is a pipe or a device that sent nothing for {_PIPE_SECONDS} s")
             more = file.read(1 << 16)
         return data
 
@@ -128,7 +126,7 @@ def _decoded(name: str, read: Callable[[], bytes]) -> str:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError, ValueError) as problem:
         line = f" in line {_line_of(problem)}" if isinstance(problem, UnicodeDecodeError) else ""
-        raise ConfigError(f"{name} cannot be read: {one_line(problem)}{line}. Expected a YAML file.") from None
+        raise ConfigError(f"{name} cannot be read: {one_line(problem)}{line}. Pass a YAML file.") from None
 
 
 def _line_of(problem: UnicodeDecodeError) -> int:
@@ -136,7 +134,7 @@ def _line_of(problem: UnicodeDecodeError) -> int:
 
 
 def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
-    """Return what a kustomization, or one that it builds upon, takes that is not a path on this machine."""
+    """Return a source of a kustomization, or of an inner one, that is not a path on this machine; empty if none is."""
     folder = folder.resolve()
     names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
     if folder in seen or not names:
@@ -150,7 +148,7 @@ def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
         return ""
     if value.get("helmCharts") or value.get("helmChartInflationGenerator"):
         return "helm charts"
-    # Any file that it names may be given as a URL.
+    # Any file that it names may be a URL.
     remote = [text for key, part in value.items() if key not in _WORDS for text in _texts(part) if _REMOTE.search(text)]
     if remote:
         return repr(remote[0][:200])
@@ -178,13 +176,13 @@ def _build(folder: Path, trust: bool) -> str:
     if tool is None:
         raise ConfigError(
             f"{folder} is a kustomization, and there is no kubectl to build it. Install kubectl, or build it elsewhere "
-            "and give it as `raytf check -`."
+            "and pipe it into `raytf check -`."
         )
     elsewhere = "" if trust else _from_elsewhere(folder, set())
     if elsewhere:
         raise ConfigError(
-            f"{folder} was not built: it takes {elsewhere}, which is not a path here and would be fetched. Give "
-            "--trust where you trust it."
+            f"{folder} was not built: it names {elsewhere}, which is not a path here and would be fetched. Pass "
+            "--trust if you trust it."
         )
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The facts about this machine that checks use, and the names that ssh may be given."""
+"""Facts about this machine, and the names that are safe to pass to ssh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: A host is no text that ssh takes for an option, or a shell of the user's configuration (%h) for more than a name.
+#: Names that neither ssh takes for an option, nor a shell of the user's configuration (%h) for more than a name.
 _HOST = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*")
 _TOOL_SECONDS = 15
@@ -27,9 +27,9 @@ class Surroundings:
     """This machine.
 
     Attributes:
-        python: its Python, such as 3.11.7; Ray wants the same patch level everywhere.
-        ray: the version of the Ray that is installed.
-        folder: what relative paths of the YAML start from: that of the shell, as `ray up` has it.
+        python: its Python, such as 3.11.7; Ray requires the same patch level everywhere.
+        ray: the version of the installed Ray.
+        folder: the current folder, from which relative paths of the YAML start, as for `ray up`.
         environ: the shell's environment.
     """
 
@@ -66,7 +66,7 @@ def ray_file(name: str) -> Any:
 
 
 def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
-    """Run a command of this machine that only reads, and return what it prints; empty if it fails."""
+    """Run a command that only reads, and return its output; empty if it fails."""
     path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
     try:
         done = subprocess.run(
@@ -84,10 +84,10 @@ def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
 
 
 def is_host(name: object) -> bool:
-    """Return whether it may be an address or a host's name, and nothing else to ssh or a shell."""
+    """Return whether ssh and a shell can only take a text for an address or a host's name."""
     return _HOST.fullmatch(str(name)) is not None
 
 
 def is_user(name: object) -> bool:
-    """Return whether it may be the name of a user, and nothing else to ssh or a shell."""
+    """Return whether ssh and a shell can only take a text for the name of a user."""
     return _USER.fullmatch(str(name)) is not None

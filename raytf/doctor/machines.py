@@ -1,8 +1,8 @@
-"""Machines of the clouds: CPUs, GPUs, memory and list price; a small table that is dated, not a service.
+"""Machines of the clouds: CPUs, GPUs, memory and list price, in a small table with a date.
 
 `machines.csv` holds the list prices of Linux on demand, without tax, disks and traffic, of us-east-1 (AWS), us-central1
-(Google Cloud) and East US (Azure), as known in the month of `PRICES_OF`; other regions differ by up to a third. An
-empty price is one that is not known here. The sizes are the clouds' own.
+(Google Cloud) and East US (Azure), as of the month in `PRICES_OF`; other regions differ by up to a third. An
+empty price is not known.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def names(provider: str) -> list[str]:
 
 
 def family_known(provider: str, name: str) -> bool:
-    """Return whether the table has other sizes of an instance type's family, and so would have this one."""
+    """Return whether the table has the family of an instance type, and so would have this size."""
     cut = {"aws": r"\..*", "gcp": r"-[^-]*$"}.get(_cloud(provider))
     if cut is None:
         return False
@@ -86,11 +86,7 @@ def instance_path(provider: str, path: Path) -> Path:
 
 
 def machine(provider: str, config: dict[str, Any]) -> Machine | None:
-    """Return what the machine of a node_config has.
-
-    Returns:
-        None where the table does not know it.
-    """
+    """Return the machine of a node_config, or None if the table does not have it."""
     cloud = _cloud(provider)
     if cloud == "gcp" and "machineType" not in config:
         return _tpu(config)

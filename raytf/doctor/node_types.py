@@ -1,4 +1,4 @@
-"""Node types of a cluster YAML, with what each machine has."""
+"""Node types of a cluster YAML: what each machine has, and mistakes in resources and in numbers of nodes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from raytf.doctor.machines import Machine
 
 #: Provider -> head_node_type of Ray's defaults, which holds where a file has none.
 DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": "ray_head_default"}
+#: Provider -> the two keys of a node_config that name the market, and the word for spot.
+_SPOT = {
+    "aws": ("InstanceMarketOptions", "MarketType", "spot"),
+    "external": ("InstanceMarketOptions", "MarketType", "spot"),
+    "azure": ("azure_arm_parameters", "priority", "Spot"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,11 @@ class NodeType:
     """A node type.
 
     Attributes:
-        name: its key.
-        is_head: whether the head is of this type.
-        least, most: how many workers of it there may be; `most` is the cluster's where it is not given.
-        most_given: whether max_workers is given.
-        resources: as given, numbers only.
+        least, most: bounds for its number of workers; `most` is the cluster's if the type has no max_workers.
+        most_given: whether the type has max_workers.
+        resources: as in the file, numbers only.
         config: the provider's node_config, without `fallback`.
-        machine: what the instance type has; None where it is not known here.
+        machine: what the instance type has, if it is known.
         market: spot or on-demand.
         others: what its nodes may be instead, in order.
     """
@@ -117,19 +121,15 @@ def _whole(value: Any, default: int) -> int:
 
 def market(provider: str, config: dict[str, Any]) -> str:
     """Return spot or on-demand, as the provider's node_config says."""
-    if provider in ("aws", "external"):
-        options = config.get("InstanceMarketOptions")
-        return "spot" if isinstance(options, dict) and options.get("MarketType") == "spot" else "on-demand"
     if provider == "gcp":
         return "spot" if fallback.is_spot_of_gcp(config) else "on-demand"
-    if provider == "azure":
-        parameters = config.get("azure_arm_parameters")
-        return "spot" if isinstance(parameters, dict) and parameters.get("priority") == "Spot" else "on-demand"
-    return "on-demand"
+    key, inner, word = _SPOT.get(provider, ("", "", ""))
+    options = config.get(key)
+    return "spot" if isinstance(options, dict) and options.get(inner) == word else "on-demand"
 
 
 def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
-    """Return the most that a cluster may use of something: its head's, and that of the workers which have most.
+    """Return the most that a cluster may use of a resource: its head's, and that of the largest workers.
 
     Args:
         members: node types, each with how much one node has.
@@ -148,94 +148,161 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     for t in node_types(document):
         for resource, count in document.mapping(*t.path, "resources").items():
             if isinstance(count, float) and not math.isfinite(count):
-                yield error(
-                    "wrong-value",
-                    (*t.path, "resources", resource),
-                    f"{resource} is {count}",
-                    "Ray schedules by numbers that end.",
-                    "Give how many the machine has.",
-                )
+                path, what = (*t.path, "resources", resource), f"{resource} is {count}"
+                yield error("wrong-value", path, what, "Ray needs a finite number.", "Write how many the machine has.")
         name = machines.instance_type(provider, t.config)
-        if name is not None and t.machine is None:
-            hint = near(name, machines.names(provider))
-            if hint and machines.family_known(provider, name):
-                yield error(
-                    "unknown-instance-type",
-                    machines.instance_path(provider, t.path),
-                    f"{name!r} is not an instance type that is known here{hint}",
-                    "The launch of each node of this type fails, again and again.",
-                    "Take a type that exists; if this one is newer than raytf, ignore this.",
-                )
-            continue
         if t.machine is not None:
             yield from _resources(t, t.machine, provider)
+        elif name is not None:
+            hint = near(name, machines.names(provider))
+            if hint and machines.family_known(provider, name):
+                path, what = machines.instance_path(provider, t.path), f"{name!r} is not a known instance type{hint}"
+                why = "The launch of each node of this type fails, again and again."
+                fix = "Take a type that exists; if this one is newer than raytf, ignore this."
+                yield error("unknown-instance-type", path, what, why, fix)
 
 
 def stopped_nodes(why: str) -> ConfigFinding:
     """Return the finding that the provider keeps stopped nodes because the config does not say."""
-    what = "cache_stopped_nodes is not given: Ray takes true"
+    what = "cache_stopped_nodes is missing: Ray takes true"
     return warning("cache-stopped-nodes", ("provider",), what, why, "Add `cache_stopped_nodes: false`.")
 
 
 def spot_head(path: Path, cloud: str, key: str) -> ConfigFinding:
     """Return the finding that the head is a spot machine."""
-    return warning(
-        "spot-head",
-        path,
-        "the head is a spot machine",
-        f"When {cloud} takes it, the whole cluster is gone, and workers run on that nobody stops.",
-        f"Leave {key} out of the head's type.",
-    )
+    why = f"When {cloud} takes it, the whole cluster is gone, and workers keep running that nobody stops."
+    return warning("spot-head", path, "the head is a spot machine", why, f"Delete {key} from the head's type.")
+
+
+def small_disk(
+    t: NodeType, path: Path, size: object, least: tuple[int, int], unit: str, cloud: str
+) -> Iterator[ConfigFinding]:
+    """Find a system disk on which TensorFlow does not fit; `least` is the size without and with a GPU."""
+    wanted = least[t.machine is not None and t.machine.gpus > 0]
+    if isinstance(size, int) and not isinstance(size, bool) and size < wanted:
+        why = f"{cloud} refuses less than the image has, up to 75 {unit} for a GPU image; else pip runs out of space."
+        yield error("disk-too-small", path, f"a system disk of {size} {unit}", why, f"Write {wanted} or more.")
 
 
 def too_many_gpus(t: NodeType, machine: str, gpus: float, fix: str) -> ConfigFinding:
     """Return the finding that a type's resources have more GPUs than its machine."""
     has = f"{gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
-    return error(
-        "gpu-count",
-        (*t.path, "resources", "GPU"),
-        f"GPU: {t.resources['GPU']:g} on {machine}, which has {has}",
-        "Ray starts nodes for jobs that then find no GPU there, and the job waits forever.",
-        fix,
-    )
+    what = f"GPU: {t.resources['GPU']:g} on {machine}, which has {has}"
+    why = "Ray starts nodes for jobs that then find no GPU there, and the job waits forever."
+    return error("gpu-count", (*t.path, "resources", "GPU"), what, why, fix)
 
 
 def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigFinding]:
     path = (*t.path, "resources")
     declared = t.resources.get("GPU")
     if declared is not None and declared > machine.gpus:
-        fix = f"Give GPU: {machine.gpus}, or a machine with {declared:g}."
-        yield too_many_gpus(t, machine.name, machine.gpus, fix if machine.gpus else "Leave GPU out of resources.")
+        fix = f"Write GPU: {machine.gpus}, or take a machine with {declared:g}."
+        yield too_many_gpus(t, machine.name, machine.gpus, fix if machine.gpus else "Delete GPU from resources.")
     elif machine.gpus and declared is not None and declared < machine.gpus and not t.is_head:
-        yield warning(
-            "gpu-count",
-            (*path, "GPU"),
-            f"GPU: {declared:g} on {machine.name}, which has {machine.gpus}",
-            "The others are paid for, and Ray gives them to nobody.",
-            f"Give GPU: {machine.gpus}.",
-        )
+        what, why = f"GPU: {declared:g} on {machine.name}, which has {machine.gpus}", "You pay for GPUs that stay idle."
+        yield warning("gpu-count", (*path, "GPU"), what, why, f"Write GPU: {machine.gpus}.")
     elif machine.gpus and declared is None and provider in ("gcp", "azure") and not t.is_head:
-        yield error(
-            "gpu-not-declared",
-            path,
-            f"{machine.name} has {machine.gpus} GPUs, and resources give none",
-            f"On {provider} Ray does not find that out: no job that wants a GPU ever starts such a node.",
-            f'Add "GPU": {machine.gpus} to resources.',
-        )
+        what = f"{machine.name} has {machine.gpus} GPUs, and resources list none"
+        why = f"On {provider} Ray does not detect them: no job that needs a GPU ever starts such a node."
+        yield error("gpu-not-declared", path, what, why, f'Add "GPU": {machine.gpus} to resources.')
     cpus = t.resources.get("CPU")
     if cpus is not None and machine.cpus and cpus > machine.cpus:
-        yield error(
-            "cpu-count",
-            (*path, "CPU"),
-            f"CPU: {cpus:g} on {machine.name}, which has {machine.cpus}",
-            "The autoscaler plans with CPUs that the node does not have, and jobs wait forever.",
-            f"Give CPU: {machine.cpus} or fewer.",
-        )
+        what = f"CPU: {cpus:g} on {machine.name}, which has {machine.cpus}"
+        why = "The autoscaler plans with CPUs that the node does not have, and jobs wait forever."
+        yield error("cpu-count", (*path, "CPU"), what, why, f"Write CPU: {machine.cpus} or fewer.")
     if t.is_head and machine.gpus:
-        yield warning(
-            "gpu-head",
-            (*t.path, "node_config"),
-            f"the head is a {machine.name} with {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}",
-            "The head never goes away while the cluster is up, so that GPU is paid for all the time.",
-            "Take a small machine without GPU for the head.",
-        )
+        what = f"the head is a {machine.name} with {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
+        why = "The head runs as long as the cluster, so you pay for that GPU all the time."
+        yield warning("gpu-head", (*t.path, "node_config"), what, why, "Take a small machine without GPU for the head.")
+
+
+def check_counts(document: Document) -> Iterator[ConfigFinding]:
+    """Find counts that contradict each other."""
+    if document.get("provider", "type") == "local":
+        return
+    types = node_types(document)
+    yield from _head_type(document, [t.name for t in types])
+    most = document.get("max_workers")
+    for t in types:
+        yield from _bounds(t, most)
+    yield from _sums(types, most)
+    yield from _times(document)
+
+
+def _sums(types: list[NodeType], most: Any) -> Iterator[ConfigFinding]:
+    workers = [t for t in types if not t.is_head]
+    least = sum(t.least for t in workers)
+    if _is_number(most) and least > most:
+        what = f"min_workers of the types sum to {least}, and max_workers is {most}"
+        why = "Ray refuses the file when it validates it."
+        yield error("sum-of-minimums", ("max_workers",), what, why, f"Set max_workers to {least} or more.")
+    reach = sum(t.most for t in workers if t.most_given)
+    if most is None and reach > 2:
+        what = f"max_workers is missing at the top: Ray takes 2, and the types allow {reach}"
+        why = "The cluster stops growing at 2 workers without a warning; minimums above that are refused."
+        fix = f"Add `max_workers: {reach}` at the top."
+        yield error("default-max-workers", ("available_node_types",), what, why, fix)
+    if not _is_number(most) or most <= 0:
+        return
+    if workers and all(t.most_given and t.most == 0 for t in workers):
+        what, fix = f"max_workers is {most}, and each type has max_workers 0", "Set max_workers of a type above 0."
+        yield error("no-workers", ("max_workers",), what, "No worker ever starts.", fix)
+    if types and not workers and types[0].most == 0:
+        what = f"max_workers is {most}, and there is only the head's type"
+        why = "Ray sets max_workers of the head's type to 0: no worker ever starts."
+        fix = "Add a type for workers, or max_workers to the head's type."
+        yield error("no-workers", ("available_node_types",), what, why, fix)
+
+
+def _head_type(document: Document, names: list[str]) -> Iterator[ConfigFinding]:
+    head = document.get("head_node_type")
+    if not names or (head is None and DEFAULT_HEADS.get(str(document.get("provider", "type"))) in names):
+        return
+    if head is None:
+        what = "available_node_types needs head_node_type"
+        why = "Ray takes the name from its defaults, which is none of these types, and refuses the file."
+        fix = f"Add `head_node_type: {names[0]}`."
+        yield error("head-node-type", ("available_node_types",), what, why, fix)
+    elif head not in names:
+        what = f"head_node_type {head!r} is none of the types{near(head, names)}"
+        why = "Ray refuses the file when it validates it."
+        yield error("head-node-type", ("head_node_type",), what, why, f"Name one of {', '.join(names)}.")
+
+
+def _bounds(t: NodeType, most: Any) -> Iterator[ConfigFinding]:
+    if t.most_given and t.least > t.most:
+        what = f"min_workers {t.least} is above max_workers {t.most}"
+        why = "Ray accepts it, but never starts more than max_workers: a job waits for nodes that do not come."
+        fix = f"Set max_workers to {t.least}, or min_workers to {t.most}."
+        yield error("min-above-max", (*t.path, "min_workers"), what, why, fix)
+    for key, value in (("min_workers", t.least), ("max_workers", t.most)):
+        if value < 0:
+            why = "Ray accepts it, and starts none."
+            yield error("negative-count", (*t.path, key), f"{key} is {value}", why, "Write 0 or more.")
+    if _is_number(most) and t.most_given and not t.is_head and t.most > most and t.least <= most:
+        what = f"max_workers {t.most} of the type is above max_workers {most} of the cluster"
+        why = f"The cluster stops at {most} workers without a warning."
+        fix = f"Set max_workers at the top to {t.most} or more."
+        yield warning("above-cluster-max", (*t.path, "max_workers"), what, why, fix)
+    if t.is_head and t.least > 0:
+        what = f"min_workers {t.least} of the head's type: this many workers beside the head"
+        why = "The head is not counted; each of these costs what the head costs."
+        fix = "Delete min_workers from the head's type, unless you want them."
+        yield warning("head-type-workers", (*t.path, "min_workers"), what, why, fix)
+
+
+def _times(document: Document) -> Iterator[ConfigFinding]:
+    idle, path = document.get("idle_timeout_minutes"), ("idle_timeout_minutes",)
+    if _is_number(idle) and idle == 0:
+        why = "A node goes as soon as nothing runs on it, also in the seconds between two worker groups of a run."
+        yield warning("idle-timeout", path, "idle_timeout_minutes is 0", why, "Write 5 minutes or so.")
+    elif _is_number(idle) and idle > 60:
+        what = f"idle_timeout_minutes is {idle}: you pay for idle nodes for {idle / 60:.0f} hours"
+        yield warning("idle-timeout", path, what, "Each node costs that much after its last job.", "Write 5 to 15.")
+    if document.get("upscaling_speed") in (0, 0.0) and _is_number(document.get("upscaling_speed")):
+        why = "Ray then starts at most 5 nodes at a time."
+        yield warning("upscaling-speed", ("upscaling_speed",), "upscaling_speed is 0", why, "Write 1.0 or more.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from raytf._ray import gcs
+from raytf._ray import state
 from raytf.checkpoint import manifest
 from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
@@ -335,7 +335,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 def _age() -> float:
     """Return seconds since the head started, by the clocks of two machines; infinity if that is not known."""
-    starts = gcs.head_starts(ray.get_runtime_context().gcs_address)
+    starts = state.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 

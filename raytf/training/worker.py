@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 
-from raytf._ray import train_context
+from raytf._ray import train_env
 from raytf.cluster import scratch
 from raytf.distributed.membership import rendezvous
 from raytf.distributed.membership.member import DismissedError, RunOverError
@@ -39,7 +39,7 @@ def take_rank(context: Any) -> None:
     Args:
         context: Ray Train's of this worker, as its group knows it now.
     """
-    train_context.set_rank(context)
+    train_env.set_rank(context)
     if _pulse is not None:
         _pulse.take_rank(context.world_rank, context.world_size)
     if _want is not None:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from raytf.doctor import inputs
-from raytf.doctor.check import kube_schema
+from raytf.doctor.check import field_types
 
 ROOT = Path(__file__).parents[2]
 KUBERAY = ROOT / "cluster-configs" / "kuberay"
@@ -76,7 +76,7 @@ def as_schema() -> jsonschema.Draft202012Validator:
 
 def findings(value: dict[str, Any]) -> set[str]:
     """Where raytf finds something, as paths."""
-    return {"/".join(map(str, f.path)) for f in kube_schema.check(value, value["kind"], ())}
+    return {"/".join(map(str, f.path)) for f in field_types.check(value, value["kind"], (), field_types.KUBERNETES)}
 
 
 @needs_kubectl
@@ -84,7 +84,7 @@ def findings(value: dict[str, Any]) -> set[str]:
 def test_each_object_of_an_overlay_has_the_fields_that_are_published(overlay: str) -> None:
     validator = as_schema()
     for value in built(overlay):
-        assert kube_schema.knows(value["apiVersion"], value["kind"]), value["kind"]
+        assert field_types.knows(value["apiVersion"], value["kind"]), value["kind"]
         assert findings(value) == set()
         assert [e.message for e in validator.iter_errors({value["kind"]: value})] == []
 

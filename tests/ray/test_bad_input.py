@@ -73,7 +73,7 @@ def test_more_workers_than_the_cluster_can_ever_give(start_there, tmp_path: Path
 @pytest.mark.core
 def test_a_ray_that_does_not_answer(start, tmp_path: Path):
     line = refused(start(FAULTY, "--storage", tmp_path, RAY_ADDRESS="127.0.0.1:1"))
-    assert "no Ray answers at RAY_ADDRESS=127.0.0.1:1" in line
+    assert "No Ray answers at RAY_ADDRESS=127.0.0.1:1" in line
 
 
 def test_gpus_that_are_not_there(start_there, tmp_path: Path):

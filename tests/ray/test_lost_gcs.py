@@ -86,5 +86,5 @@ def test_a_gcs_that_comes_back(start, head: Head, tmp_path: Path):
     raylet.kill()
     assert run.ended(120) == 75, run.output
     assert f"error: the raylet of this driver's node (pid {raylet.pid}) has died; " in run.output
-    assert run.output.endswith("The same command goes on where this one stopped.\n")
+    assert run.output.endswith("The same command continues where this one stopped.\n")
     assert "(raylet)" not in run.output

@@ -51,7 +51,7 @@ def ends_with_one_line(run: Job, victim: psutil.Process, what: str) -> None:
     assert time.monotonic() - began < LEFT_SECONDS, run.output
     told = run.output[len(said) :]
     assert f"error: the {what} of this driver's Ray (pid {victim.pid}) has died; " in told
-    assert "The same command goes on where this one stopped.\n" in told
+    assert "The same command continues where this one stopped.\n" in told
     for word in ("raylet.cc", "gcs_", "Stack trace", "(raylet)", "Traceback", "core dump"):
         assert word not in told
 

@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf._ray.placement import Places
+from raytf._ray.partial_group import Places
 from raytf.testing import ElasticCluster
 from raytf.testing.processes import wait_until
 

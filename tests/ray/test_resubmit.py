@@ -57,12 +57,12 @@ def test_a_run_outlives_a_head_without_state(tmp_path: Path):
             job.until(lambda: manifests(folder), PATIENCE)
             cluster.restart_head()
             output = job.wait(PATIENCE)
-    assert "the head was started again and knows nothing of the job; submitting it again in " in output
+    assert "the head was started again and does not know the job; submitting it again in " in output
     assert len(re.findall(r"submitted as job raytf-a-\w+-[01]$", output, re.MULTILINE)) == 2
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow  # tests/unit/cluster/jobs has the decisions, test_submit.py the command
+@pytest.mark.slow  # tests/unit/cluster/test_resubmission.py has the decisions, test_submit.py the command
 def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
     # One worker, and none ready beside it: what is started again and again is slow to start.
     flags = ("--exact", "--workers", 1, "--no-warm-workers", "--steps", STEPS, "--checkpoint-every-steps", EVERY)

@@ -22,7 +22,7 @@ from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, resu
 
 RAY_SUBMIT = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address"]
 MODE = "Set RAY_AUTH_MODE=token. "
-TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must hold that of the head."
+TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must contain the head's token."
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 
 
@@ -154,9 +154,9 @@ def test_a_cluster_with_a_token():
     with ElasticCluster(dashboard=True, token="f" * 32) as cluster:
         url, job = cluster.dashboard_url, ("--", "echo", "Hello")
         code, output = submitted(url, *job)
-        assert (code, output) == (2, f"error: the cluster at {url} wants a token. {MODE}{TOKEN}\n")
+        assert (code, output) == (2, f"error: the cluster at {url} needs a token. {MODE}{TOKEN}\n")
         code, output = submitted(url, *job, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="e" * 32)
-        assert (code, output) == (2, f"error: the cluster at {url} does not take this token. {TOKEN}\n")
+        assert (code, output) == (2, f"error: the cluster at {url} does not accept this token. {TOKEN}\n")
         code, output = submitted(url, *job, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 32)
         assert (code, output.splitlines().count("Hello")) == (0, 1), output
 

@@ -40,6 +40,6 @@ def test_who_has_none_is_told_at_once(cluster: ElasticCluster, tmp_path: Path):
     with Job([sys.executable, *JOB, "--storage", str(tmp_path)], tmp_path / "log", env, folder=ROOT) as job:
         assert job.ended() == 2
         output = job.output
-    said = f"error: the Ray at {cluster.address} wants a token, and there is none here."
+    said = f"error: The Ray at {cluster.address} needs a token, and there is none here."
     assert output.splitlines()[-1].startswith(said)
     assert "export RAY_AUTH_MODE=token" in output

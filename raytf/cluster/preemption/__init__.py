@@ -1,1 +1,1 @@
-"""Notices of preemption: where clouds announce them, who watches, and what Ray is told."""
+"""Notices of preemption: where clouds announce them, who watches, and how Ray drains the node."""

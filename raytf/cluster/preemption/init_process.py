@@ -17,7 +17,7 @@ import psutil
 
 from raytf.errors import ConfigError
 
-#: Passed on as they come; SIGTERM and SIGINT are the caller's to decide about.
+#: Forwarded as they arrive; the caller decides about SIGTERM and SIGINT.
 _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
@@ -63,11 +63,7 @@ class Command:
         self.code: int | None = None
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the command's end or for SIGTERM or SIGINT; the signal's number, None where there was none.
-
-        Args:
-            seconds: to wait at most.
-        """
+        """Wait at most some seconds for the command's end or for SIGTERM or SIGINT, and return the signal, if any."""
         deadline = time.monotonic() + seconds
         while self.code is None:
             self._reap()
@@ -94,11 +90,7 @@ class Command:
         return sum(_WORKER in " ".join(line) for line in self._lines())
 
     def raylet(self) -> Raylet | None:
-        """Return the Ray node that it has started.
-
-        Returns:
-            None as long as there is none.
-        """
+        """Return the Ray node that it has started, if there is one yet."""
         for line in self._lines():
             text = " ".join(line)
             if "raylet/raylet" in line[0]:

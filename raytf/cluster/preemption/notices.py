@@ -1,4 +1,4 @@
-"""Notices of preemption, as the clouds' metadata services give them to an instance: the protocols, and nothing else.
+"""Clients of the clouds' metadata services, which announce the preemption of an instance.
 
 Sources: AWS, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "Use the Instance
 Metadata Service" (version 2); Google, "Spot VMs", "Live migration process" and "VM metadata"; Microsoft, "Scheduled
@@ -22,10 +22,8 @@ from raytf.errors import RaytfError, one_line
 
 #: The address at which all three clouds serve metadata, to the instance alone.
 LINK_LOCAL = "http://169.254.169.254"
-#: A service of the same machine answers in milliseconds; each request may take so long.
-TIMEOUT_SECONDS = 2.0
-#: On a machine without such a service, nothing may answer at all.
-DETECT_SECONDS = 0.5
+#: Timeouts of a request, and of a request that finds out whether there is a service.
+TIMEOUT_SECONDS, DETECT_SECONDS = 2.0, 0.5
 #: Seconds from the notice to the end, where the service does not say: AWS 2 minutes, Google 30 s for a preemption and
 #: 60 s for maintenance (an hour for some machines with GPUs).
 AWS_SECONDS, GCP_SECONDS, GCP_MAINTENANCE_SECONDS = 120.0, 30.0, 60.0
@@ -49,10 +47,10 @@ class Notice:
 
     Attributes:
         cloud: aws, gcp or azure.
-        kind: what is announced, in the cloud's own words; the same for every look at the same notice.
+        kind: what is announced, in the cloud's own words; the same in every answer about the same notice.
         text: the same for people.
-        seconds: until it happens, seen from the look; None where nobody knows.
-        leaves: whether the instance, or all that runs on it, is going to end; else it is only a warning.
+        seconds: from the answer until it happens, if known.
+        leaves: whether the instance, or everything that runs on it, will stop; otherwise it is only a warning.
     """
 
     cloud: str
@@ -75,7 +73,7 @@ class NoticeSource(Protocol):
         """Yield all notices that hold now, the most urgent first.
 
         Raises:
-            MetadataError: it does not answer, or not as documented; perhaps after it has given some.
+            MetadataError: it does not answer, or not as documented; perhaps after some notices.
         """
         ...
 
@@ -100,7 +98,7 @@ class Endpoint:
 
     Args:
         url: http://HOST[:PORT][/PREFIX].
-        timeout: seconds of silence after which a request is given up.
+        timeout: seconds without an answer after which a request fails.
     """
 
     def __init__(self, url: str, timeout: float):
@@ -154,11 +152,7 @@ class AwsNotices:
             yield Notice("aws", "rebalance recommendation", text, None, leaves=False)
 
     def _get(self, path: str) -> HttpAnswer | None:
-        """Return the answer with what lies there.
-
-        Returns:
-            None as long as nothing does.
-        """
+        """Return the answer for a path, or None if nothing is there yet."""
         for _ in range(2):
             if self._clock() >= self._renew_at:
                 self._new_token()
@@ -200,7 +194,7 @@ class GcpNotices:
             text = "Google Cloud ends it for maintenance of its host"
             yield Notice("gcp", f"maintenance-event {event}", text, GCP_MAINTENANCE_SECONDS)
         elif event.startswith("MIGRATE"):
-            text = "Google Cloud moves it to another host, where it goes on"
+            text = "Google Cloud moves it to another host, where it continues"
             yield Notice("gcp", f"maintenance-event {event}", text, None, leaves=False)
         elif event != "NONE":
             raise MetadataError(f"maintenance-event is {event[:60]!r}, expected NONE, MIGRATE... or TERMINATE...")
@@ -240,7 +234,7 @@ class AzureNotices:
         events = document.get("Events")
         if not isinstance(events, list):
             raise MetadataError("scheduledevents: there is no list Events")
-        # All instances of a group are told of the events of each.
+        # The answer has the events of all instances of a group.
         own = [
             self._notice(event, answer) for event in events if isinstance(event, dict) and self._concerns(event, name)
         ]
@@ -276,11 +270,7 @@ def sources(url: str, timeout: float) -> dict[str, NoticeSource]:
 
 
 def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
-    """Return the name of the cloud whose metadata service is at an address.
-
-    Returns:
-        None where there is none, or it is silent.
-    """
+    """Return the name of the cloud whose metadata service answers at an address, if one does."""
     return next((cloud for cloud, source in sources(url, timeout).items() if source.is_here()), None)
 
 
@@ -309,11 +299,7 @@ def _document(text: str, what: str) -> dict[str, Any]:
 
 
 def _iso_time(text: object) -> float | None:
-    """Return the Unix time of `2017-09-18T08:22:00Z`.
-
-    Returns:
-        None where it is something else.
-    """
+    """Return the Unix time of a text such as `2017-09-18T08:22:00Z`, or None for anything else."""
     try:
         at = datetime.fromisoformat(str(text))
     except ValueError:
@@ -322,11 +308,7 @@ def _iso_time(text: object) -> float | None:
 
 
 def _http_time(text: object) -> float | None:
-    """Return the Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`.
-
-    Returns:
-        None where it is something else.
-    """
+    """Return the Unix time of a text such as `Mon, 19 Sep 2016 18:29:47 GMT`, or None for anything else."""
     try:
         return email.utils.parsedate_to_datetime(str(text)).timestamp()
     except ValueError:

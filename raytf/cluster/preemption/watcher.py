@@ -38,8 +38,8 @@ class NoticeWatch:
         node: what people call this node.
         say: takes a line for the user.
         event: takes the fields of an event for the ledger, by keyword.
-        drain: tells Ray that the node goes: (reason, seconds until then); raises a ClusterError when Ray does not hear.
-        follow_warnings: leave the node on a mere warning too.
+        drain: has Ray drain the node: (reason, seconds until it stops); raises a ClusterError if Ray does not answer.
+        follow_warnings: drain the node after a mere warning too.
         clock: seconds, of any clock that only goes forward.
     """
 
@@ -69,7 +69,7 @@ class NoticeWatch:
         except MetadataError as error:
             if not self._is_silent and self._clock() - self._well_at >= _SILENCE_SECONDS:
                 self._is_silent = True
-                self._say(f"node {self._node}: notices of preemption cannot be read: {error}; trying on")
+                self._say(f"node {self._node}: notices of preemption cannot be read: {error}; trying again")
             return
         self._well_at, self._is_silent = self._clock(), False
 
@@ -86,21 +86,18 @@ class NoticeWatch:
         except ClusterError as error:
             if str(error) != self._refused:
                 self._refused = str(error)
-                self._say(f"node {self._node}: {error}; trying on")
+                self._say(f"node {self._node}: {error}; trying again")
             return
         self._accepted.add(notice.kind)
 
 
 def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> NoticeSource | None:
-    """Return the metadata service to ask.
+    """Return the metadata service to ask, or None if there is none, which may take half a minute to find out.
 
     Args:
         notices: aws, gcp, azure, or auto to find out.
         url: base URL; the clouds' own by default.
         wait: sleeps.
-
-    Returns:
-        None where there is none, which may take half a minute to find out.
     """
     url = url or LINK_LOCAL
     if notices != "auto":
@@ -122,16 +119,13 @@ def start(
     drain: Callable[[str, float | None], None],
     among: str | None = None,
 ) -> threading.Thread | None:
-    """Watch from a daemon thread, as long as this process lives.
+    """Watch from a daemon thread as long as this process lives, unless notices are off.
 
     Args:
-        config: says where to look.
+        config: names the cloud or the URL.
         node_id: Ray's id of this node, which stands for `{node_id}` in the URL.
-        node, say, event, drain: see `Watch`.
-        among: where given, only one process of this node watches at a time among those that name the same.
-
-    Returns:
-        None where notices are off.
+        node, say, event, drain: see `NoticeWatch`.
+        among: a name; only one of the processes on this node with the same name watches at a time.
     """
     if config.notices == "off":
         return None
@@ -157,11 +151,7 @@ def start(
 
 
 def _take_turn(name: str) -> socket.socket | None:
-    """Take a lock of this machine, which is held until the process exits, however it does.
-
-    Returns:
-        None where another process has it.
-    """
+    """Take a lock of this machine, held until the process exits in any way; None if another process has it."""
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0{name}")
@@ -177,7 +167,7 @@ def start_in_worker(config: NoticeSection, run: str, say: Callable[[str], None],
     Ray Train's local rank does not tell which: it takes nodes with one IP address for one.
 
     Args:
-        config: says where to look.
+        config: names the cloud or the URL.
         run: the run's folder.
         say: takes a line for the user.
         event: takes an event's kind, and its fields by keyword.
@@ -198,25 +188,25 @@ def start_in_worker(config: NoticeSection, run: str, say: Callable[[str], None],
 
 
 def drain_node(address: str, node_id: str, reason: str, seconds: float | None) -> None:
-    """Tell Ray that a node is about to be preempted: it places nothing there any more, and runs on it move away.
+    """Report to Ray that a node will be preempted: it places nothing there any more, and runs on it move away.
 
     Args:
         address: HOST:PORT of Ray's head.
         node_id: 56 hexadecimal digits.
         reason: for people.
-        seconds: until the node ends; None where nobody knows.
+        seconds: until the node stops, if known.
 
     Raises:
         ClusterError: Ray does not answer, or refuses.
     """
-    from raytf._ray import gcs
+    from raytf._ray import state
 
     deadline = 0 if seconds is None else int((time.time() + seconds) * 1000)
     try:
-        accepted, why = gcs.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
+        accepted, why = state.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
     except Exception as error:  # Ray's client raises errors of several kinds, which are not public
         raise ClusterError(
-            f"Ray at {address} was not told to leave node {node_id[:8]}: {one_line(error, 200)}"
+            f"Ray at {address} cannot be asked to drain node {node_id[:8]}: {one_line(error, 200)}"
         ) from None
     if not accepted:
-        raise ClusterError(f"Ray refuses to leave node {node_id[:8]}: {why}")
+        raise ClusterError(f"Ray refuses to drain node {node_id[:8]}: {why}")

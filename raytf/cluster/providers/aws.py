@@ -7,20 +7,23 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raytf._ray.autoscaler_aws import BOTO_MAX_RETRIES, AWSNodeProvider, make_ec2_resource
+from raytf._ray import autoscaler
 from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
 
-#: Key of the provider that raytf adds: subnet -> its zone, which the head has no right to look up.
+_ray = autoscaler.node_provider("aws")
+AWSNodeProvider: Any = _ray.AWSNodeProvider
+#: Key of the provider that raytf adds: subnet -> its zone, for which the head has no right to ask.
 _ZONES = "_zones"
 
 
 class Provider(FallbackProvider, AWSNodeProvider):
-    """Tries each machine of a node type in each zone; what AWS's provider does otherwise stays."""
+    """Tries each machine of a node type in each zone, and otherwise works as AWS's provider."""
 
     cloud = "aws"
+    ec2_fail_fast: Any
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str, **more: Any) -> None:
         super().__init__(provider_config, cluster_name, **more)
@@ -50,7 +53,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Give each node type what all of its machines have."""
+        """Set the resources of each node type to what all of its machines have."""
         config = with_defaults(cluster_config, "aws")
         types = config["available_node_types"]
         apart = {
@@ -108,7 +111,7 @@ def machine_name(config: Mapping[str, Any]) -> str:
 
 
 def _refuse_other_machines(config: dict[str, Any]) -> None:
-    """End where a fallback has other GPUs, or fewer CPUs, than its node type says."""
+    """Exit if a fallback has other GPUs, or fewer CPUs, than its node type says."""
     machines = {
         name: [str(c.config.get("InstanceType")) for c in fallback.candidates(node_type["node_config"])]
         for name, node_type in config["available_node_types"].items()
@@ -137,4 +140,4 @@ def _refuse_other_machines(config: dict[str, Any]) -> None:
 
 def _ec2(config: Mapping[str, Any]) -> Any:
     provider = config["provider"]
-    return make_ec2_resource(provider["region"], BOTO_MAX_RETRIES, provider.get("aws_credentials"))
+    return _ray.make_ec2_resource(provider["region"], _ray.BOTO_MAX_RETRIES, provider.get("aws_credentials"))

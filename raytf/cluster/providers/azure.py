@@ -7,18 +7,19 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from raytf._ray.autoscaler_azure import AzureNodeProvider
+from raytf._ray import autoscaler
 from raytf.cluster.providers import capacity
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
 from raytf.errors import one_line
 
+AzureNodeProvider: Any = autoscaler.node_provider("azure").AzureNodeProvider
 #: On each machine, which deployment it came of.
 TAG_LAUNCH = "raytf-launch"
 
 
 class Provider(FallbackProvider, AzureNodeProvider):
-    """Tries each machine of a node type; in which zones is Azure's affair, as without raytf."""
+    """Tries each machine of a node type; Azure chooses the zones, as without raytf."""
 
     cloud = "azure"
 
@@ -31,7 +32,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
         ]
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Start one deployment, of which some machines may come up and others not; what those leave is deleted."""
+        """Start one deployment, of which some machines may come up and others not; failed ones are deleted."""
         mark = uuid.uuid4().hex
         lack: tuple[Shortage, str] | None = None
         try:
@@ -42,7 +43,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
                 raise
             lack = shortage, one_line(error, 200)
         if lack is None:
-            # With cache_stopped_nodes some have come back instead; the number is right either way.
+            # With cache_stopped_nodes some may be restarted ones; the number is right either way.
             return {f"{mark}-{i}": None for i in range(count)}
         machines = self.compute_client.virtual_machines.list(resource_group_name=self.provider_config["resource_group"])
         mine = [vm for vm in machines if (vm.tags or {}).get(TAG_LAUNCH) == mark]

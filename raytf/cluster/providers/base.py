@@ -1,4 +1,4 @@
-"""Common part of raytf's node providers: fallbacks, Ray's own defaults, and resources that stay true."""
+"""The common part of raytf's node providers: fallbacks, Ray's own defaults, and resources of all machines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FallbackProvider:
 
     Args:
         provider_config, cluster_name: as for Ray's providers.
-        clock: seconds, of any clock that only goes forward.
+        clock: monotonic seconds.
     """
 
     cloud: ClassVar[str]
@@ -60,7 +60,7 @@ class FallbackProvider:
         self._counting = threading.Lock()
 
     def offers(self, node_config: Mapping[str, Any]) -> Sequence[CapacityOffer]:
-        """Return what the cloud may be asked for, in order."""
+        """Return the offers to try, in order."""
         raise NotImplementedError
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class FallbackProvider:
         def launch(offer: CapacityOffer, wanted: int) -> Mapping[str, Any]:
             own = {TAG_MACHINE: slug(offer.machine), TAG_PLACE: slug(offer.place), TAG_KIND: slug(offer.kind)}
             nodes = self.launch(offer, {**tags, **own}, wanted)
-            for node in nodes if is_counted else ():  # then nobody else is here
+            for node in nodes if is_counted else ():  # then the lock is held
                 self._recent[node] = ({**tags, **own}, self._clock() + _SEEN_SECONDS)
             return nodes
 
@@ -113,8 +113,8 @@ class FallbackProvider:
         return offer.at_most - sum((t.get(TAG_RAY_USER_NODE_TYPE), t.get(TAG_MACHINE)) == wanted for t in nodes)
 
     def _tags(self) -> dict[str, Mapping[str, str]]:
-        """Return the tags of each node. One that disappeared within the minute still counts: one node too few for a
-        while is better than one too many."""
+        """Return the tags of each node. A node that disappeared within the last minute still counts, since one node too
+        few for a while is better than one too many."""
         now = self._clock()
         self._recent = {node: entry for node, entry in self._recent.items() if entry[1] > now}
         there: dict[str, Mapping[str, str]] = {node: tags for node, (tags, _) in self._recent.items()}
@@ -126,7 +126,7 @@ class FallbackProvider:
 def named(
     node_config: Mapping[str, Any], name: Callable[[Mapping[str, Any]], str]
 ) -> Iterator[tuple[str, fallback.Candidate]]:
-    """Yield the candidates of a node_config, each with its own name: two may differ in what the name leaves out."""
+    """Yield the candidates of a node_config, each with a unique name."""
     seen: Counter[str] = Counter()
     for candidate in fallback.candidates(node_config):
         machine = name(candidate.config)
@@ -147,7 +147,7 @@ def least(all_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def refuse_malformed(config: Mapping[str, Any]) -> None:
-    """End with one line where a fallback is none."""
+    """Exit with one line if a fallback is malformed."""
     for name, node_type in config["available_node_types"].items():
         problem = fallback.malformed(node_type["node_config"])
         if problem is not None:
@@ -155,7 +155,7 @@ def refuse_malformed(config: Mapping[str, Any]) -> None:
 
 
 def refuse(text: str) -> None:
-    """End a command of Ray's with one line."""
+    """Exit a command of Ray's with one line."""
     cli_logger.abort("{}", text)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from raytf.errors import one_line
 
-#: Seconds: an offer that a place does not have at all, or that a quota bounds, does not change within minutes.
+#: Seconds: a place that does not have an offer at all, or a quota, does not change within minutes.
 LONG_SECONDS = 900.0
 #: AWS, "Error codes for the Amazon EC2 API": after these another zone may do, ...
 _AWS_HERE = {
@@ -43,14 +43,14 @@ _AZURE = (
 
 @dataclass(frozen=True)
 class CapacityOffer:
-    """One thing that a cloud may be asked for.
+    """A machine in a place, for which a cloud may be asked.
 
     Attributes:
-        machine: its type and market, for people; quotas concern it wherever it is.
-        place: zone or subnet; empty where the cloud chooses.
+        machine: its type and market, for people; quotas apply to it in all places.
+        place: zone or subnet; empty if the cloud chooses.
         config: node_config to launch.
         at_most: how many nodes of the node type may be of this machine.
-        kind: the machine without its market: what it computes with.
+        kind: the machine without its market.
     """
 
     machine: str
@@ -65,12 +65,12 @@ class CapacityOffer:
 
 @dataclass(frozen=True)
 class Shortage:
-    """The reason why a cloud gave no machine, where another offer may have one.
+    """The reason why a cloud has no machine, while another offer may have one.
 
     Attributes:
-        code: the cloud's word for it.
-        everywhere: it concerns the machine in all places, as a quota does.
-        lasting: it does not change within minutes.
+        code: of the cloud.
+        everywhere: whether it applies to the machine in all places, as a quota does.
+        lasting: whether it lasts for more than minutes.
     """
 
     code: str
@@ -79,7 +79,7 @@ class Shortage:
 
 
 class NoCapacity(Exception):
-    """A cloud has no capacity for an offer; `nodes` are those that it gave before it ran out."""
+    """A cloud has no capacity for an offer; `nodes` are those that it launched before."""
 
     def __init__(self, shortage: Shortage, description: str, nodes: Mapping[str, Any] | None = None):
         super().__init__(f"{shortage.code}: {description}")
@@ -87,11 +87,11 @@ class NoCapacity(Exception):
 
 
 class EmptyPools:
-    """The offers that were empty, and until when each is not asked again. Used by several threads.
+    """The offers that were empty, and until when each is not tried again. Used by several threads.
 
     Args:
         hold_seconds: for a shortage that may pass.
-        clock: seconds, of any clock that only goes forward.
+        clock: monotonic seconds.
     """
 
     def __init__(self, hold_seconds: float, clock: Callable[[], float]):
@@ -99,7 +99,7 @@ class EmptyPools:
         #: When a place last had too few of a kind.
         self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
-        #: Since when an offer has given too few each time, and when it was asked last.
+        #: Offer -> since when it has returned too few each time, and when it was tried last.
         self._lacking: dict[CapacityOffer, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -113,12 +113,12 @@ class EmptyPools:
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = now + seconds, shortage.code
 
     def gave(self, offer: CapacityOffer) -> None:
-        """Note that an offer had everything that was asked for just now."""
+        """Note that an offer had all nodes that were wanted just now."""
         with self._lock:
             self._lacking.pop(offer, None)
 
     def lacking_seconds(self, offer: CapacityOffer) -> float:
-        """Return for how long an offer that is asked again and again has given too few; 0 if nobody asked of late."""
+        """Return for how long an offer that is tried again and again has returned too few nodes; 0 after a pause."""
         with self._lock:
             now = self._clock()
             return now - self._since(offer, now)
@@ -128,11 +128,11 @@ class EmptyPools:
         return first if now - last <= 2 * max(self._hold, LONG_SECONDS) else now
 
     def seconds(self, offer: CapacityOffer) -> float:
-        """Return for how many seconds an offer is not to be asked for; 0 if it may be asked now."""
+        """Return for how many seconds an offer must not be tried; 0 if it may be tried now."""
         return self._held(offer)[0]
 
     def code(self, offer: CapacityOffer) -> str:
-        """Return the cloud's word for why an offer is not to be asked for."""
+        """Return the cloud's code for why an offer must not be tried."""
         return self._held(offer)[1]
 
     def was_short(self, offer: CapacityOffer) -> bool:
@@ -163,9 +163,9 @@ def together(
 ) -> list[CapacityOffer]:
     """Return the offers that keep nodes in one place and of one kind, in their order.
 
-    Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
-    Where nodes run, and what would be beside them has had none for a quarter of an hour, the others come after it: a
-    run would else wait, and pay, for as long as a node runs.
+    If no node runs, offers that recently had too few come last: their nodes were not enough, and are gone. If nodes
+    run, and offers beside them have had none for a quarter of an hour, the others come after them: otherwise a run
+    would wait, and pay, for as long as a node runs.
 
     Args:
         offers: in the order in which they are tried.
@@ -180,7 +180,7 @@ def together(
     elif beside and all(room(offer) <= 0 or empty.lacking_seconds(offer) >= LONG_SECONDS for offer in beside):
         others = [offer for offer in offers if offer not in beside]
         beside += sorted(others, key=lambda offer: kind not in (None, slug(offer.kind)))
-    return beside or list(offers)  # the cluster's config has changed since
+    return beside or list(offers)  # none are beside them after a change of the cluster's config
 
 
 def _most_common(names: Iterable[str]) -> str | None:
@@ -200,8 +200,8 @@ def obtain(
 ) -> dict[str, Any]:
     """Launch nodes from the first offers that have any.
 
-    Never more than `count` in all: an offer is left only when the cloud has said that it gives nothing, or how many it
-    gave. Any other error is raised as it is; where others have given nodes before, these are returned instead.
+    Never more than `count` in all: the next offer is tried only after the cloud has reported how many nodes the last
+    one had. Any other error is raised as it is, unless earlier offers have returned nodes, which are returned then.
 
     Args:
         offers: in the order in which they are tried.
@@ -269,11 +269,7 @@ def obtain(
 
 
 def aws_shortage(code: str) -> Shortage | None:
-    """Return the shortage that an error's code stands for.
-
-    Returns:
-        None where it is about something else.
-    """
+    """Return the shortage that an error's code stands for, or None if it is about something else."""
     if code in _AWS_HERE or code in _AWS_LASTING:
         return Shortage(code, lasting=code in _AWS_LASTING)
     return Shortage(code, everywhere=True) if code in _AWS_QUOTAS else None
@@ -281,12 +277,12 @@ def aws_shortage(code: str) -> Shortage | None:
 
 def gcp_shortage(text: str) -> Shortage | None:
     """Return the shortage that the text of an operation's error, or of an HTTP error, stands for."""
-    return _found(text, _GCP)
+    return _match(text, _GCP)
 
 
 def azure_shortage(text: str) -> Shortage | None:
     """Return the shortage that the text of a deployment's error stands for."""
-    return _found(text, _AZURE)
+    return _match(text, _AZURE)
 
 
 def text_of(error: BaseException) -> str:
@@ -307,7 +303,7 @@ def _details(error: object, depth: int = 5) -> list[str]:
     return texts
 
 
-def _found(text: str, table: tuple[tuple[str, bool, bool], ...]) -> Shortage | None:
+def _match(text: str, table: tuple[tuple[str, bool, bool], ...]) -> Shortage | None:
     for pattern, everywhere, lasting in table:
         match = re.search(pattern, text)
         if match:

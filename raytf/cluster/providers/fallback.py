@@ -34,7 +34,7 @@ class Candidate:
 
     Attributes:
         config: the node_config to launch, whole.
-        at_most: how many nodes of the type may be like this; None where nobody bounds it.
+        at_most: the most nodes of the type that may be like this, if there is a bound.
     """
 
     config: dict[str, Any]
@@ -72,11 +72,7 @@ def candidates(node_config: Mapping[str, Any]) -> list[Candidate]:
 
 
 def malformed(node_config: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    """Return what is wrong with the shape of a node_config's fallback, and where in it.
-
-    Returns:
-        None where nothing is.
-    """
+    """Return where in a node_config's fallback its shape is wrong, and why; None if it is right."""
     entries = node_config.get(KEY)
     if entries is None:
         return None
@@ -106,14 +102,11 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong(resources: Mapping[str, float], cpus: float, gpus: float) -> str | None:
-    """Return what a machine lacks, or has too much, of what Ray believes of its node type.
+    """Return what a machine lacks, or has too much, of what Ray believes of its node type; None if that is true.
 
     Args:
         resources: of the node type.
         cpus, gpus: of the machine.
-
-    Returns:
-        None where that is true.
     """
     wanted = resources.get("GPU", 0)
     if wanted != gpus:

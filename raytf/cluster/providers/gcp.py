@@ -7,19 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raytf._ray.autoscaler_gcp import (
-    GCPTPU,
-    GCPCompute,
-    GCPNodeProvider,
-    GCPNodeType,
-    construct_clients_from_provider_config,
-    get_node_type,
-    retry,
-)
+from raytf._ray import autoscaler
 from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
+
+_ray = autoscaler.node_provider("gcp")
+GCPNodeProvider: Any = _ray.GCPNodeProvider
 
 
 class Provider(FallbackProvider, GCPNodeProvider):
@@ -29,7 +24,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     def _clients(self) -> tuple[Any, Any]:
         """Return Google's clients of Compute Engine and, where it is needed, of Cloud TPU."""
-        _, _, compute, tpu = construct_clients_from_provider_config(self.provider_config)
+        _, _, compute, tpu = _ray.construct_clients_from_provider_config(self.provider_config)
         return compute, tpu
 
     def _construct_clients(self) -> None:
@@ -37,12 +32,12 @@ class Provider(FallbackProvider, GCPNodeProvider):
         project = self.provider_config["project_id"]
         self._zones: dict[str, dict[Any, Any]] = {}
         for zone in fallback.zones_of(self.provider_config):
-            self._zones[zone] = {GCPNodeType.COMPUTE: GCPCompute(compute, project, zone, self.cluster_name)}
+            self._zones[zone] = {_ray.GCPNodeType.COMPUTE: _ray.GCPCompute(compute, project, zone, self.cluster_name)}
             if tpu is not None:
-                self._zones[zone][GCPNodeType.TPU] = GCPTPU(tpu, project, zone, self.cluster_name)
+                self._zones[zone][_ray.GCPNodeType.TPU] = _ray.GCPTPU(tpu, project, zone, self.cluster_name)
         self.resources = next(iter(self._zones.values()))
 
-    @retry
+    @autoscaler.retry_of_google
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         """Return the nodes of all zones."""
         with self.lock:
@@ -73,7 +68,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """Launch all nodes at once, and wait for each by itself: some may come up and others not."""
         config = _with_disks_of(offer.place, offer.config)
-        resource = self._zones[offer.place][get_node_type(config)]
+        resource = self._zones[offer.place][_ray.get_node_type(config)]
         nodes: dict[str, Any] = {}
         lack: NoCapacity | None = None
         started = []

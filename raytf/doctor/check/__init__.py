@@ -1,1 +1,1 @@
-"""Preflight of a cluster's YAML: finds, before money is spent, what Ray finds late or never."""
+"""Checks of a cluster's YAML, which find before money is spent what Ray finds late or never."""

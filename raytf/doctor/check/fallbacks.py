@@ -8,29 +8,32 @@ from dataclasses import replace
 
 from raytf.cluster.providers import fallback
 from raytf.doctor.document import CLOUDS, Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning, zone_not_in_region
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, stops_ray_up, warning, zone_not_in_region
 from raytf.doctor.node_types import NodeType, node_types
 
 #: Keys that Ray reads before it knows a provider of type external, and fills in for its own types only.
 _NEEDED = ("max_workers", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
-def as_cloud(document: Document) -> Document:
-    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is."""
+def as_cloud(document: Document, all_zones: bool = False) -> Document:
+    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is.
+
+    Args:
+        all_zones: keep all zones on Google Cloud, where Ray's own provider has one.
+    """
     provider = document.get("provider")
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
     if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in CLOUDS:
         return document
-    changed = {
-        key: value for key, value in provider.items() if key not in ("module", fallback.HOLD, fallback.SPREAD)
-    } | {"type": cloud}
-    if cloud == "gcp" and isinstance(provider.get("availability_zone"), str):
+    own = ("module", fallback.HOLD, fallback.SPREAD)
+    changed = {key: value for key, value in provider.items() if key not in own} | {"type": cloud}
+    if cloud == "gcp" and not all_zones and isinstance(provider.get("availability_zone"), str):
         changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()
     return replace(document, value={**document.value, "provider": changed})
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find fallbacks that nobody reads, that are none, or that are not what Ray believes of their node type."""
+    """Find fallbacks that nothing reads, that are malformed, or that lack what Ray believes of their node type."""
     provider = document.mapping("provider")
     cloud, is_ours = fallback.cloud_of(provider), str(provider.get("module")) in fallback.MODULES
     if provider.get("type") == "external":
@@ -44,24 +47,16 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             continue
         malformed = fallback.malformed(config)
         if not is_ours and cloud not in CLOUDS:
-            continue  # of somebody else's provider, which may read it
+            continue  # of another provider, which may read it
         if not is_ours:
-            yield error(
-                "fallback-not-read",
-                (*path, fallback.KEY),
-                f"`{fallback.KEY}` is given, and provider {provider.get('type')} does not read it",
-                "The cloud refuses the request for a node, or the key is dropped and nothing falls back.",
-                f"Set `type: external` and `module: raytf.cluster.providers.{cloud}.Provider`.",
-            )
+            what = f"provider {provider.get('type')} does not read `{fallback.KEY}`"
+            why = "The cloud refuses the request for a node, or the key is dropped and nothing falls back."
+            fix = f"Set `type: external` and `module: raytf.cluster.providers.{cloud}.Provider`."
+            yield error("fallback-not-read", (*path, fallback.KEY), what, why, fix)
         elif malformed is not None:
             inner, text = malformed
-            yield error(
-                "fallback-shape",
-                (*path, *inner),
-                text,
-                "`ray up` ends.",
-                "Write a list such as `- InstanceType: g5.xlarge`; each entry says what differs from the node_config.",
-            )
+            fix = "Write a list such as `- InstanceType: g5.xlarge`; each entry has what differs from the node_config."
+            yield stops_ray_up("fallback-shape", (*path, *inner), text, fix)
         else:
             yield from _machines(t, path)
 
@@ -69,59 +64,35 @@ def check(document: Document) -> Iterator[ConfigFinding]:
 def _module(document: Document, is_ours: bool) -> Iterator[ConfigFinding]:
     module = document.get("provider", "module")
     if isinstance(module, str) and module.startswith("raytf.") and not is_ours:
-        yield error(
-            "provider-module",
-            ("provider", "module"),
-            f"there is no provider {module!r}{near(module, fallback.MODULES)}",
-            "`ray up` ends with an import error.",
-            instead(module, fallback.MODULES, "Write one of"),
-        )
+        what = f"there is no provider {module!r}{near(module, fallback.MODULES)}"
+        fix = instead(module, fallback.MODULES, "Write one of")
+        yield stops_ray_up("provider-module", ("provider", "module"), what, fix, "an import error")
     elif module is None:
-        yield error(
-            "provider-module",
-            ("provider",),
-            "type external without module",
-            "`ray up` ends with KeyError: 'module'.",
-            f"Add module: {next(iter(fallback.MODULES))}, or your own class.",
-        )
+        fix = f"Add module: {next(iter(fallback.MODULES))}, or your own class."
+        what = "type external needs a module"
+        yield stops_ray_up("provider-module", ("provider",), what, fix, "KeyError: 'module'")
     if not is_ours:
         return
-    hold = document.get("provider", fallback.HOLD)
+    hold, spread = document.get("provider", fallback.HOLD), document.get("provider", fallback.SPREAD)
     if hold is not None and (isinstance(hold, bool) or not isinstance(hold, int | float) or hold < 0):
-        yield error(
-            "wrong-value",
-            ("provider", fallback.HOLD),
-            f"{fallback.HOLD} is {hold!r}",
-            "The provider does not start.",
-            f"Give seconds, such as {fallback.HOLD_SECONDS:g}.",
-        )
-    spread = document.get("provider", fallback.SPREAD)
+        path, fix = ("provider", fallback.HOLD), f"Write seconds, such as {fallback.HOLD_SECONDS:g}."
+        yield error("wrong-value", path, f"{fallback.HOLD} is {hold!r}", "The provider does not start.", fix)
     if spread is not None and not isinstance(spread, bool):
-        yield error(
-            "wrong-value",
-            ("provider", fallback.SPREAD),
-            f"{fallback.SPREAD} is {spread!r}",
-            "Any text counts as true: workers may be in several zones then, between which traffic is billed.",
-            "Write true or false.",
-        )
-    for key in _NEEDED:
-        if key not in document.mapping():
-            yield error(
-                "missing-key",
-                (),
-                f"{key!r} is missing, and provider.type is external",
-                "Ray fills it in for its own types only: `ray up` ends with a KeyError or an assertion.",
-                f"Give {key}" + (": [] or what is to be done." if key.endswith("commands") else "."),
-            )
+        what = f"{fallback.SPREAD} is {spread!r}"
+        why = "Any text counts as true: workers may then be in several zones, between which traffic is billed."
+        yield error("wrong-value", ("provider", fallback.SPREAD), what, why, "Write true or false.")
+    for key in [key for key in _NEEDED if key not in document.mapping()]:
+        what = f"{key!r} is missing, and provider.type is external, for which Ray does not fill it in"
+        fix = f"Add {key}" + (": [] or the commands to run." if key.endswith("commands") else ".")
+        yield stops_ray_up("missing-key", (), what, fix, "a KeyError or an assertion")
 
 
 def _zones(document: Document) -> Iterator[ConfigFinding]:
-    region, zones = document.get("provider", "region"), document.get("provider", "availability_zone")
-    for zone in str(zones).split(",")[1:] if isinstance(zones, str) and isinstance(region, str) else ():
-        if zone.strip().rpartition("-")[0] != region:
+    region = document.get("provider", "region")
+    for zone in fallback.zones_of(document.mapping("provider"))[1:] if isinstance(region, str) else ():
+        if zone.rpartition("-")[0] != region:
             why = "Google refuses a node there: its subnet is that of the region."
-            fix = f"Write {region}-a or another zone of that region."
-            yield zone_not_in_region(zone.strip(), region, why, fix)
+            yield zone_not_in_region(zone, region, why, f"Write {region}-a or another zone of that region.")
 
 
 def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -129,28 +100,19 @@ def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     for i, other in enumerate(t.others):
         where: Path = (*path, fallback.KEY, i)
         if other.config in seen:
-            yield warning(
-                "fallback-twice",
-                where,
-                "this entry is what was tried before",
-                "It is empty where that was.",
-                "Name another machine or market, or leave it out.",
-            )
+            what, fix = "this entry repeats an earlier choice", "Name another machine or market, or delete it."
+            yield warning("fallback-twice", where, what, "Where the earlier one is empty, so is this one.", fix)
         seen.append(other.config)
         if other.machine is None or (t.machine is None and not t.resources):
             continue
         believed = {"CPU": t.resources.get("CPU", 0.0), "GPU": t.has("GPU")}
         if t.machine is not None and fallback.wrong(believed, t.machine.cpus, t.machine.gpus):
-            continue  # said of the first choice
+            continue  # the first choice has this finding already
         wrong = fallback.wrong(believed, other.machine.cpus, other.machine.gpus)
         if wrong:
-            yield error(
-                "fallback-resources",
-                where,
-                f"{other.machine.name} has {wrong}",
-                "Ray places jobs by the resources of the type: they wait for what is not there, or leave GPUs unused.",
-                "Name a machine with the same GPUs and no fewer CPUs, or make a node type of its own of it.",
-            )
+            why = "Ray places jobs by the type's resources: they wait for what is not there, or leave GPUs unused."
+            fix = "Name a machine with the same GPUs and no fewer CPUs, or make it a node type of its own."
+            yield error("fallback-resources", where, f"{other.machine.name} has {wrong}", why, fix)
 
 
 def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
@@ -173,5 +135,4 @@ def at_entry(finding: ConfigFinding, config: Path, entry: Path, document: Docume
     if finding.path[: len(config)] != config:
         return finding
     inner = finding.path[len(config) :]
-    changes = document.mapping(*entry)
-    return replace(finding, path=(*entry, *inner) if inner and inner[0] in changes else entry)
+    return replace(finding, path=(*entry, *inner) if inner and inner[0] in document.mapping(*entry) else entry)

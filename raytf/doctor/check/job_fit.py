@@ -1,4 +1,4 @@
-"""Whether a job ever gets its workers from this cluster."""
+"""Whether a job ever gets its workers from a cluster."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
 
 @dataclass(frozen=True)
 class JobNeeds:
-    """What a job asks for.
+    """The needs of a job.
 
     Attributes:
-        least, most: workers.
+        least, most: bounds for the number of workers.
         cpus: of each worker.
-        gpu: whether each wants a GPU; None where it takes what the cluster has.
-        storage: where its runs are kept.
-        share: of a GPU for each worker that wants one.
+        gpu: whether each worker needs a GPU; None if it takes what the cluster has.
+        storage: URI or folder of its runs.
+        share: of a GPU for each worker that needs one.
         helpers: processes beside the workers, of one CPU each: parameter servers and their coordinator.
     """
 
@@ -106,64 +106,43 @@ def _flag(words: Sequence[str], name: str) -> str | None:
 def check(
     need: JobNeeds, rooms: Sequence[NodeSupply], where: Path, most_nodes: int | None = None
 ) -> Iterator[ConfigFinding]:
-    """Compare what a job needs with all that a cluster may become.
+    """Compare what a job needs with the largest size of a cluster.
 
     Args:
         need: of the job.
         rooms: kinds of nodes, the head among them.
-        where: the place in the document that says how far it grows.
-        most_nodes: workers' nodes of all kinds together; None without such a limit.
+        where: the place in the document that says how far the cluster grows.
+        most_nodes: the most nodes of workers, of all kinds together; None without such a limit.
     """
     gpus = any(room.gpus for room in rooms)
     gpu = need.gpu if need.gpu is not None else gpus
     if gpu and not gpus:
-        yield error(
-            "job-no-gpu",
-            where,
-            "the job wants a GPU for each worker, and no node has one",
-            "It waits forever for a node that never comes.",
-            "Add a type with GPUs, or give the job --no-use-gpu.",
-        )
+        what, why = "the job needs a GPU for each worker, and no node has one", "It waits forever for such a node."
+        yield error("job-no-gpu", where, what, why, "Add a type with GPUs, or pass --no-use-gpu to the job.")
         return
     fits = {room.name: _workers(room, need, gpu) for room in rooms}
     if not any(fits.values()):
-        each = f"{need.cpus:g} CPUs" + (" and a GPU" if gpu else "")
-        yield error(
-            "job-does-not-fit",
-            where,
-            f"no node has the {each} of one worker",
-            "The job waits forever.",
-            "Give --cpus-per-worker a smaller number, or take larger machines.",
-        )
+        what = f"no node has the {need.cpus:g} CPUs{' and a GPU' if gpu else ''} of one worker"
+        fix = "Pass a smaller --cpus-per-worker, or take larger machines."
+        yield error("job-does-not-fit", where, what, "The job waits forever.", fix)
         return
     reach = _reach(rooms, fits, most_nodes, need)
     beside = f", beside {need.helpers} CPUs for parameter servers and their coordinator" if need.helpers else ""
     if reach < need.least:
-        yield error(
-            "job-never-starts",
-            where,
-            f"the job wants at least {need.least} workers{beside}, and this cluster has room for {reach or 'none'}",
-            "The job waits forever.",
-            f"{f'Give --workers 1:{reach}' if reach else 'Take larger machines'}, or raise max_workers.",
-        )
+        what = f"the job needs at least {need.least} workers{beside}, and this cluster has room for {reach or 'none'}"
+        fix = f"{f'Pass --workers 1:{reach}' if reach else 'Take larger machines'}, or raise max_workers."
+        yield error("job-never-starts", where, what, "The job waits forever.", fix)
         if not reach:
             return
     elif reach < need.most:
-        yield warning(
-            "job-never-full",
-            where,
-            f"the job takes up to {need.most} workers{beside}, and this cluster has room for {reach}",
-            "It trains with fewer than it was meant to have.",
-            f"Give --workers {need.least}:{reach}, or raise max_workers.",
-        )
+        what = f"the job takes up to {need.most} workers{beside}, and this cluster has room for {reach}"
+        fix = f"Pass --workers {need.least}:{reach}, or raise max_workers."
+        yield warning("job-never-full", where, what, "It trains with fewer than it could use.", fix)
     if need.storage.startswith(_OWN_FOLDERS) and sum(room.nodes for room in rooms) > 1:
-        yield error(
-            "job-storage",
-            where,
-            f"--storage {need.storage} is a folder of one node",
-            "Other nodes cannot read it, and it goes with the head: checkpoints are lost.",
-            "Give --storage s3://BUCKET/runs (or gs://, az://), or a folder that all nodes mount.",
-        )
+        what = f"--storage {need.storage} is a folder of one node"
+        why = "Other nodes cannot read it, and it disappears with the head: checkpoints are lost."
+        fix = "Pass --storage s3://BUCKET/runs (or gs://, az://), or a folder that all nodes mount."
+        yield error("job-storage", where, what, why, fix)
 
 
 def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:

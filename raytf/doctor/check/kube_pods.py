@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from raytf.doctor.check import ray_start, versions
-from raytf.doctor.check.kube_schema import is_quantity
+from raytf.doctor.check import versions
+from raytf.doctor.check.field_types import is_quantity
+from raytf.doctor.check.shell_commands import START_OPTIONS
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.doctor.local_environment import Surroundings
@@ -20,7 +21,12 @@ _RESOURCES = ("cpu", "memory", "ephemeral-storage", *ACCELERATORS)
 
 def refused(path: Path, what: str, fix: str) -> ConfigFinding:
     """Return the finding that an object breaks a rule which the operator checks only when it has the object."""
-    return error("kube-rule", path, what, "The operator refuses the object, which only its events say.", fix)
+    return error("kube-rule", path, what, "The operator refuses the object, and only its events show it.", fix)
+
+
+def refused_pod(code: str, path: Path, what: str, fix: str) -> ConfigFinding:
+    """Return the finding that a pod breaks a rule that the API server checks when the operator makes the pod."""
+    return error(code, path, what, "The API server refuses the pod, and only events show it.", fix)
 
 
 def check(
@@ -36,15 +42,12 @@ def check(
     if not document.sequence(*pod, "containers"):
         return
     yield from _container(document, pod, group, scaling)
+    yield from _mounts(document, pod)
     restart = document.get(*pod, "restartPolicy")
     if scaling and not is_head and restart not in (None, "Never"):
-        yield error(
-            "restart-policy",
-            (*pod, "restartPolicy"),
-            f"restartPolicy is {restart!r} in a group that the autoscaler scales",
-            "A pod that the autoscaler ends comes back by itself: idle nodes are never given up.",
-            "Write Never, or leave it out.",
-        )
+        what = f"restartPolicy is {restart!r} in a group that the autoscaler scales"
+        why = "A pod that the autoscaler stops comes back by itself: idle nodes are never given up."
+        yield error("restart-policy", (*pod, "restartPolicy"), what, why, "Write Never, or delete it.")
     image = document.get(*pod, "containers", 0, "image")
     if isinstance(image, str):
         yield from versions.image(image, (*pod, "containers", 0, "image"), here)
@@ -53,210 +56,139 @@ def check(
 def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[ConfigFinding]:
     least, most, now = group.get("minReplicas"), group.get("maxReplicas"), group.get("replicas")
     if isinstance(least, int) and isinstance(most, int) and least > most:
-        yield error(
-            "min-above-max",
-            (*path, "minReplicas"),
-            f"minReplicas {least} is above maxReplicas {most}",
-            "The operator takes neither: the group keeps the pods that it has.",
-            f"Set maxReplicas to {least} or more.",
-        )
+        what = f"minReplicas {least} is above maxReplicas {most}"
+        why = "The operator accepts neither: the group keeps the pods that it has."
+        yield error("min-above-max", (*path, "minReplicas"), what, why, f"Set maxReplicas to {least} or more.")
     elif isinstance(now, int) and ((isinstance(most, int) and now > most) or (isinstance(least, int) and now < least)):
-        yield warning(
-            "replicas-out-of-range",
-            (*path, "replicas"),
-            f"replicas {now} is not between minReplicas {least} and maxReplicas {most}",
-            "The operator takes the nearest bound.",
-            "Give one between them.",
-        )
+        what = f"replicas {now} is not between minReplicas {least} and maxReplicas {most}"
+        why, fix = "The operator takes the nearest bound.", "Write a number between them."
+        yield warning("replicas-out-of-range", (*path, "replicas"), what, why, fix)
     if scaling and most is None:
-        yield error(
-            "no-max-replicas",
-            path,
-            f"group {group.get('groupName')!r} has no maxReplicas",
-            "It then is 2147483647: one job may take every GPU that the cloud gives.",
-            "Add maxReplicas.",
-        )
+        what = f"group {group.get('groupName')!r} has no maxReplicas"
+        why = "It is then 2147483647: one job may take every GPU that the cloud gives."
+        yield error("no-max-replicas", path, what, why, "Add maxReplicas.")
     if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)):
-        yield warning(
-            "autoscaling-off",
-            (*path, "maxReplicas"),
-            f"maxReplicas {most}, and enableInTreeAutoscaling is not true",
-            "Nothing scales the group: it stays at replicas.",
-            "Add enableInTreeAutoscaling: true to the cluster, or set maxReplicas to replicas.",
-        )
+        what = f"maxReplicas {most}, and enableInTreeAutoscaling is not true"
+        why = "Nothing scales the group: it stays at replicas."
+        fix = "Add enableInTreeAutoscaling: true to the cluster, or set maxReplicas to replicas."
+        yield warning("autoscaling-off", (*path, "maxReplicas"), what, why, fix)
 
 
 def _start_parameters(path: Path, group: dict[str, Any]) -> Iterator[ConfigFinding]:
     parameters = group.get("rayStartParams")
     parameters = parameters if isinstance(parameters, dict) else {}
+    path = (*path, "rayStartParams")
+    why = "`ray start` refuses it, and the container stops at once, again and again."
     for key in parameters:
-        if str(key).startswith("-") or "_" in str(key):
-            yield error(
-                "start-parameter",
-                (*path, "rayStartParams", str(key)),
-                f"{key!r} is not a flag of `ray start` without its dashes",
-                "The container ends at once with an error of `ray start`, again and again.",
-                f"Write {str(key).lstrip('-').replace('_', '-')}.",
-            )
-        elif str(key) not in ray_start.OPTIONS:
-            yield error(
-                "start-parameter",
-                (*path, "rayStartParams", str(key)),
-                f"`ray start` has no flag --{key}{near(key, ray_start.OPTIONS)}",
-                "The container ends at once with an error of `ray start`, again and again.",
-                instead(key, ray_start.OPTIONS, "Its flags are"),
-            )
+        what, fix = "", ""
+        if key.startswith("-") or "_" in key:
+            what = f"{key!r} is not a flag of `ray start` without its dashes"
+            fix = f"Write {key.lstrip('-').replace('_', '-')}."
+        elif key not in START_OPTIONS:
+            what = f"`ray start` has no flag --{key}{near(key, START_OPTIONS)}"
+            fix = instead(key, START_OPTIONS, "Its flags are")
+        if what:
+            yield error("start-parameter", (*path, key), what, why, fix)
     if "labels" in parameters:
-        yield refused(
-            (*path, "rayStartParams", "labels"), "labels in rayStartParams", "Write labels beside rayStartParams."
-        )
+        yield refused((*path, "labels"), "labels in rayStartParams", "Write labels beside rayStartParams.")
     if group.get("resources") and {"num-cpus", "num-gpus", "memory", "resources"} & parameters.keys():
-        yield refused((*path, "resources"), "resources beside rayStartParams with the same", "Give one of them.")
+        where = (*path[:-1], "resources")
+        yield refused(where, "resources beside rayStartParams with the same", "Keep one of them.")
     custom = parameters.get("resources")
     if isinstance(custom, str) and not re.fullmatch(r"\s*(['\"])\{.*\}\1\s*", custom):
-        yield error(
-            "start-parameter",
-            (*path, "rayStartParams", "resources"),
-            f"resources is {custom!r}",
-            "`ray start` wants JSON, in quotes for the shell.",
-            """Write '"{\\"TPU\\": 4}"'.""",
-        )
+        what = f"resources is {custom!r}, expected JSON in quotes for the shell"
+        yield error("start-parameter", (*path, "resources"), what, why, """Write '"{\\"TPU\\": 4}"'.""")
 
 
 def _container(document: Document, pod: Path, group: dict[str, Any], scaling: bool) -> Iterator[ConfigFinding]:
-    first: Path = (*pod, "containers", 0)
-    limits = document.mapping(*first, "resources", "limits")
-    requests = document.mapping(*first, "resources", "requests")
-    yield from _resource_names(first, {"limits": limits, "requests": requests})
-    parameters = group.get("rayStartParams") if isinstance(group.get("rayStartParams"), dict) else {}
-    sized = (
-        "cpu" in limits
-        or "cpu" in requests
-        or "num-cpus" in (parameters or {})
-        or "CPU" in (group.get("resources") or {})
-    )
-    if scaling and not sized:
-        yield error(
-            "no-cpu",
-            (*first, "resources") if document.get(*first, "resources") else first,
-            "the first container has no CPU in its resources",
-            "Ray's autoscaler ends with ValueError, and nothing is scaled.",
-            "Add resources: {limits: {cpu: ..., memory: ...}}.",
-        )
-    if "memory" not in limits and sized:
-        yield warning(
-            "no-memory-limit",
-            (*first, "resources"),
-            "the first container has no memory limit",
-            "Ray takes all memory of the machine for its own, and Kubernetes ends the pod without a word of Ray's.",
-            "Add limits: {memory: ...}.",
-        )
-    yield from _gpu_claims(document, pod, limits, requests)
-    yield from _mounts(document, pod)
+    path: Path = (*pod, "containers", 0, "resources")
+    limits, requests = document.mapping(*path, "limits"), document.mapping(*path, "requests")
+    yield from _resource_names(path, {"limits": limits, "requests": requests})
+    own = [group.get(key) for key in ("rayStartParams", "resources")]
+    is_sized = "cpu" in {*limits, *requests} or any(isinstance(m, dict) and {"num-cpus", "CPU"} & m.keys() for m in own)
+    if scaling and not is_sized:
+        where = path if document.get(*path) else path[:-1]
+        why, fix = "Ray's autoscaler stops with ValueError.", "Add resources: {limits: {cpu: ..., memory: ...}}."
+        yield error("no-cpu", where, "the first container has no CPU in its resources", why, fix)
+    if "memory" not in limits and is_sized:
+        why = "Ray takes all memory of the machine for its own, until Kubernetes kills the pod without a message."
+        what = "the first container has no memory limit"
+        yield warning("no-memory-limit", path, what, why, "Add limits: {memory: ...}.")
+    yield from _claims(path, limits, requests)
+    yield from _node_selector(document, pod, limits)
 
 
-def _resource_names(first: Path, both: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
+def _resource_names(path: Path, both: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
     for part, quantities in both.items():
         for name in quantities:
-            path = (*first, "resources", part, name)
             if name in _RESOURCES or name.startswith(("hugepages-", "rdma/", "vpc.amazonaws.com/", "nvidia.com/mig-")):
                 continue
             hint = near(name, _RESOURCES)
             if "/" not in name or hint:
-                yield error(
-                    "kube-resource",
-                    path,
-                    f"there is no resource {name!r}{hint or '. A GPU is nvidia.com/gpu'}",
-                    "No node has it: the pod stays Pending, or is refused.",
-                    f"Write one of {', '.join(_RESOURCES[:4])}, google.com/tpu.",
-                )
+                what = f"there is no resource {name!r}{hint or '. A GPU is nvidia.com/gpu'}"
+                why = "No node has it: the pod stays Pending, or is refused."
+                fix = f"Write one of {', '.join(_RESOURCES[:4])}, google.com/tpu."
+                yield error("kube-resource", (*path, part, name), what, why, fix)
 
 
-def _gpu_claims(
-    document: Document, pod: Path, limits: dict[str, Any], requests: dict[str, Any]
-) -> Iterator[ConfigFinding]:
-    first: Path = (*pod, "containers", 0)
+def _claims(path: Path, limits: dict[str, Any], requests: dict[str, Any]) -> Iterator[ConfigFinding]:
     for name in ACCELERATORS:
         if name in requests and requests[name] != limits.get(name):
-            yield error(
-                "gpu-requests",
-                (*first, "resources", "requests", name),
-                f"requests of {name} without the same limits",
-                "The API server refuses the pod: GPUs are not shared, so both are one.",
-                f"Give limits: {{{name}: {requests[name]}}}.",
-            )
+            what = f"requests of {name} need the same limits, since GPUs are not shared"
+            fix = f"Add limits: {{{name}: {requests[name]}}}."
+            yield refused_pod("gpu-requests", (*path, "requests", name), what, fix)
     for name in ("cpu", "memory"):
-        if (
-            is_quantity(requests.get(name))
-            and is_quantity(limits.get(name))
-            and number(requests[name]) > number(limits[name])
-        ):
-            yield error(
-                "requests-above-limits",
-                (*first, "resources", "requests", name),
-                f"requests of {name} {requests[name]} are above limits {limits[name]}",
-                "The API server refuses the pod.",
-                "Give requests up to the limits.",
-            )
+        wanted, most = requests.get(name), limits.get(name)
+        if is_quantity(wanted) and is_quantity(most) and number(wanted) > number(most):
+            what, fix = f"requests of {name} {wanted} are above limits {most}", "Lower the requests to the limits."
+            yield refused_pod("requests-above-limits", (*path, "requests", name), what, fix)
+
+
+def _node_selector(document: Document, pod: Path, limits: dict[str, Any]) -> Iterator[ConfigFinding]:
     selector = document.mapping(*pod, "nodeSelector")
     if "google.com/tpu" in limits:
-        for key in ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"):
-            if key not in selector:
-                yield error(
-                    "tpu-selector",
-                    (*pod, "nodeSelector") if selector else pod,
-                    f"google.com/tpu without nodeSelector {key}",
-                    "GKE places no such pod.",
-                    f"Add it, such as {'tpu-v5-lite-podslice' if 'accelerator' in key else '2x2'}.",
-                )
+        examples = {"accelerator": "tpu-v5-lite-podslice", "topology": "2x2"}
+        for key in [key for key in examples if f"cloud.google.com/gke-tpu-{key}" not in selector]:
+            path = (*pod, "nodeSelector") if selector else pod
+            what = f"google.com/tpu needs nodeSelector cloud.google.com/gke-tpu-{key}"
+            yield error("tpu-selector", path, what, "GKE places no such pod.", f"Add it, such as {examples[key]}.")
     elif any("gke-accelerator" in key for key in selector) and not any(name in limits for name in ACCELERATORS):
-        yield error(
-            "gpu-not-declared",
-            (*first, "resources"),
-            "the pod asks for a node with GPUs, and its container for none",
-            "Ray sees no GPU there, and the node is paid for.",
-            "Add limits: {nvidia.com/gpu: 1}.",
-        )
+        what = "the pod asks for a node with GPUs, but its container asks for none"
+        why, fix = "Ray sees no GPU there, and you pay for it.", "Add limits: {nvidia.com/gpu: 1}."
+        yield error("gpu-not-declared", (*pod, "containers", 0, "resources"), what, why, fix)
 
 
 def _mounts(document: Document, pod: Path) -> Iterator[ConfigFinding]:
     volumes = [v.get("name") for v in document.sequence(*pod, "volumes") if isinstance(v, dict)]
     for key in ("containers", "initContainers"):
-        for i, container in enumerate(document.sequence(*pod, key)):
-            mounts = container.get("volumeMounts") if isinstance(container, dict) else None
-            for j, mount in enumerate(mounts if isinstance(mounts, list) else ()):
-                name = mount.get("name") if isinstance(mount, dict) else None
+        for i in range(len(document.sequence(*pod, key))):
+            path: Path = (*pod, key, i, "volumeMounts")
+            for j in range(len(document.sequence(*path))):
+                name = document.get(*path, j, "name")
                 if name is not None and name not in volumes:
-                    yield error(
-                        "kube-volume",
-                        (*pod, key, i, "volumeMounts", j, "name"),
-                        f"there is no volume {name!r}{near(name, [str(v) for v in volumes])}",
-                        "The API server refuses the pod: the cluster stays without it, and only events say so.",
-                        "Add it to volumes, or fix the name.",
-                    )
+                    what = f"there is no volume {name!r}{near(name, [str(v) for v in volumes])}"
+                    yield refused_pod("kube-volume", (*path, j, "name"), what, "Add it to volumes, or fix the name.")
 
 
 def whole(value: object) -> int:
-    """Return a whole number, or 0 for any other value, which the schema's check names."""
+    """Return a whole number, or 0 for any other value, which has a finding of its own."""
     return value if isinstance(value, int) else 0
+
+
+#: Suffix of a quantity -> its factor; longer ones first.
+_UNITS = {
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
+    **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
+    "m": 1e-3,
+}
 
 
 def number(value: Any) -> float:
     """Return a quantity of Kubernetes as a number, or 0 for any other value."""
-    units: Sequence[tuple[str, float]] = (
-        *((f"{unit}i", 1024.0**power) for power, unit in enumerate("KMGTPE", 1)),
-        *((unit, 1000.0**power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)),
-        ("m", 1e-3),
-    )
     text = str(value)
-    for unit, factor in units:
-        if text.endswith(unit):
-            text, scale = text.removesuffix(unit), factor
-            break
-    else:
-        scale = 1.0
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     try:
-        result = float(text) * scale
+        result = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
     except ValueError:
         return 0.0
     return result if math.isfinite(result) else 0.0

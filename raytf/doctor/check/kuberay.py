@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from raytf.doctor.check import kube_pods, kube_schema, versions
+from raytf.doctor.check import field_types, kube_pods, versions
 from raytf.doctor.check.job_fit import JobNeeds, NodeSupply
 from raytf.doctor.check.kube_pods import ACCELERATORS, number, refused, whole
 from raytf.doctor.document import Document
@@ -35,6 +35,7 @@ _GATES = {
     "rocksdb": "GCSFaultToleranceEmbeddedStorage",
     "tlsOptions": "RayClusterMTLS",
 }
+_REFUSED, _SHUTDOWN = field_types.KUBERNETES.refused, "Add shutdownAfterJobFinishes: true."
 _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
@@ -45,20 +46,18 @@ def is_manifest(document: Document) -> bool:
 
 def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find what the API server or the operator refuses, and what never works."""
-    kind = str(document.get("kind"))
-    version = document.get("apiVersion")
+    kind, version = str(document.get("kind")), document.get("apiVersion")
     if kind not in KINDS:
-        yield from _other(document, kind)
+        if field_types.knows(version, kind):
+            yield from field_types.check(document.value, kind, (), field_types.KUBERNETES)
+        elif str(version).startswith("ray.io/") and kind != "RayCronJob":
+            what = f"there is no kind {kind!r}{near(kind, KINDS)}"
+            yield error("kube-kind", ("kind",), what, _REFUSED, f"Write one of {', '.join(KINDS)}.")
         return
     if version != "ray.io/v1":
-        yield error(
-            "kube-api-version",
-            ("apiVersion",),
-            f"apiVersion is {version!r}",
-            "KubeRay 1.7 has ray.io/v1 alone.",
-            "Write ray.io/v1.",
-        )
-    yield from kube_schema.check(document.value, kind, ())
+        what, why = f"apiVersion is {version!r}", "KubeRay 1.7 has ray.io/v1 only."
+        yield error("kube-api-version", ("apiVersion",), what, why, "Write ray.io/v1.")
+    yield from field_types.check(document.value, kind, (), field_types.KUBERNETES)
     yield from _name(document, kind)
     if kind == "RayJob":
         yield from check_job(document)
@@ -67,49 +66,25 @@ def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         yield from _cluster(document, base, here)
 
 
-def _other(document: Document, kind: str) -> Iterator[ConfigFinding]:
-    version = document.get("apiVersion")
-    if kube_schema.knows(version, kind):
-        yield from kube_schema.check(document.value, kind, ())
-    elif str(version).startswith("ray.io/") and kind != "RayCronJob":
-        yield error(
-            "kube-kind",
-            ("kind",),
-            f"there is no kind {kind!r}{near(kind, KINDS)}",
-            "The API server refuses the object.",
-            f"Write one of {', '.join(KINDS)}.",
-        )
-
-
 def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
-    name = document.get("metadata", "name")
-    most = _NAME_LENGTH[kind]
+    name, most = document.get("metadata", "name"), _NAME_LENGTH[kind]
     if not isinstance(name, str):
         if document.get("metadata", "generateName") is None:
-            yield error(
-                "kube-name", ("metadata",), "metadata.name is missing", "The API server refuses it.", "Add a name."
-            )
+            yield error("kube-name", ("metadata",), "metadata.name is missing", _REFUSED, "Add a name.")
     elif len(name) > most or not _NAME.fullmatch(name):
-        yield error(
-            "kube-name",
-            ("metadata", "name"),
-            f"name {name!r} has {len(name)} characters" if len(name) > most else f"name {name!r} is not a DNS label",
-            "The operator refuses it: names of services and pods are made from it.",
-            f"Use small letters, digits and '-', a letter first, at most {most}.",
-        )
+        problem = f"has {len(name)} characters" if len(name) > most else "is not a DNS label"
+        why = "The operator refuses it: names of services and pods are made from it."
+        fix = f"Use small letters, digits and '-', a letter first, at most {most}."
+        yield error("kube-name", ("metadata", "name"), f"name {name!r} {problem}", why, fix)
 
 
 def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
     """Return (path, group, whether it is the head's) for each group of pods."""
     base = _CLUSTER.get(str(document.get("kind")), ())
-    pods: list[tuple[Path, dict[str, Any], bool]] = []
-    head = document.get(*base, "headGroupSpec")
-    if isinstance(head, dict):
-        pods.append(((*base, "headGroupSpec"), head, True))
-    for i, group in enumerate(document.sequence(*base, "workerGroupSpecs")):
-        if isinstance(group, dict):
-            pods.append(((*base, "workerGroupSpecs", i), group, False))
-    return pods
+    paths: list[Path] = [(*base, "headGroupSpec")]
+    paths += [(*base, "workerGroupSpecs", i) for i in range(len(document.sequence(*base, "workerGroupSpecs")))]
+    pods = [(path, document.get(*path), path[-1] == "headGroupSpec") for path in paths]
+    return [pod for pod in pods if isinstance(pod[1], dict)]
 
 
 def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
@@ -118,16 +93,17 @@ def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[Con
     for path, group, is_head in groups(document):
         yield from kube_pods.check(document, path, group, is_head, scaling, here)
         if not is_head:
-            if group.get("groupName") in names:
-                yield refused(
-                    (*path, "groupName"), f"there are two groups {group['groupName']!r}", "Give each a name of its own."
-                )
-            names.append(group.get("groupName"))
+            name = group.get("groupName")
+            if name in names:
+                yield refused((*path, "groupName"), f"there are two groups {name!r}", "Use each name once.")
+            names.append(name)
     yield from _versions(document, base, here)
     yield from _scaling(document, base, scaling)
     yield from _gcs(document, base)
     yield from _service(document, base)
-    yield from _auth(document, base)
+    is_token = document.get(*base, "authOptions", "mode") == "token"
+    if is_token and not document.get(*base, "rayVersion"):
+        yield refused((*base, "authOptions"), "authOptions.mode token needs a rayVersion", "Add rayVersion: 2.60.0.")
     yield from _gates(document, base)
 
 
@@ -135,126 +111,90 @@ def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Co
     version = document.get(*base, "rayVersion")
     if isinstance(version, str) and version and "dev" not in version:
         yield from versions.ray_version(version, (*base, "rayVersion"), here)
-    images = []
-    for path, _, _ in groups(document):
-        where = (*path, "template", "spec", "containers", 0, "image")
-        images.append((where, str(document.get(*where, default=""))))
-    for where, name in images:
+    paths: list[Path] = [(*path, "template", "spec", "containers", 0, "image") for path, _, _ in groups(document)]
+    images = [(path, str(document.get(*path, default=""))) for path in paths]
+    for path, name in images:
         match = re.search(r":(\d+\.\d+\.\d+)", name)
-        known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
-        if match and known and match[1] != version and "rayproject/" in name:
-            yield error(
-                "image-ray-version",
-                where,
-                f"image {name} has Ray {match[1]}, and rayVersion is {version}",
-                "The operator writes commands for another version than the one that runs.",
-                "Give both the same.",
-            )
-    if len({name for _, name in images if name}) > 1:
-        tags = {re.sub(r"-(gpu|cpu|cu\d+|tpu).*$", "", name.rsplit(":", 1)[-1]) for _, name in images if ":" in name}
-        if len(tags) > 1:
-            yield error(
-                "images-differ",
-                images[-1][0],
-                f"the groups' images are of different versions: {', '.join(sorted(tags))}",
-                "Workers of another Ray or Python never join.",
-                "Use tags of one version.",
-            )
+        is_known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
+        if match and is_known and match[1] != version and "rayproject/" in name:
+            what = f"image {name} has Ray {match[1]}, and rayVersion is {version}"
+            why = "The operator writes commands for another version than the one that runs."
+            yield error("image-ray-version", path, what, why, "Use the same version for both.")
+    tags = {re.sub(r"-(gpu|cpu|cu\d+|tpu).*$", "", name.rsplit(":", 1)[-1]) for _, name in images if ":" in name}
+    if len(tags) > 1:
+        what = f"the groups' images are of different versions: {', '.join(sorted(tags))}"
+        why = "Workers of another Ray or Python never join."
+        yield error("images-differ", images[-1][0], what, why, "Use tags of one version.")
+
+
+def _head_env(document: Document, base: Path) -> tuple[Path, dict[Any, Any]]:
+    """Return the path of the environment of the head's container, and its variables."""
+    path: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
+    return path, {str(e.get("name")): e.get("value") for e in document.sequence(*path) if isinstance(e, dict)}
 
 
 def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[ConfigFinding]:
-    options = document.mapping(*base, "autoscalerOptions")
+    path, fix = (*base, "autoscalerOptions"), "Add enableInTreeAutoscaling: true."
+    options = document.mapping(*path)
     if options and not scaling:
-        yield warning(
-            "autoscaling-off",
-            (*base, "autoscalerOptions"),
-            "autoscalerOptions without enableInTreeAutoscaling: true",
-            "Nothing is scaled.",
-            "Add enableInTreeAutoscaling: true.",
-        )
-    head: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
-    flags = [e.get("value") for e in document.sequence(*head) if isinstance(e, dict) and e.get("name") == _V2]
-    version = options.get("version")
-    if flags and version is not None:
-        yield refused((*base, "autoscalerOptions", "version"), f"version and {_V2} are both given", f"Leave {_V2} out.")
-    if flags and flags[0] in ("1", "true") and not scaling:
-        yield refused(
-            (*base, "headGroupSpec"), f"{_V2} without enableInTreeAutoscaling", "Add enableInTreeAutoscaling: true."
-        )
-    head_pod: Path = (*base, "headGroupSpec", "template", "spec")
-    if scaling and (version == "v2" or (flags and flags[0] in ("1", "true"))):
-        restart = document.get(*head_pod, "restartPolicy")
-        if restart not in (None, "Never"):
-            yield refused(
-                (*head_pod, "restartPolicy"), f"restartPolicy {restart} of the head with autoscaler v2", "Write Never."
-            )
+        what = "autoscalerOptions need enableInTreeAutoscaling: true"
+        yield warning("autoscaling-off", path, what, "Nothing is scaled.", fix)
+    _, env = _head_env(document, base)
+    version, has_flag, is_on = options.get("version"), _V2 in env, env.get(_V2) in ("1", "true")
+    head: Path = (*base, "headGroupSpec", "template", "spec", "restartPolicy")
+    restart, is_v2 = document.get(*head), scaling and (version == "v2" or is_on)
+    if has_flag and version is not None:
+        yield refused((*path, "version"), f"version and {_V2} exclude each other", f"Delete {_V2}.")
+    if is_on and not scaling:
+        yield refused((*base, "headGroupSpec"), f"{_V2} needs enableInTreeAutoscaling", fix)
+    if is_v2 and restart not in (None, "Never"):
+        yield refused(head, f"restartPolicy {restart} of the head with autoscaler v2", "Write Never.")
 
 
 def _gcs(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    options = document.get(*base, "gcsFaultToleranceOptions")
-    head: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
-    env = {e.get("name") for e in document.sequence(*head) if isinstance(e, dict)}
+    path: Path = (*base, "gcsFaultToleranceOptions")
+    options = document.get(*path)
+    head, env = _head_env(document, base)
     annotated = document.mapping("metadata", "annotations").get("ray.io/ft-enabled")
+    in_env = {"RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"} & env.keys()
+    name = "gcsFaultToleranceOptions"
     if options is not None and annotated:
-        yield refused(
-            ("metadata", "annotations"),
-            "ray.io/ft-enabled beside gcsFaultToleranceOptions",
-            "Leave the annotation out.",
-        )
+        what = f"ray.io/ft-enabled and {name} exclude each other"
+        yield refused(("metadata", "annotations"), what, "Delete the annotation.")
     if options is None and not annotated and "RAY_REDIS_ADDRESS" in env:
-        yield refused(
-            head, "RAY_REDIS_ADDRESS without gcsFaultToleranceOptions", "Give redisAddress in gcsFaultToleranceOptions."
-        )
-    if options is not None and {"RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"} & env:
-        yield refused(
-            head, "Redis in env beside gcsFaultToleranceOptions", "Give it in gcsFaultToleranceOptions alone."
-        )
+        yield refused(head, f"RAY_REDIS_ADDRESS needs {name}", f"Move it to redisAddress in {name}.")
+    if options is not None and in_env:
+        yield refused(head, f"Redis is both in env and in {name}", f"Keep it in {name} only.")
     if isinstance(options, dict) and options.get("backend", "redis") == "redis" and not options.get("redisAddress"):
-        yield refused(
-            (*base, "gcsFaultToleranceOptions"),
-            "gcsFaultToleranceOptions without redisAddress",
-            "Add redisAddress: redis:6379, or backend: rocksdb.",
-        )
+        yield refused(path, f"{name} needs redisAddress", "Add redisAddress: redis:6379, or backend: rocksdb.")
 
 
 def _service(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    kind = document.get(*base, "headGroupSpec", "serviceType")
-    if kind in ("LoadBalancer", "NodePort"):
-        internal = any("internal" in key for key in document.mapping(*base, "headServiceAnnotations"))
-        if kind == "NodePort" or not internal:
-            yield error(
-                "open-to-world",
-                (*base, "headGroupSpec", "serviceType"),
-                f"serviceType {kind} puts the dashboard and the job server on the network outside",
-                "Whoever reaches them runs code on the cluster, with its rights on the bucket.",
-                "Write ClusterIP and use kubectl port-forward svc/NAME-head-svc 8265.",
-            )
+    path: Path = (*base, "headGroupSpec", "serviceType")
+    kind = document.get(*path)
+    internal = any("internal" in key for key in document.mapping(*base, "headServiceAnnotations"))
+    if kind == "NodePort" or (kind == "LoadBalancer" and not internal):
+        what = f"serviceType {kind} opens the dashboard and the job server to the network outside"
+        why = "Anyone who reaches them can run code on the cluster, with its rights on the bucket."
+        fix = "Write ClusterIP and use kubectl port-forward svc/NAME-head-svc 8265."
+        yield error("open-to-world", path, what, why, fix)
     if kind is not None and kind not in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"):
-        yield refused((*base, "headGroupSpec", "serviceType"), f"serviceType is {kind!r}", "Write ClusterIP.")
-
-
-def _auth(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    mode = document.get(*base, "authOptions", "mode")
-    if mode == "token" and not document.get(*base, "rayVersion"):
-        yield refused((*base, "authOptions"), "authOptions.mode token without rayVersion", "Add rayVersion: 2.60.0.")
+        yield refused(path, f"serviceType is {kind!r}", "Write ClusterIP.")
 
 
 def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
-    paths = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
+    paths: dict[str, Path] = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
     if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
         paths["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
     for key, path in paths.items():
-        yield warning(
-            "feature-gate",
-            path,
-            f"{key} needs the feature gate {_GATES[key]}",
-            "KubeRay 1.7 has it off: the operator refuses the object, which only its events say.",
-            f"Start the operator with --feature-gates={_GATES[key]}=true, or leave {key} out.",
-        )
+        what = f"{key} needs the feature gate {_GATES[key]}"
+        why = "It is off in KubeRay 1.7: the operator refuses the object, and only its events show it."
+        fix = f"Start the operator with --feature-gates={_GATES[key]}=true, or delete {key}."
+        yield warning("feature-gate", path, what, why, fix)
 
 
 def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
-    """Return what has the cluster of a RayJob: itself, or the RayCluster of this input that clusterSelector names."""
+    """Return the document with the cluster of a RayJob: itself, or the RayCluster that its clusterSelector names."""
     name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
     space = document.get("metadata", "namespace")
     for other in manifests:
@@ -266,7 +206,7 @@ def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
 
 
 def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[ConfigFinding]:
-    """Find a job that leaves open whether it trains on GPUs, where none is up when it starts."""
+    """Find a job that does not say whether it trains on GPUs, if none is up when it starts."""
     gpus = [
         group.get("minReplicas") or 0
         for path, group, _ in groups(document)
@@ -274,17 +214,13 @@ def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[
         & document.mapping(*path, "template", "spec", "containers", 0, "resources", "limits").keys()
     ]
     if need.gpu is None and gpus and not any(gpus):
-        yield warning(
-            "gpu-left-open",
-            where,
-            "the job says neither --use-gpu nor --no-use-gpu, and all pods with GPUs are started on demand",
-            "When it starts none is up, and it does not know that one may come: CPUs train, and GPUs are paid for.",
-            "Add --use-gpu.",
-        )
+        what = "the job has neither --use-gpu nor --no-use-gpu, and all pods with GPUs start on demand"
+        why = "No GPU is there when it starts, and it does not expect one: it trains on CPUs, and you pay for GPUs."
+        yield warning("gpu-left-open", where, what, why, "Add --use-gpu.")
 
 
 def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
-    """Return the nodes that a cluster may become, and the path that says so."""
+    """Return the nodes to which a cluster may grow, and the path that says so."""
     base = _CLUSTER[str(document.get("kind"))]
     nodes = []
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
@@ -311,46 +247,53 @@ def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
 def check_job(document: Document) -> Iterator[ConfigFinding]:
     """Find what the operator refuses of a RayJob, and what has no effect in it."""
     spec = document.mapping("spec")
-    yield from _job_source(spec)
-    mode = spec.get("submissionMode")
+    selector, mode, backoff = spec.get("clusterSelector"), spec.get("submissionMode"), whole(spec.get("backoffLimit"))
+    shutdown, deadline = spec.get("shutdownAfterJobFinishes"), spec.get("activeDeadlineSeconds")
+    if not selector and not spec.get("rayClusterSpec"):
+        yield refused(("spec",), "rayClusterSpec and clusterSelector are missing", "Add one of them.")
+    if isinstance(selector, dict) and selector and not selector.get("ray.io/cluster"):
+        path = ("spec", "clusterSelector")
+        yield refused(path, "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME.")
+    if selector and backoff > 0:
+        what = "backoffLimit cannot be used with clusterSelector: each try would need a cluster of its own"
+        fix = "Delete backoffLimit; `raytf submit` starts a driver that failed again."
+        yield refused(("spec", "backoffLimit"), what, fix)
     if mode is not None and mode not in _MODES:
-        yield refused(
-            ("spec", "submissionMode"),
-            f"submissionMode is {mode!r}{near(mode, _MODES)}",
-            f"Write one of {', '.join(_MODES)}.",
-        )
+        what = f"submissionMode is {mode!r}{near(mode, _MODES)}"
+        yield refused(("spec", "submissionMode"), what, f"Write one of {', '.join(_MODES)}.")
     if not spec.get("entrypoint") and mode != "InteractiveMode":
-        yield refused(("spec",), "entrypoint is missing", "Add entrypoint: python jobs/mnist.py --storage s3://...")
-    if mode == "InteractiveMode" and whole(spec.get("backoffLimit")) > 0:
-        yield refused(("spec", "backoffLimit"), "backoffLimit with InteractiveMode", "Leave backoffLimit out.")
-    if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
-        yield refused(
-            ("spec", "suspend"), "suspend without shutdownAfterJobFinishes", "Add shutdownAfterJobFinishes: true."
-        )
-    if spec.get("ttlSecondsAfterFinished") and not spec.get("shutdownAfterJobFinishes"):
-        yield warning(
-            "job-stays",
-            ("spec", "ttlSecondsAfterFinished"),
-            "ttlSecondsAfterFinished without shutdownAfterJobFinishes",
-            "It has no effect: the cluster of the job stays, and its GPUs are paid for.",
-            "Add shutdownAfterJobFinishes: true.",
-        )
-    yield from _deletion(spec)
-    deadline = spec.get("activeDeadlineSeconds")
+        fix = "Add entrypoint: python jobs/mnist.py --storage s3://..."
+        yield refused(("spec",), "entrypoint is missing", fix)
+    if mode == "InteractiveMode" and backoff > 0:
+        what = "backoffLimit cannot be used with InteractiveMode"
+        yield refused(("spec", "backoffLimit"), what, "Delete backoffLimit.")
+    if spec.get("suspend") and not shutdown:
+        yield refused(("spec", "suspend"), "suspend needs shutdownAfterJobFinishes", _SHUTDOWN)
     if isinstance(deadline, int) and deadline <= 0:
-        yield refused(("spec", "activeDeadlineSeconds"), f"activeDeadlineSeconds is {deadline}", "Give more than 0.")
-    text = spec.get("runtimeEnvYAML")
-    if isinstance(text, str):
-        try:
-            issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
-        except yaml.YAMLError as problem:
-            issue = one_line(getattr(problem, "problem", None) or problem, 200)
-        if issue:
-            yield refused(
-                ("spec", "runtimeEnvYAML"),
-                f"runtimeEnvYAML holds no YAML mapping: {issue}",
-                "Begin it with `|` and indent it.",
-            )
+        what = f"activeDeadlineSeconds is {deadline}"
+        yield refused(("spec", "activeDeadlineSeconds"), what, "Write more than 0.")
+    if selector and shutdown:
+        what = "shutdownAfterJobFinishes has no effect with clusterSelector"
+        why = "The operator deletes only clusters that it made for the job."
+        yield warning("job-stays", ("spec", "shutdownAfterJobFinishes"), what, why, "Delete it.")
+    if spec.get("ttlSecondsAfterFinished") and not shutdown:
+        what = "ttlSecondsAfterFinished needs shutdownAfterJobFinishes"
+        why = "It has no effect: the cluster of the job stays, and you pay for its GPUs."
+        yield warning("job-stays", ("spec", "ttlSecondsAfterFinished"), what, why, _SHUTDOWN)
+    yield from _deletion(spec)
+    yield from _runtime_env(spec.get("runtimeEnvYAML"))
+
+
+def _runtime_env(text: object) -> Iterator[ConfigFinding]:
+    if not isinstance(text, str):
+        return
+    try:
+        issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
+    except yaml.YAMLError as problem:
+        issue = one_line(getattr(problem, "problem", None) or problem, 200)
+    if issue:
+        what = f"runtimeEnvYAML is not a YAML mapping: {issue}"
+        yield refused(("spec", "runtimeEnvYAML"), what, "Begin it with `|` and indent it.")
 
 
 def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
@@ -359,49 +302,18 @@ def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
     if not isinstance(strategy, dict):
         return
     path: Path = ("spec", "deletionStrategy")
-    why = "The API server refuses the object."
     legacy, rules = [key for key in ("onSuccess", "onFailure") if key in strategy], strategy.get("deletionRules")
+    keep = "Keep deletionRules only."
     if legacy and "deletionRules" in strategy:
-        yield error("kube-value", path, f"{legacy[0]} beside deletionRules", why, "Keep deletionRules alone.")
+        yield error("kube-value", path, f"{legacy[0]} and deletionRules exclude each other", _REFUSED, keep)
     elif "deletionRules" not in strategy and len(legacy) != 2:
-        yield error("kube-value", path, "neither deletionRules nor both of onSuccess and onFailure", why, "Add rules.")
+        what = "deletionRules are missing, and not both onSuccess and onFailure are there"
+        yield error("kube-value", path, what, _REFUSED, "Add rules.")
     for i, rule in enumerate(rules if isinstance(rules, list) else ()):
         condition = rule.get("condition") if isinstance(rule, dict) else None
         if isinstance(condition, dict) and len({"jobStatus", "jobDeploymentStatus"} & condition.keys()) != 1:
-            yield error(
-                "kube-value",
-                (*path, "deletionRules", i, "condition"),
-                "a condition needs one of jobStatus and jobDeploymentStatus",
-                why,
-                "Write jobStatus: SUCCEEDED, or FAILED.",
-            )
+            what, where = "a condition needs one of jobStatus and jobDeploymentStatus", (*path, "deletionRules", i)
+            yield error("kube-value", (*where, "condition"), what, _REFUSED, "Write jobStatus: SUCCEEDED, or FAILED.")
     if rules and (spec.get("shutdownAfterJobFinishes") or spec.get("ttlSecondsAfterFinished")):
-        yield refused(
-            path,
-            "deletionRules beside shutdownAfterJobFinishes or ttlSecondsAfterFinished",
-            "Keep deletionRules alone.",
-        )
-
-
-def _job_source(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
-    selector, own = spec.get("clusterSelector"), spec.get("rayClusterSpec")
-    if not selector and not own:
-        yield refused(("spec",), "neither rayClusterSpec nor clusterSelector is given", "Give the one or the other.")
-    elif selector and isinstance(selector, dict) and not selector.get("ray.io/cluster"):
-        yield refused(
-            ("spec", "clusterSelector"), "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME."
-        )
-    if selector and whole(spec.get("backoffLimit")) > 0:
-        yield refused(
-            ("spec", "backoffLimit"),
-            "backoffLimit with clusterSelector: each try would need a cluster of its own",
-            "Leave it out; `raytf submit` starts a driver that failed again.",
-        )
-    if selector and spec.get("shutdownAfterJobFinishes"):
-        yield warning(
-            "job-stays",
-            ("spec", "shutdownAfterJobFinishes"),
-            "shutdownAfterJobFinishes with clusterSelector",
-            "It has no effect: the operator deletes only clusters that it made for the job.",
-            "Leave it out.",
-        )
+        what = "deletionRules exclude shutdownAfterJobFinishes and ttlSecondsAfterFinished"
+        yield refused(path, what, keep)

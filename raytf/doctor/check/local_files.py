@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path as File
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, Severity, error, warning
+from raytf.doctor.finding import ConfigFinding, Path, Severity, error, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings, is_user
 
 #: Folders that Ray leaves out of a working directory, and the most bytes that it takes (runtime_env.packaging).
@@ -45,165 +45,102 @@ _PLACEHOLDERS = (
 
 
 def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Find keys and folders that are not there, and folders that are too large to copy."""
+    """Find keys and folders that do not exist, and folders that are too large to copy."""
     yield from _user(document)
     yield from _key(document, here)
     yield from _mounts(document, here)
 
 
 def _user(document: Document) -> Iterator[ConfigFinding]:
-    user = document.get("auth", "ssh_user")
+    auth, user = document.mapping("auth"), document.get("auth", "ssh_user")
     if user and not (isinstance(user, str) and is_placeholder(user)) and not is_user(user):
-        yield error(
-            "ssh-user",
-            ("auth", "ssh_user"),
-            f"{user!r} is not a name of a user",
-            "ssh takes it for an option, or a shell for a command.",
-            "Give letters, digits, dots, - and _, beginning with a letter or a digit.",
-        )
+        why = "ssh takes it for an option, or a shell for a command."
+        fix = "Use letters, digits, dots, - and _; begin with a letter or a digit."
+        yield error("ssh-user", ("auth", "ssh_user"), f"{user!r} is not a name of a user", why, fix)
+    kind, has_auth = document.get("provider", "type"), "auth" in document.mapping()
+    if (kind in ("aws", "gcp", "local") and has_auth and "ssh_user" not in auth) or (kind == "local" and not has_auth):
+        path: Path = ("auth",) if has_auth else ()
+        fix = "Add ssh_user, such as auth: {ssh_user: ubuntu}, with the user of the image or the hosts."
+        yield stops_ray_up("ssh-user", path, "auth.ssh_user is missing", fix, "KeyError: 'ssh_user'")
 
 
 def _key(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    auth = document.mapping("auth")
-    private = auth.get("ssh_private_key")
-    kind = document.get("provider", "type")
-    if kind in ("aws", "gcp", "local") and "ssh_user" not in auth and "auth" in document.mapping():
-        yield error(
-            "ssh-user",
-            ("auth",),
-            "auth is given without ssh_user",
-            "Ray takes `auth` as a whole from the file: `ray up` ends with KeyError: 'ssh_user'.",
-            "Add ssh_user: ubuntu, or the user of the image.",
-        )
-    if kind == "local" and "auth" not in document.mapping():
-        yield error(
-            "ssh-user",
-            (),
-            "auth.ssh_user is missing",
-            "`ray up` ends with KeyError: 'ssh_user'.",
-            "Add auth: {ssh_user: NAME}.",
-        )
+    path, private = ("auth", "ssh_private_key"), document.get("auth", "ssh_private_key")
     if not isinstance(private, str) or is_placeholder(private):
         return
-    path = ("auth", "ssh_private_key")
-    if private.endswith(".pub"):
-        yield error(
-            "public-key",
-            path,
-            f"{private} is the public key",
-            "ssh refuses it, and `ray up` waits for the node until it gives up.",
-            f"Write {private.removesuffix('.pub')}.",
-        )
-        return
     file = here.local(private)
-    if not os.path.isfile(file):  # pathlib's raises for a name that is too long
-        yield error(
-            "key-missing",
-            path,
-            f"{private} is not on this machine",
-            "Nodes are started and paid for, and nobody can log in to them.",
-            "Give the file, or leave ssh_private_key out on a cloud: Ray then makes a pair.",
-        )
-        return
-    mode = stat.S_IMODE(file.stat().st_mode)
-    if mode & 0o077:
-        yield error(
-            "key-permissions",
-            path,
-            f"{private} can be read by others (mode {mode:o})",
-            "ssh refuses such a key, and `ray up` waits for the node until it gives up.",
-            f"chmod 600 {private}",
-        )
+    refused = "ssh refuses such a key, and `ray up` waits for the node until it gives up."
+    if private.endswith(".pub"):
+        fix = f"Write {private.removesuffix('.pub')}."
+        yield error("public-key", path, f"{private} is the public key", refused, fix)
+    elif not os.path.isfile(file):  # pathlib's raises for a name that is too long
+        why = "Nodes start and cost money, and nobody can log in to them."
+        fix = "Name the right file, or delete ssh_private_key on a cloud: Ray then makes a pair."
+        yield error("key-missing", path, f"{private} is not on this machine", why, fix)
+    elif (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
+        what = f"{private} can be read by others (mode {mode:o})"
+        yield error("key-permissions", path, what, refused, f"chmod 600 {private}")
 
 
 def _mounts(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    left_out = [str(p) for p in document.sequence("rsync_exclude")]
+    excluded = [str(p) for p in document.sequence("rsync_exclude")]
     for remote, local in document.mapping("file_mounts").items():
         path = ("file_mounts", remote)
         if not isinstance(local, str) or is_placeholder(local):
             continue
         if not remote.startswith(("/", "~")):
-            yield error(
-                "mount-relative",
-                path,
-                f"{remote!r} is not absolute",
-                "Where it ends up depends on the user and on Docker.",
-                f"Write ~/{remote}.",
-            )
+            why = "Where it ends up depends on the user and on Docker."
+            yield error("mount-relative", path, f"{remote!r} is not absolute", why, f"Write ~/{remote}.")
         file = here.local(local)
-        if not os.path.exists(file):
-            if local.endswith(_TOKEN):
-                what = f"{local} is not on this machine yet"
-                fix = "Run `ray get-auth-token --generate`."
-                yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", fix)
-                continue
-            yield error(
-                "mount-missing",
-                path,
-                f"{local} is not on this machine",
-                "`ray up` ends when it copies it, after the head was started.",
-                "Fix the path; a relative one starts where `ray up` is called.",
-            )
-        elif file.is_dir():
-            yield from _folder(path, local, file, left_out)
+        if os.path.exists(file):
+            if file.is_dir():
+                yield from _folder(path, local, file, excluded)
+        elif local.endswith(_TOKEN):
+            what, why = f"{local} is not on this machine yet", "The nodes get it from here."
+            fix = "Run `ray get-auth-token --generate`."
+            yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, why, fix)
+        else:
+            what, why = f"{local} is not on this machine", "`ray up` exits when it copies it, after the head started."
+            fix = "Fix the path; a relative one starts where `ray up` is called."
+            yield error("mount-missing", path, what, why, fix)
 
 
-def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator[ConfigFinding]:
+def _folder(path: Path, local: str, file: File, excluded: list[str]) -> Iterator[ConfigFinding]:
     if file.resolve() in (File("/"), File.home()):
-        yield error(
-            "mount-too-large",
-            path,
-            f"{local} is all of your {'disk' if file.resolve() == File('/') else 'home'}",
-            "rsync copies it to each node, with every key and cache in it.",
-            "Mount the project's folder.",
-        )
+        what = f"{local} is your whole {'disk' if file.resolve() == File('/') else 'home'}"
+        why = "rsync copies it to each node, with every key and cache in it."
+        yield error("mount-too-large", path, what, why, "Mount the project's folder.")
         return
-    if (file / ".git").exists() and not any(
-        p.rstrip("/") in (".git", "**/.git", ".git/**", "**/.git/**") for p in left_out
-    ):
-        yield warning(
-            "mount-git",
-            path,
-            f"{local} has a .git, and rsync_exclude does not name it",
-            "The whole history is copied to the head, and from there to each node.",
-            "Add rsync_exclude: ['**/.git', '**/.venv'], or mount only what is needed: Ray hashes all of it anyway.",
-        )
-    names = [p.replace("**/", "").removesuffix("/**").rstrip("/") for p in left_out]
-    size = folder_bytes(file, names, _MOUNT_BYTES)
-    if size > _MOUNT_BYTES:
-        yield warning(
-            "mount-too-large",
-            path,
-            f"{local} has more than {_MOUNT_BYTES >> 30} GiB",
-            "rsync copies it to the head, and from there to each node before it does anything.",
-            "Leave data out by rsync_exclude; training data belongs into the bucket.",
-        )
+    is_git_excluded = any(p.rstrip("/") in (".git", "**/.git", ".git/**", "**/.git/**") for p in excluded)
+    if (file / ".git").exists() and not is_git_excluded:
+        what = f"{local} has a .git, and rsync_exclude does not name it"
+        why = "The whole history is copied to the head, and from there to each node."
+        fix = "Add rsync_exclude: ['**/.git', '**/.venv'], or mount only what is needed: Ray hashes all of it anyway."
+        yield warning("mount-git", path, what, why, fix)
+    names = [p.replace("**/", "").removesuffix("/**").rstrip("/") for p in excluded]
+    if folder_bytes(file, names, _MOUNT_BYTES) > _MOUNT_BYTES:
+        what = f"{local} has more than {_MOUNT_BYTES >> 30} GiB"
+        why = "rsync copies it to the head, and from there to each node before the node does anything else."
+        fix = "Exclude data by rsync_exclude; training data belongs in the bucket."
+        yield warning("mount-too-large", path, what, why, fix)
 
 
 def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find what makes a working directory too large for `ray job submit --working-dir`."""
     file = here.local(folder)
     if not os.path.isdir(file):
-        yield error(
-            "working-dir",
-            (),
-            f"--working-dir {folder} is not a folder",
-            "`ray job submit` refuses it.",
-            "Give the folder that holds jobs/.",
-        )
+        what, fix = f"--working-dir {folder} is not a folder", "Pass the folder that holds jobs/."
+        yield error("working-dir", (), what, "`ray job submit` refuses it.", fix)
         return
     patterns = [*_RAY_LEAVES_OUT, *_ignored(file)]
     size = folder_bytes(file, patterns, MOST_BYTES)
     if size >= _HTTP_BYTES:
         large = ", ".join(f"{name} ({count >> 20} MiB)" for name, count in _largest(file, patterns))
         least = MOST_BYTES if size >= MOST_BYTES else _HTTP_BYTES
-        yield (error if size >= MOST_BYTES else warning)(
-            "working-dir",
-            (),
-            f"--working-dir {folder} has more than {least >> 20} MiB: {large}",
-            "Ray refuses a package of more than 100 MiB (`ray job submit`) or 512 MiB, after it has packed it.",
-            "Name what is not needed in .rayignore or .gitignore.",
-        )
+        what = f"--working-dir {folder} has more than {least >> 20} MiB: {large}"
+        why = "Ray refuses a package of more than 100 MiB (`ray job submit`) or 512 MiB, after it has packed it."
+        fix = "Name what is not needed in .rayignore or .gitignore."
+        yield (error if size >= MOST_BYTES else warning)("working-dir", (), what, why, fix)
 
 
 def _ignored(folder: File) -> list[str]:
@@ -265,12 +202,5 @@ def placeholders(document: Document) -> Iterator[ConfigFinding]:
             yield path
 
     for path in walk(document.value, ()):
-        value = document.get(*path)
-        yield ConfigFinding(
-            "placeholder",
-            Severity.FILL_IN,
-            path,
-            f"{value!r} stands for a value of yours",
-            "The clouds refuse it.",
-            "Write yours.",
-        )
+        what, why = f"{document.get(*path)!r} stands for a value of yours", "The clouds refuse it."
+        yield ConfigFinding("placeholder", Severity.FILL_IN, path, what, why, "Write yours.")

@@ -1,4 +1,4 @@
-"""The offline preflight: a file's text in, all findings and the cost out. Needs no credentials and no network."""
+"""The offline checks of a file, and its cost. They need no credentials and no network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raytf.doctor.check import (
     job_fit,
     kuberay,
     local_files,
-    node_counts,
     on_prem,
     schema,
     shell_commands,
     versions,
-    zones,
 )
-from raytf.doctor.check import cost as costs
+from raytf.doctor.check import (
+    cost as costs,
+)
 from raytf.doctor.check.cost import Cost
 from raytf.doctor.check.job_fit import JobNeeds, NodeSupply
 from raytf.doctor.document import Document, parse
@@ -31,7 +31,7 @@ from raytf.doctor.finding import ConfigFinding, Path, Severity, error
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, one_line
 
-#: Errors that a value of an unexpected type raises in a check.
+#: Errors that a check raises at a value of an unexpected type.
 ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, OSError)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
@@ -42,7 +42,7 @@ class CheckReport:
 
     Attributes:
         findings: by line.
-        cost: US dollars an hour; None where no price is known.
+        cost: US dollars an hour, if a price is known.
     """
 
     findings: tuple[ConfigFinding, ...]
@@ -59,8 +59,8 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     Args:
         text: the file.
         here: this machine.
-        need: what a job wants of the cluster.
-        working_dir: what `ray job submit` is to upload.
+        need: the needs of a job.
+        working_dir: the folder that `ray job submit` is to upload.
     """
     documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
@@ -75,15 +75,15 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     else:
         document = documents[0]
         findings += document.with_lines(_guarded(partial(_cluster, document, here, need)))
-        with contextlib.suppress(*ODD):  # has been said then
-            cost = costs.estimate(fallbacks.as_cloud(document), zones.traffic(document))
+        with contextlib.suppress(*ODD):  # there is a finding about it
+            cost = costs.estimate(fallbacks.as_cloud(document), costs.zone_traffic(document))
     if working_dir is not None:
         findings += local_files.working_dir(working_dir, here)
     return CheckReport(tuple(in_order(findings)), cost)
 
 
 def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
-    """Yield what checks find. Where a check fails at a value, that is the last finding."""
+    """Yield what checks find. If a check fails at a value, that is the last finding."""
     try:
         yield from checks()
     except ODD as problem:
@@ -92,13 +92,9 @@ def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFi
 
 def cannot_judge(problem: Exception) -> ConfigFinding:
     """Return the finding that a check failed at a value."""
-    return error(
-        "cannot-judge",
-        (),
-        f"a value is of a kind that nobody expected there ({type(problem).__name__}: {one_line(problem, 200)})",
-        "Ray or the cloud refuses it as a rule, and what follows was not checked.",
-        "Look at the values that are listed above, or take one out after the other.",
-    )
+    what = f"a value has an unexpected type ({type(problem).__name__}: {one_line(problem, 200)})"
+    why = "Ray or the cloud probably refuses it, and what follows was not checked."
+    return error("cannot-judge", (), what, why, "Check the values listed above, or delete one after the other.")
 
 
 def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> Iterator[ConfigFinding]:
@@ -108,7 +104,7 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
     yield from schema.check(document)
     if not isinstance(document.value, dict):
         return
-    yield from node_counts.check(document)
+    yield from node_types.check_counts(document)
     first = list(_machines(document, here))
     yield from first
     yield from _fallbacks(document, here, first)
@@ -116,10 +112,11 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
     yield from versions.check(document, here)
     yield from local_files.check(document, here)
     yield from local_files.placeholders(document)
-    if need is not None:
-        rooms, limit = _rooms(document)
-        if rooms:
-            yield from job_fit.check(need, rooms, ("available_node_types",), limit)
+    rooms = _rooms(document)
+    if need is not None and rooms:
+        limit = document.get("max_workers", default=2)
+        most = limit if isinstance(limit, int) else None
+        yield from job_fit.check(need, rooms, ("available_node_types",), most)
 
 
 def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
@@ -147,16 +144,14 @@ def _fallbacks(document: Document, here: Surroundings, first: list[ConfigFinding
                 yield fallbacks.at_entry(finding, config, entry, document)
 
 
-def _rooms(document: Document) -> tuple[list[NodeSupply], int | None]:
-    types = node_types.node_types(document)
+def _rooms(document: Document) -> list[NodeSupply]:
     rooms = []
-    for t in types:
+    for t in node_types.node_types(document):
         if t.is_head:
             rooms.append(NodeSupply("head", 1, t.has("CPU"), t.has("GPU"), t.path))
         if t.most > 0:
             rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
-    limit = document.get("max_workers", default=2)
-    return rooms, limit if isinstance(limit, int) else None
+    return rooms
 
 
 def _manifest(

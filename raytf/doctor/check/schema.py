@@ -1,4 +1,4 @@
-"""Ray's own schema of a cluster YAML, one clear finding for each mistake, and keys that nobody reads."""
+"""Ray's own schema of a cluster YAML, with one clear finding for each mistake, and keys that nothing reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, warning
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, stops_ray_up, warning
 from raytf.doctor.local_environment import ray_file
 
 #: Provider -> keys that its code reads; Ray's schema lets any other pass, and nobody reads it.
@@ -29,60 +29,58 @@ _PROVIDERS = ("aws", "azure", "gcp", "local", "aliyun", "vsphere", "spark", "ext
 
 #: Keys of older versions of Ray -> what to do now.
 _LEGACY = {
-    "head_node": "Give its content as `node_config` of a type below available_node_types; name that in head_node_type.",
-    "worker_nodes": "Give its content as `node_config` of a type below available_node_types.",
-    "min_workers": "Give min_workers to a type below available_node_types; here Ray drops it without a word.",
-    "initial_workers": "Leave it out; min_workers of a node type starts that many.",
-    "autoscaling_mode": "Leave it out; upscaling_speed says how fast it grows.",
-    "target_utilization_fraction": "Leave it out; upscaling_speed says how fast it grows.",
-    "worker_default_node_type": "Leave it out; all types but the head's are workers.",
+    "head_node": "Move it to `node_config` of a type below available_node_types; name that type in head_node_type.",
+    "worker_nodes": "Move its content to `node_config` of a type below available_node_types.",
+    "min_workers": "Set min_workers of a type below available_node_types; here Ray drops it without a warning.",
+    "initial_workers": "Delete it; min_workers of a node type starts that many.",
+    "autoscaling_mode": "Delete it; upscaling_speed says how fast the cluster grows.",
+    "target_utilization_fraction": "Delete it; upscaling_speed says how fast the cluster grows.",
+    "worker_default_node_type": "Delete it; all types but the head's are workers.",
 }
 _TYPES = {"object": "a mapping", "array": "a list", "integer": "a whole number", "number": "a number"}
 _TYPES |= {"string": "a text", "boolean": "true or false"}
+#: Missing key -> what to add.
+_EXAMPLES = {
+    "resources": 'what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray detects it on AWS only',
+    "node_config": "the machine, e.g. node_config: {InstanceType: m7i.large}; without braces it would be a text",
+    "provider": "provider: {type: aws, region: us-west-2}, or another",
+    "ssh_proxy_command": "ssh_proxy_command, or delete ssh_proxy_use_node_id",
+}
+_REFUSED = "Ray refuses the file when it validates it."
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
     """Find keys, types and values that Ray refuses, or never reads."""
     kind = document.get("provider", "type")
     if not isinstance(document.value, dict):
-        yield error(
-            "wrong-type",
-            (),
-            f"the file holds {_kind(document.value)}, expected a mapping",
-            "Ray refuses it.",
-            "Begin with `cluster_name: ...` and `provider: ...`.",
-        )
+        what = f"the file holds {_kind(document.value)}, expected a mapping"
+        yield error("wrong-type", (), what, "Ray refuses it.", "Begin with `cluster_name: ...` and `provider: ...`.")
         return
     if isinstance(kind, str) and kind not in _PROVIDERS:
-        dead = kind.startswith("fake_multinode")
-        yield error(
-            "unknown-provider",
-            ("provider", "type"),
-            f"there is no provider {kind!r}{near(kind, _PROVIDERS)}",
-            "In Ray 2.60 this provider ends without a word." if dead else "`ray up` ends with NotImplementedError.",
-            "Use `type: external` with `module: ray.autoscaler._private.fake_multi_node.node_provider."
-            "FakeMultiNodeProvider`."
-            if dead
-            else f"Use one of {', '.join(_PROVIDERS)}.",
-        )
+        yield _unknown_provider(kind)
     for path in document.odd_keys:
-        if path[:1] != ("available_node_types",) or not (len(path) == 2 or path[2] == "resources"):
-            continue
-        yield error(
-            "wrong-type",
-            path,
-            f"the key {path[-1]} is not text for YAML",
-            "Ray ends with a TypeError when it validates the file.",
-            f'Put it in quotes: "{path[-1]}".',
-        )
+        if path[:1] == ("available_node_types",) and (len(path) == 2 or path[2] == "resources"):
+            what, fix = f"the key {path[-1]} is not text for YAML", f'Put it in quotes: "{path[-1]}".'
+            yield error("wrong-type", path, what, "Ray stops with a TypeError when it validates the file.", fix)
     validator = jsonschema.Draft7Validator(ray_file("autoscaler/ray-schema.json"))
     for problem in validator.iter_errors(document.value):
-        yield from _say(problem, str(kind))
+        yield from _explain(problem, str(kind))
     yield from _provider_keys(document, str(kind))
 
 
-def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFinding]:
+def _unknown_provider(kind: str) -> ConfigFinding:
+    path, what = ("provider", "type"), f"there is no provider {kind!r}{near(kind, _PROVIDERS)}"
+    if not kind.startswith("fake_multinode"):
+        fix = f"Use one of {', '.join(_PROVIDERS)}."
+        return stops_ray_up("unknown-provider", path, what, fix, "NotImplementedError")
+    fake = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+    why = "In Ray 2.60 this provider exits without a message."
+    return error("unknown-provider", path, what, why, f"Use `type: external` with `module: {fake}`.")
+
+
+def _explain(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFinding]:
     path: Path = tuple(problem.absolute_path)
+    name = repr(str(path[-1])) if path else "the file"
     rule, value = problem.validator, problem.instance
     if rule == "additionalProperties":
         known = list(problem.schema.get("properties", {}))
@@ -93,26 +91,19 @@ def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFindi
                 yield from _unknown((*path, str(key)), str(key), known, kind)
     elif rule == "required":
         for key in problem.validator_value:
-            if key not in value and not _ray_fills(key, kind):
-                yield _missing((*path, key), key)
+            # Ray fills in these keys before it validates.
+            is_filled_in = key == "cluster_name" or (key == "resources" and kind in ("aws", "kuberay"))
+            if key not in value and not is_filled_in:
+                fix = f"Add {_EXAMPLES.get(key, key)}."
+                yield error("missing-key", (*path, key), f"{key!r} is missing", _REFUSED, fix)
     elif rule == "type":
         wanted = problem.validator_value
         names = [_TYPES.get(w, w) for w in ([wanted] if isinstance(wanted, str) else wanted)]
-        yield error(
-            "wrong-type",
-            path,
-            f"{_where(path)} is {_kind(value)}, expected {' or '.join(names)}",
-            "Ray refuses the file when it validates it.",
-            _retype(value, wanted),
-        )
+        what = f"{name} is {_kind(value)}, expected {' or '.join(names)}"
+        yield error("wrong-type", path, what, _REFUSED, _retype(value, wanted))
     elif rule in ("minimum", "enum", "const"):
-        yield error(
-            "wrong-value",
-            path,
-            f"{_where(path)} is {value!r}: {problem.message}",
-            "Ray refuses the file when it validates it.",
-            f"Give one of {listed(problem.validator_value)}." if rule == "enum" else "Give a number of 0 or more.",
-        )
+        fix = f"Write one of {listed(problem.validator_value)}." if rule == "enum" else "Write a number of 0 or more."
+        yield error("wrong-value", path, f"{name} is {value!r}: {problem.message}", _REFUSED, fix)
 
 
 def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[ConfigFinding]:
@@ -120,47 +111,26 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Conf
         if key == "min_workers" and kind == "local":
             return
         lost = key in ("min_workers", "head_node", "worker_nodes")
-        why = "Ray drops it without a word." if key == "min_workers" else "It belongs to the format before Ray 2."
+        why = "Ray drops it without a warning." if key == "min_workers" else "It belongs to the format before Ray 2."
         yield (warning if lost else error)("legacy-key", path, f"{key!r} is no longer read", why, _LEGACY[key])
         return
-    in_docker = len(path) == 4 and path[2] == "docker"
-    if in_docker and key in ("image", "head_image", "run_options"):
-        fix = f"Write worker_{key} here." if key != "head_image" else "Give head_image below the top-level `docker`."
-    else:
-        fix = instead(key, known)
-    yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", fix)
-
-
-def _missing(path: Path, key: str) -> ConfigFinding:
-    if key == "resources":
-        fix = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
-    elif key == "node_config":
-        fix = "Give the machine, e.g. node_config: {InstanceType: m7i.large}; without braces it would be a text."
-    elif key == "provider":
-        fix = "Give provider: {type: aws, region: us-west-2}, or another."
-    elif key == "ssh_proxy_command":
-        fix = "Give ssh_proxy_command, or leave out ssh_proxy_use_node_id."
-    else:
-        fix = f"Give {key}."
-    return error("missing-key", path, f"{key!r} is missing", "Ray refuses the file when it validates it.", fix)
-
-
-def _ray_fills(key: str, kind: str) -> bool:
-    """Return whether Ray fills the key in before it validates."""
-    return key == "cluster_name" or (key == "resources" and kind in ("aws", "kuberay"))
+    fix = instead(key, known)
+    if len(path) == 4 and path[2] == "docker" and key in ("image", "head_image", "run_options"):
+        fix = "Move head_image below the top-level `docker`." if key == "head_image" else f"Write worker_{key} here."
+    yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the whole file.", fix)
 
 
 def _retype(value: Any, wanted: Any) -> str:
     if value is None:
-        return "Give a value, or leave the key out; a key without a value is null in YAML."
+        return "Write a value, or delete the key; a key without a value is null in YAML."
     if wanted == "array":
         return "Begin each item with `- `."
     if wanted in ("integer", "number") and isinstance(value, str):
-        return "Leave out the quotes." if value.replace(".", "", 1).isdigit() else "Give a number."
+        return "Remove the quotes." if value.replace(".", "", 1).isdigit() else "Write a number."
     if wanted == "integer":
-        return "Give a whole number."
+        return "Write a whole number."
     if wanted == "string":
-        return f'Put it in quotes: "{value}".' if not isinstance(value, dict | list) else "Give a text."
+        return f'Put it in quotes: "{value}".' if not isinstance(value, dict | list) else "Write a text."
     if wanted == "boolean":
         return "Write true or false, without quotes."
     return "Indent what belongs to it by two more spaces, as `key: value`."
@@ -174,28 +144,18 @@ def _kind(value: Any) -> str:
     return f"{name} ({value!r})" if isinstance(value, bool | int | float | str) else name
 
 
-def _where(path: Path) -> str:
-    return repr(str(path[-1])) if path else "the file"
-
-
 def _provider_keys(document: Document, kind: str) -> Iterator[ConfigFinding]:
-    known = _PROVIDER_KEYS.get(kind)
-    if known is None:
+    if kind not in _PROVIDER_KEYS:
         return
-    known = known | _ALL_PROVIDERS
+    known = _PROVIDER_KEYS[kind] | _ALL_PROVIDERS
     for key in document.mapping("provider"):
         if key in known or key.startswith("_"):
             continue
         if key == "module":
             fix = "Set `type: external` to have your own provider used."
         elif key in ("min_workers", "max_workers"):
-            fix = "Give it to a type below available_node_types; `max_workers` also at the top."
+            fix = "Set it for a type below available_node_types; `max_workers` also at the top."
         else:
             fix = instead(key, known - {"_config_cache_path"})
-        yield error(
-            "unknown-provider-key",
-            ("provider", key),
-            f"provider {kind} reads no key {key!r}",
-            "Ray lets it pass and nobody reads it: what it was to do is not done.",
-            fix,
-        )
+        what, why = f"provider {kind} reads no key {key!r}", "Ray accepts the key, but nothing reads it."
+        yield error("unknown-provider-key", ("provider", key), what, why, fix)

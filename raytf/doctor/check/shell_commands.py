@@ -1,4 +1,4 @@
-"""Shell commands of a cluster YAML: those that set a node up, and those that start Ray."""
+"""Shell commands of a cluster YAML: those that set a node up, those that start Ray, and their flags."""
 
 from __future__ import annotations
 
@@ -7,78 +7,117 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from raytf.doctor.check import ray_start
 from raytf.doctor.check.versions import NIGHTLY
-from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
+from raytf.doctor.document import CLOUDS, Document
+from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.errors import one_line
 
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 _HEAD, _WORKER = "head_start_ray_commands", "worker_start_ray_commands"
-_DEFAULT_PORT = "6379"
+_START_WORKER = "`ray start --address=$RAY_HEAD_IP:6379`"
 _AUTH_MODES = ("token", "disabled")
+_SET_TOKEN = "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc."
 _SECONDS = 5
+#: Flags of Ray 2.60's `ray start` without their dashes.
+START_OPTIONS = frozenset(
+    {
+        *("address", "autoscaling-config", "block", "cgroup-path", "dashboard-agent-grpc-port"),
+        *("dashboard-agent-listen-port", "dashboard-host", "dashboard-port", "disable-usage-stats"),
+        *("enable-object-reconstruction", "enable-resource-isolation", "head", "include-dashboard"),
+        *("include-log-monitor", "labels", "labels-file", "log-color", "log-style", "max-worker-port", "memory"),
+        *("metrics-export-port", "min-worker-port", "no-monitor", "no-redirect-output", "node-ip-address"),
+        *("node-manager-port", "node-name", "num-cpus", "num-gpus", "object-manager-port"),
+        *("object-spilling-directory", "object-store-memory", "plasma-directory", "port", "proxy-server-url"),
+        *("ray-client-server-port", "ray-debugger-external", "redis-password", "redis-shard-ports"),
+        *("redis-username", "resources", "runtime-env-agent-port", "system-config", "system-reserved-cpu"),
+        *("system-reserved-memory", "temp-dir", "tracing-startup-hook", "verbose", "worker-port-list"),
+    }
+)
+#: `raytf node`, also by the name that it had first.
+_NODE = re.compile(r"\braytf (?:node|watch)\b")
+NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
+_NOTICES = ("auto", "off", *CLOUDS)
+#: Characters at which a shell's command ends; the rest belongs to another one.
+_END = re.compile(r"[;&|<>)]")
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
     """Find commands that wait for an answer, lose what they set, or start no cluster."""
-    for path, command in _all(document):
+    setup, starts = list(_setup_commands(document)), list(document.commands(_HEAD, _WORKER))
+    for path, command in setup:
         yield from _setup(path, command)
-    yield from check_syntax([*_all(document), *document.commands(_HEAD, _WORKER)])
-    for path, command in document.commands(_HEAD, _WORKER):
-        yield from ray_start.check(path, command, str(document.get("provider", "type")))
+    yield from check_syntax([*setup, *starts])
+    for path, command in starts:
+        yield from _flags_of(path, command, str(document.get("provider", "type")))
     yield from _head(document)
     yield from _worker(document)
-    yield from _watched(document)
-    yield from _auth(document)
+    for path, command in starts:
+        yield from _stays(path, command)
+    yield from _auth(document, setup, starts)
 
 
-def _all(document: Document) -> Iterator[tuple[Path, str]]:
+def _setup_commands(document: Document) -> Iterator[tuple[Path, str]]:
     yield from document.commands(*_SETUP)
     for name in document.mapping("available_node_types"):
-        for key in ("initialization_commands", "worker_setup_commands"):
-            for i, command in enumerate(document.sequence("available_node_types", name, key)):
-                if isinstance(command, str):
-                    yield ("available_node_types", name, key, i), command
+        own = ("initialization_commands", "worker_setup_commands")
+        yield from document.commands(*own, below=("available_node_types", name))
 
 
 def _setup(path: Path, command: str) -> Iterator[ConfigFinding]:
     asks = re.search(r"\b(apt-get|apt|yum|dnf|conda)\s+(-\S+\s+)*(install|upgrade|create|remove)\b", command)
     if asks and not re.search(r"\s(-y|-yq|-qy|-qqy|-yqq|--yes|--assume-yes)\b", command):
-        yield error(
-            "asks-for-answer",
-            path,
-            f"`{asks[0]} ...` waits for a yes",
-            "Nobody answers on the node: `ray up` ends, or waits for ever.",
-            "Add -y.",
-        )
-    alone = re.fullmatch(
-        r"\s*(export\s+\w+=\S*|cd\s+\S+|conda\s+activate\s+\S+|source\s+\S*activate|ulimit\s+.*)\s*", command
-    )
-    if alone:
-        yield error(
-            "lost-setting",
-            path,
-            f"`{command.strip()}` is a command of its own",
-            "Ray runs each command in a shell of its own: what this one sets is gone in the next.",
-            f"Join it by && with what needs it, or keep it: echo '{command.strip()}' >> ~/.bashrc.",
-        )
+        why = "Nobody answers on the node: `ray up` exits, or waits forever."
+        yield error("asks-for-answer", path, f"`{asks[0]} ...` waits for a yes", why, "Add -y.")
+    alone = r"\s*(export\s+\w+=\S*|cd\s+\S+|conda\s+activate\s+\S+|source\s+\S*activate|ulimit\s+.*)\s*"
+    if re.fullmatch(alone, command):
+        what = f"`{command.strip()}` is a command of its own"
+        why = "Ray runs each command in a new shell: what this one sets is lost in the next."
+        fix = f"Join it by && with what needs it, or keep it: echo '{command.strip()}' >> ~/.bashrc."
+        yield error("lost-setting", path, what, why, fix)
     if re.search(r"(^|[;&|]\s*|sudo\s+)(reboot|shutdown|poweroff)\b", command):
-        yield error(
-            "reboot",
-            path,
-            "the command restarts the node",
-            "The connection ends, and Ray takes the set-up for failed.",
-            "Put what needs a restart into the image.",
-        )
+        why = "The connection breaks, and Ray takes the set-up for failed."
+        yield error("reboot", path, "the command restarts the node", why, "Put what needs a restart into the image.")
     if NIGHTLY.search(command):
-        yield warning(
-            "nightly-ray",
-            path,
-            "this installs the Ray of tonight",
-            "Nodes that start tomorrow have another version than the head: `Version mismatch`, and they never join.",
-            'Write pip install "ray[default,train]==2.60.0", the version of your own machine.',
-        )
+        why = "Nodes that start tomorrow have another version than the head: `Version mismatch`, and they never join."
+        fix = 'Write pip install "ray[default,train]==2.60.0", the version of your own machine.'
+        yield warning("nightly-ray", path, "this installs a nightly build of Ray", why, fix)
+
+
+def _flags_of(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
+    """Find unknown flags, with which a command fails at once, on each node again and again."""
+    for match in re.finditer(r"\bray start\b", command):
+        yield from _unknown_flags(path, "ray start", _words(command[match.end() :]), START_OPTIONS)
+    for match in _NODE.finditer(command):
+        own, _, _ = f"{command[match.end() :]} ".partition(" -- ")
+        words = [word.replace("_", "-") for word in _words(own)]
+        yield from _unknown_flags(path, "raytf node", words, NODE_OPTIONS)
+        notices = re.search(r"--notices[= ](\w+)", " ".join(words))
+        if notices and notices[1] not in _NOTICES:
+            what = f"--notices {notices[1]} of `raytf node`{near(notices[1], _NOTICES)}"
+            why = "`raytf node` refuses it, and Ray is not started: workers come up, and never join."
+            yield error("start-flag", path, what, why, f"Write one of {', '.join(_NOTICES)}.")
+        elif notices and notices[1] in CLOUDS and provider in (*CLOUDS, "local") and notices[1] != provider:
+            what = f"--notices {notices[1]} on provider {provider}"
+            why = "It asks a service that is not there: the node misses its notices, and dies while it works."
+            yield warning(
+                "start-flag", path, what, why, f"Write --notices {'off' if provider == 'local' else provider}."
+            )
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of one command without those in quotes, which may hold anything."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+    end = _END.search(bare)
+    return (bare[: end.start()] if end else bare).split()
+
+
+def _unknown_flags(path: Path, command: str, words: list[str], known: frozenset[str]) -> Iterator[ConfigFinding]:
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0]
+        if word.startswith("--") and name and name not in {*known, "help", "no-follow-warnings"}:
+            why = "The command fails at once, on each node, again and again."
+            fix = instead(name, known, "Its flags are")
+            yield error("start-flag", path, f"`{command}` has no flag --{name}", why, fix)
 
 
 def _head(document: Document) -> Iterator[ConfigFinding]:
@@ -87,58 +126,27 @@ def _head(document: Document) -> Iterator[ConfigFinding]:
     commands = [c for c in document.sequence(_HEAD) if isinstance(c, str)]
     starts = [(i, c) for i, c in enumerate(commands) if re.search(r"\bray start\b", c)]
     if not starts:
-        yield error(
-            "head-start",
-            (_HEAD,),
-            "no command starts Ray",
-            "The head runs, and no Ray on it.",
-            "Add `ray start --head --port=6379 --autoscaling-config=~/ray_bootstrap_config.yaml`.",
-        )
+        fix = "Add `ray start --head --port=6379 --autoscaling-config=~/ray_bootstrap_config.yaml`."
+        yield error("head-start", (_HEAD,), "no command starts Ray", "The head runs without Ray.", fix)
         return
-    i, start = starts[-1]
+    path, start = (_HEAD, starts[-1][0]), starts[-1][1]
     if "--head" not in start:
-        yield error(
-            "head-start",
-            (_HEAD, i),
-            "`ray start` of the head lacks --head",
-            "It looks for another head and fails.",
-            "Add --head.",
-        )
+        why = "It looks for another head and fails."
+        yield error("head-start", path, "`ray start` of the head lacks --head", why, "Add --head.")
     if "--autoscaling-config" not in start:
-        yield error(
-            "no-autoscaler",
-            (_HEAD, i),
-            "`ray start --head` lacks --autoscaling-config",
-            "The workers' hosts are never set up: it is the head that does that."
-            if document.get("provider", "type") == "local"
-            else "The head comes up, and no worker is ever started.",
-            "Add --autoscaling-config=~/ray_bootstrap_config.yaml.",
-        )
+        is_local = document.get("provider", "type") == "local"
+        why = "Workers are never set up, which is the head's job." if is_local else "The head never starts a worker."
+        fix = "Add --autoscaling-config=~/ray_bootstrap_config.yaml."
+        yield error("no-autoscaler", path, "`ray start --head` lacks --autoscaling-config", why, fix)
     if not any(re.search(r"\bray stop\b", c) for c in commands):
-        yield warning(
-            "no-ray-stop",
-            (_HEAD,),
-            "`ray stop` does not come first",
-            "A second `ray up` finds the port taken.",
-            "Put `ray stop` before.",
-        )
+        what, why = "`ray stop` does not come first", "A second `ray up` finds the port taken."
+        yield warning("no-ray-stop", (_HEAD,), what, why, "Put `ray stop` before.")
     everything = " ".join(commands)
     if "RAY_gcs_storage=rocksdb" in everything and "RAY_gcs_storage_path=" not in everything:
-        yield error(
-            "gcs-storage",
-            (_HEAD, i),
-            "RAY_gcs_storage=rocksdb without RAY_gcs_storage_path",
-            "`ray start --head` ends.",
-            "Add RAY_gcs_storage_path=$HOME/raytf-gcs, on a disk that stays.",
-        )
+        what, why = "RAY_gcs_storage=rocksdb needs RAY_gcs_storage_path", "`ray start --head` exits."
+        yield error("gcs-storage", path, what, why, "Add RAY_gcs_storage_path=$HOME/raytf-gcs, on a disk that stays.")
     for flag in re.findall(r"(?<=\s)-[a-z]\w+=", start):
-        yield error(
-            "one-dash",
-            (_HEAD, i),
-            f"{flag} has one dash",
-            "`ray start` refuses it.",
-            f"Write -{flag}.",
-        )
+        yield error("one-dash", path, f"{flag} has one dash", "`ray start` refuses it.", f"Write -{flag}.")
 
 
 def _worker(document: Document) -> Iterator[ConfigFinding]:
@@ -146,140 +154,92 @@ def _worker(document: Document) -> Iterator[ConfigFinding]:
         return
     head = " ".join(c for c in document.sequence(_HEAD) if isinstance(c, str))
     port = re.search(r"--port[= ](\d+)", head)
-    head_port = port[1] if port else _DEFAULT_PORT
+    head_port = port[1] if port else "6379"
     starts = [(i, c) for i, c in enumerate(document.sequence(_WORKER)) if isinstance(c, str) and "ray start" in c]
     if not starts:
-        yield error(
-            "worker-start",
-            (_WORKER,),
-            "no command starts Ray",
-            "Workers come up, and never join.",
-            "Add `ray start --address=$RAY_HEAD_IP:6379`.",
-        )
+        why, fix = "Workers come up, and never join.", f"Add {_START_WORKER}."
+        yield error("worker-start", (_WORKER,), "no command starts Ray", why, fix)
         return
-    i, start = starts[-1]
+    path, start = (_WORKER, starts[-1][0]), starts[-1][1]
     address = re.search(r"--address[= ]['\"]?([^\s'\"]+)", start)
     if "--head" in start:
-        yield error(
-            "worker-start",
-            (_WORKER, i),
-            "a worker starts with --head",
-            "Each worker becomes a cluster of its own.",
-            "Write `ray start --address=$RAY_HEAD_IP:6379`.",
-        )
+        why = "Each worker becomes a cluster of its own."
+        yield error("worker-start", path, "a worker starts with --head", why, f"Write {_START_WORKER}.")
     elif address is None:
-        yield error(
-            "worker-start",
-            (_WORKER, i),
-            "`ray start` of the workers lacks --address",
-            "They do not find the head.",
-            "Add --address=$RAY_HEAD_IP:6379.",
-        )
+        what, why = "`ray start` of the workers lacks --address", "They cannot find the head."
+        yield error("worker-start", path, what, why, "Add --address=$RAY_HEAD_IP:6379.")
     elif address[1].rsplit(":", 1)[-1] != head_port and ":" in address[1]:
-        yield error(
-            "port-mismatch",
-            (_WORKER, i),
-            f"workers look for the head at port {address[1].rsplit(':', 1)[-1]}, and it listens at {head_port}",
-            "They never join; Ray starts and ends them again and again.",
-            f"Write --address=$RAY_HEAD_IP:{head_port}.",
-        )
+        what = f"workers look for the head at port {address[1].rsplit(':', 1)[-1]}, but it listens at {head_port}"
+        why = "They never join; Ray starts and stops them again and again."
+        yield error("port-mismatch", path, what, why, f"Write --address=$RAY_HEAD_IP:{head_port}.")
     elif "$RAY_HEAD_IP" not in address[1] and "${RAY_HEAD_IP}" not in address[1]:
-        yield warning(
-            "fixed-head-address",
-            (_WORKER, i),
-            f"the head's address {address[1]} is fixed",
-            "A new head has another address.",
-            "Write --address=$RAY_HEAD_IP:6379; Ray sets RAY_HEAD_IP.",
-        )
+        what = f"the head's address {address[1]} is fixed"
+        fix = "Write --address=$RAY_HEAD_IP:6379; Ray sets RAY_HEAD_IP."
+        yield warning("fixed-head-address", path, what, "A new head has another address.", fix)
 
 
-def _watched(document: Document) -> Iterator[ConfigFinding]:
-    for path, command in document.commands(_HEAD, _WORKER):
-        if not re.search(r"\bray start\b", command):
-            continue
-        if ray_start.NODE.search(command) and "--block" not in command:
-            yield error(
-                "watch-without-block",
-                path,
-                "`raytf node` runs a `ray start` that does not stay",
-                "`ray start` ends at once without --block, and `raytf node` with it: nobody watches the node.",
-                "Add --block after `ray start`.",
-            )
-        elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):
-            yield error(
-                "start-never-ends",
-                path,
-                "`ray start --block` stays in the foreground",
-                "`ray up` waits for it forever, and never goes on.",
-                "Leave --block out, or put it into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
-            )
+def _stays(path: Path, command: str) -> Iterator[ConfigFinding]:
+    """Find a `ray start` that blocks `ray up`, or that does not block `raytf node`."""
+    if not re.search(r"\bray start\b", command):
+        return
+    if _NODE.search(command) and "--block" not in command:
+        what = "`raytf node` runs a `ray start` without --block"
+        why = "Such a `ray start` exits at once, and `raytf node` with it: nothing watches the node."
+        yield error("watch-without-block", path, what, why, "Add --block after `ray start`.")
+    elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):
+        fix = "Delete --block, or start it in the background: setsid nohup ... > LOG 2>&1 < /dev/null &"
+        what, why = "`ray start --block` stays in the foreground", "`ray up` waits for it forever."
+        yield error("start-never-ends", path, what, why, fix)
 
 
-def _auth(document: Document) -> Iterator[ConfigFinding]:
-    head = " ".join(str(c) for c in document.sequence(_HEAD))
-    worker = " ".join(str(c) for c in document.sequence(_WORKER))
-    setup = " ".join(command for _, command in _all(document))
-    modes = {name: _mode(text) or _mode(setup) for name, text in (("head", head), ("workers", worker))}
-    for path, command in [*_all(document), *document.commands(_HEAD, _WORKER)]:
+def _auth(document: Document, setup: list[tuple[Path, str]], starts: list[tuple[Path, str]]) -> Iterator[ConfigFinding]:
+    head, worker = (" ".join(str(c) for c in document.sequence(key)) for key in (_HEAD, _WORKER))
+    prepared = " ".join(command for _, command in setup)
+    of_head, of_workers = (_mode(text) or _mode(prepared) for text in (head, worker))
+    for path, command in [*setup, *starts]:
         mode = _mode(command)
         if mode not in (None, *_AUTH_MODES):
-            yield error(
-                "auth-mode",
-                path,
-                f"RAY_AUTH_MODE is {mode!r}{near(mode, _AUTH_MODES)}",
-                "Ray takes every other word for `disabled`, and says nothing: the cluster takes orders from anybody.",
-                "Write RAY_AUTH_MODE=token.",
-            )
+            what = f"RAY_AUTH_MODE is {mode!r}{near(mode, _AUTH_MODES)}"
+            why = "Ray silently takes every other word for `disabled`: the cluster takes orders from anyone."
+            yield error("auth-mode", path, what, why, "Write RAY_AUTH_MODE=token.")
             return
-    if head and worker and modes["head"] != modes["workers"]:
-        yield error(
-            "auth-mode",
-            (_HEAD,),
-            f"RAY_AUTH_MODE: {modes['head'] or 'not set'} for the head, {modes['workers'] or 'not set'} for workers",
-            "Workers are turned away (InvalidAuthToken) or the head takes anybody.",
-            "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc.",
-        )
-    local = document.get("provider", "type") == "local"
-    if local and not any(modes.values()):
+    if head and worker and of_head != of_workers:
+        what = f"RAY_AUTH_MODE: {of_head or 'not set'} for the head, {of_workers or 'not set'} for workers"
+        why = "Workers are rejected (InvalidAuthToken), or the head accepts anyone."
+        yield error("auth-mode", (_HEAD,), what, why, _SET_TOKEN)
+    is_local = document.get("provider", "type") == "local"
+    if is_local and not (of_head or of_workers):
         yield warning(
             "auth-not-chosen",
             (_HEAD,) if head else ("provider", "type"),
             "RAY_AUTH_MODE is not set",
-            "Where ray.init() ever ran on the head's host there is a token, and `ray start --head` then turns "
-            "authentication on by itself: workers are turned away (InvalidAuthToken).",
+            "If ray.init() ever ran on the head's host, there is a token, and `ray start --head` then turns "
+            "authentication on by itself: workers are rejected (InvalidAuthToken).",
             "Set RAY_AUTH_MODE=token, or =disabled, in setup_commands, which all hosts run, by ~/.bashrc.",
         )
-    mounted = [remote for remote in document.mapping("file_mounts") if "auth_token" in remote]
-    token = bool(mounted)
-    if token and modes["head"] != "token" and (modes["head"] or not local):
-        yield warning(
-            "auth-not-chosen",
-            ("file_mounts", mounted[0]),
-            f"nodes are given a token, and RAY_AUTH_MODE is {modes['head'] or 'not set'} for the head",
-            "Nobody is asked for the token: whoever reaches the head runs code there."
-            if modes["head"]
-            else "The head then turns authentication on by itself, and workers do not: they are turned away.",
-            "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc.",
-        )
-    fetched = "auth_token" in setup + head or "RAY_AUTH_TOKEN" in setup + head
-    if modes["head"] == "token" and not token and not fetched:
-        yield error(
-            "auth-token",
-            (_HEAD,),
-            "RAY_AUTH_MODE=token, and no node is given the token",
-            "`ray start` ends on each node: with token authentication there must be a token.",
-            "Run `ray get-auth-token --generate`, and add file_mounts: {~/.ray/auth_token: ~/.ray/auth_token}.",
-        )
+    yield from _token(document, of_head, is_local, prepared + head)
     wide = re.search(r"--dashboard-host[= ]['\"]?(0\.0\.0\.0|::)", head)
-    if wide and modes["head"] != "token":
+    if wide and of_head != "token":
         index = next(i for i, c in enumerate(document.sequence(_HEAD)) if "--dashboard-host" in str(c))
-        yield warning(
-            "dashboard-open",
-            (_HEAD, index),
-            f"the dashboard listens on {wide[1]} without authentication",
-            "Whoever reaches port 8265 submits jobs, which are code, with the cluster's rights (CVE-2023-48022).",
-            "Leave --dashboard-host out and use `ray dashboard CLUSTER.yaml`, or set RAY_AUTH_MODE=token.",
-        )
+        what = f"the dashboard listens on {wide[1]} without authentication"
+        why = "Anyone who reaches port 8265 can submit jobs, which are code with the cluster's rights (CVE-2023-48022)."
+        fix = "Delete --dashboard-host and use `ray dashboard CLUSTER.yaml`, or set RAY_AUTH_MODE=token."
+        yield warning("dashboard-open", (_HEAD, index), what, why, fix)
+
+
+def _token(document: Document, mode: str | None, is_local: bool, commands: str) -> Iterator[ConfigFinding]:
+    """Find a token that nothing asks for, and a head that asks for one that the nodes lack."""
+    mounted = [remote for remote in document.mapping("file_mounts") if "auth_token" in remote]
+    if mounted and mode != "token" and (mode or not is_local):
+        what = f"nodes get a token, and RAY_AUTH_MODE is {mode or 'not set'} for the head"
+        why = "The head then turns authentication on by itself, but workers do not, and are rejected."
+        if mode:
+            why = "Nothing asks for the token: anyone who reaches the head can run code there."
+        yield warning("auth-not-chosen", ("file_mounts", mounted[0]), what, why, _SET_TOKEN)
+    if mode == "token" and not mounted and "auth_token" not in commands and "RAY_AUTH_TOKEN" not in commands:
+        what, why = "RAY_AUTH_MODE=token, but no node gets the token", "`ray start` exits on each node."
+        fix = "Run `ray get-auth-token --generate`, and add file_mounts: {~/.ray/auth_token: ~/.ray/auth_token}."
+        yield error("auth-token", (_HEAD,), what, why, fix)
 
 
 def _mode(text: str) -> str | None:
@@ -288,20 +248,16 @@ def _mode(text: str) -> str | None:
 
 
 def check_syntax(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding]:
-    """Find commands with a quote or a bracket that does not end, and the like. Without bash here, none."""
+    """Find commands that bash cannot parse, such as those with an open quote. Without bash here, find none."""
     commands = list(commands)
     if not _parse("\n".join(command for _, command in commands)):
         return  # one process for a good file
     for path, command in commands:
         issue = _parse(command)
         if issue:
-            yield error(
-                "shell-syntax",
-                path,
-                f"bash cannot read it: {issue}",
-                "The command fails on each node, and the node is set up again and again.",
-                "Fix the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it.",
-            )
+            why = "The command fails on each node, and the node is set up again and again."
+            fix = "Fix the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it."
+            yield error("shell-syntax", path, f"bash cannot read it: {issue}", why, fix)
 
 
 def _parse(command: str) -> str:

@@ -1,13 +1,14 @@
 """boto3 for checks that only read: one session, timeouts of seconds, and the meaning of AWS's refusals.
 
 The only module besides `raytf.storage.s3` that knows boto3: that one writes runs and must retry, this one asks control
-planes and must not make anybody wait. boto3 is imported when it is first used, since it takes half a second.
+planes and must not wait. boto3 is imported when it is first used, since that takes half a second.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -33,11 +34,10 @@ class AwsTrouble(StrEnum):
     """The kind of an error of AWS.
 
     Attributes:
-        DENIED: these credentials may not look.
-        REFUSED: AWS does not take these credentials at all.
-        MISSING: what was asked for is not there.
-        SILENT: nobody answered in time.
-        OTHER: anything else.
+        DENIED: these credentials lack the right.
+        REFUSED: AWS does not accept these credentials at all.
+        MISSING: what was asked for does not exist.
+        SILENT: there was no answer in time.
     """
 
     DENIED = "denied"
@@ -48,10 +48,9 @@ class AwsTrouble(StrEnum):
 
 
 class AwsAccount:
-    """An account, seen from one region.
+    """An account in one region.
 
     Args:
-        region: where.
         keys: `provider.aws_credentials` of a cluster YAML; empty for those of the environment.
     """
 
@@ -68,7 +67,7 @@ class AwsAccount:
         self._clients: dict[str, Any] = {}
 
     def has_credentials(self) -> bool:
-        """Return whether there are any; if the machine has a role, its metadata are asked."""
+        """Return whether there are any; on a machine with a role, its metadata service is asked."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -77,7 +76,7 @@ class AwsAccount:
             return False
 
     def client(self, name: str) -> Any:
-        """Return a client that gives up after seconds; safe to call from several threads."""
+        """Return a client with timeouts of seconds; several threads may call this."""
         from botocore.config import Config
 
         with self._lock:  # a session makes one client at a time
@@ -92,15 +91,30 @@ class AwsAccount:
                 )
             return self._clients[name]
 
+    def find(self, service: str, operation: str, **wanted: Any) -> dict[str, Any] | None:
+        """Call an operation; None if what it asks for does not exist."""
+        try:
+            answer: dict[str, Any] = getattr(self.client(service), operation)(**wanted)
+        except Exception as problem:
+            if trouble(problem) is not AwsTrouble.MISSING:
+                raise
+            return None
+        return answer
+
+    def pages(self, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """Yield all entries of a list of EC2 that comes in pages."""
+        for page in self.client("ec2").get_paginator(operation).paginate(**wanted):
+            yield from page[key]
+
 
 def account_of(document: Document, region: str) -> AwsAccount:
-    """Return the account that a cluster YAML uses, by its own keys where it has any."""
+    """Return the account that a cluster YAML uses, by its own keys if it has some."""
     keys = document.mapping("provider", "aws_credentials").items()
     return AwsAccount(region, {key: str(value) for key, value in keys if key.startswith("aws_")})
 
 
 def code(error: Exception) -> str:
-    """Return AWS's own word for a refusal; empty for other errors."""
+    """Return AWS's code of a refusal; empty for other errors."""
     response = getattr(error, "response", None) or {}  # a timeout has None
     return str(response.get("Error", {}).get("Code", ""))
 

@@ -20,7 +20,7 @@ class KubeError(Exception):
     """An error that kubectl reported.
 
     Attributes:
-        reason: the server's word, such as NotFound or Forbidden; empty where no server answered.
+        reason: the server's word, such as NotFound or Forbidden; empty if no server answered.
     """
 
     def __init__(self, message: str, reason: str = ""):
@@ -29,12 +29,12 @@ class KubeError(Exception):
 
 
 def segment(name: object) -> str:
-    """Return a name of a manifest as one part of a path of the API, whatever is in it."""
+    """Return a name of a manifest as one part of a path of the API, with any characters quoted."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
 
 
 def plural(kind: str) -> str:
-    """Return what the API calls objects of a kind: rayclusters for RayCluster."""
+    """Return the API's name of objects of a kind: rayclusters for RayCluster."""
     return f"{kind.lower()}s"
 
 
@@ -50,14 +50,14 @@ class Kubectl:
 
     Attributes:
         tool: the command.
-        environ: of the shell; KUBECONFIG is there, and what plugins for credentials want.
+        environ: of the shell, with KUBECONFIG and the variables of plugins for credentials.
     """
 
     tool: str
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def find(cls, environ: Mapping[str, str]) -> Kubectl | None:
+    def installed(cls, environ: Mapping[str, str]) -> Kubectl | None:
         """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
@@ -88,19 +88,26 @@ class Kubectl:
         except (ValueError, RecursionError):
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
+    def find(self, path: str) -> Any:
+        """Return the JSON at a path of the API; None if nothing is there.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
+        try:
+            return self.get(path)
+        except KubeError as problem:
+            if problem.reason != "NotFound":
+                raise
+            return None
+
     def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
         """Return whether there is an object of a kind.
 
         Raises:
             KubeError: the server refuses, or there is none.
         """
-        try:
-            self.get(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}")
-        except KubeError as problem:
-            if problem.reason == "NotFound":
-                return False
-            raise
-        return True
+        return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         """Return whether these credentials may do something."""

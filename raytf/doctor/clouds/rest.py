@@ -1,6 +1,6 @@
-"""Google Cloud and Azure over REST: accounts with the credentials that Ray takes, and one try within seconds.
+"""Google Cloud and Azure over REST: accounts with the credentials that Ray uses, and one try within seconds.
 
-Neither cloud's library is needed: the token of `gcloud` or of an application's credentials, and that of `az`, do.
+Neither cloud's library is needed, only a token of `gcloud`, of an application's credentials, or of `az`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from raytf.doctor.document import Document
 from raytf.doctor.local_environment import tool_output
 
 _SECONDS = 8.0
-#: Pages of a list; a project with more machines than these hold is not one that raytf has started.
+#: The most pages of a list.
 _PAGES = 20
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-#: API -> where it is; gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... lead elsewhere.
+#: API -> its URL, unless gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... set another.
 _GOOGLE = {
     "compute": "https://compute.googleapis.com/compute/v1",
     "cloudresourcemanager": "https://cloudresourcemanager.googleapis.com/v1",
@@ -38,7 +38,7 @@ class RestError(Exception):
     """An error that an API answered.
 
     Attributes:
-        status: of HTTP; 0 where nobody answered.
+        status: of HTTP; 0 if there was no answer.
         reason: the API's own word, such as PERMISSION_DENIED or AuthorizationFailed.
     """
 
@@ -57,7 +57,7 @@ class RestError(Exception):
 
 @dataclass(frozen=True)
 class _Bearer(AuthBase):
-    """The token as `requests` wants it: a header would lose to what a `.netrc` has for the host."""
+    """The token as `requests` takes it: an entry for the host in a `.netrc` would replace a header."""
 
     token: str
 
@@ -71,9 +71,9 @@ class RestClient:
     """An API.
 
     Attributes:
-        root: what paths start from, such as https://compute.googleapis.com/compute/v1.
+        root: the start of all URLs, such as https://compute.googleapis.com/compute/v1.
         token: an OAuth token.
-        headers: more headers.
+        headers: additional headers.
     """
 
     root: str
@@ -88,15 +88,28 @@ class RestClient:
         """
         return self._ask(path, query, None)
 
+    def find(self, path: str, **query: str) -> Any:
+        """Return the JSON at a path; None if nothing is there.
+
+        Raises:
+            RestError: anything but a 200 or a 404.
+        """
+        try:
+            return self.get(path, **query)
+        except RestError as problem:
+            if not problem.is_missing:
+                raise
+            return None
+
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
-        """Return the answer to a question that is too long for an address. Never used to change anything."""
+        """Return the answer to a query that is too long for a URL. Never used to change anything."""
         return self._ask(path, query, body)
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
         """Return all entries of a list that comes in pages, as Google's and Azure's do.
 
         Raises:
-            RestError: anything but a 200, or more pages than anybody waits for.
+            RestError: anything but a 200, or too many pages.
         """
         entries: list[Any] = []
         for _ in range(_PAGES):
@@ -106,14 +119,12 @@ class RestClient:
             link = str(answer.get("nextLink") or "")
             if following:
                 query = {**query, "pageToken": following}
-            elif link.startswith(self.root):  # to nobody else does the token go
+            elif link.startswith(self.root):  # the token must not go elsewhere
                 path, _, rest = link.removeprefix(self.root).partition("?")
                 query = dict(urllib.parse.parse_qsl(rest))
             else:
                 return entries
-        raise RestError(
-            0, "", f"{path}: more than {_PAGES} pages; what comes after {len(entries)} entries was not seen"
-        )
+        raise RestError(0, "", f"{path}: more than {_PAGES} pages; only {len(entries)} entries were read")
 
     def _ask(self, path: str, query: dict[str, str], body: dict[str, Any] | None) -> Any:
         try:
@@ -135,7 +146,7 @@ class RestClient:
 
 
 def _cause(problem: Exception) -> object:
-    """Return what has happened, without the layers of libraries around it."""
+    """Return the cause of an error, without the layers of libraries around it."""
     inner = problem.args[0] if problem.args else problem
     return getattr(inner, "reason", inner)
 
@@ -155,7 +166,7 @@ def _refusal(answer: requests.Response) -> RestError:
 
 
 class NoCredentials(Exception):
-    """There are no credentials; the text says how to get some."""
+    """There are no credentials; the message says how to get some."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +174,9 @@ class GoogleAccount:
     """A project.
 
     Attributes:
-        project: its id.
-        token: an OAuth token.
         source: where the token is from.
-        environ: where endpoints may be overridden.
-        payer: the project whose quota of calls is used up; empty for the token's own.
+        environ: may override endpoints.
+        payer: the project whose quota of calls is used; empty for the token's own.
     """
 
     project: str
@@ -179,7 +188,7 @@ class GoogleAccount:
     def api(self, name: str) -> RestClient:
         """Return a client of one of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
-        # A person's application credentials name the project whose quota of calls they use up.
+        # A person's application credentials name the project whose quota of calls they use.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
         return RestClient(root or _GOOGLE[name], self.token, payer)
 
@@ -189,7 +198,6 @@ class AzureAccount:
     """A subscription.
 
     Attributes:
-        subscription: its id.
         arm: Azure Resource Manager; paths start with /subscriptions.
     """
 
@@ -200,13 +208,25 @@ class AzureAccount:
         """Return a path below the subscription."""
         return f"/subscriptions/{self.subscription}{rest}"
 
+    def get(self, rest: str, version: str, **query: str) -> Any:
+        """Return the JSON at a path below the subscription, as this version of its API has it."""
+        return self.arm.get(self.path(rest), **{"api-version": version}, **query)
+
+    def find(self, rest: str, version: str) -> Any:
+        """Return the JSON at a path below the subscription; None if nothing is there."""
+        return self.arm.find(self.path(rest), **{"api-version": version})
+
+    def pages(self, rest: str, version: str, **query: str) -> list[Any]:
+        """Return all entries of a list below the subscription."""
+        return self.arm.pages(self.path(rest), "value", **{"api-version": version}, **query)
+
 
 def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAccount:
     """Return the project of a cluster, with a token.
 
     Raises:
         NoCredentials: there is none.
-        RestError: who gives tokens does not answer.
+        RestError: the token server does not answer.
     """
     project = str(document.get("provider", "project_id", default=""))
     credentials = document.get("provider", "gcp_credentials")
@@ -232,7 +252,7 @@ def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAcco
 
 
 def _application_token(file: Path) -> tuple[str, str] | None:
-    """Return a token, and the project that pays for calls with it."""
+    """Return a token, and the project whose quota it uses."""
     try:
         import google.auth
         import google.auth.transport.requests as transport
@@ -243,7 +263,7 @@ def _application_token(file: Path) -> tuple[str, str] | None:
         credentials.refresh(transport.Request())
     except google.auth.exceptions.TransportError as problem:
         raise RestError(0, "", f"Google's token server: {problem}") from None
-    # Google's library looks into the file before it has looked whether it holds a mapping.
+    # Google's library reads from the file before it checks that it holds a mapping.
     except (OSError, ValueError, TypeError, AttributeError, google.auth.exceptions.GoogleAuthError) as problem:
         raise NoCredentials(
             f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
@@ -252,7 +272,7 @@ def _application_token(file: Path) -> tuple[str, str] | None:
 
 
 def azure_account(document: Document, environ: Mapping[str, str]) -> AzureAccount:
-    """Return the subscription of a cluster, with the token of `az`: Ray takes no other.
+    """Return the subscription of a cluster, with the token of `az`, the only one that Ray uses.
 
     Raises:
         NoCredentials: there is none.

@@ -13,7 +13,7 @@ from raytf.doctor.local_environment import Surroundings, is_host, is_user
 from raytf.errors import ConfigError, one_line
 
 _CONNECT_SECONDS, _SCRIPT_SECONDS = 5, 18
-#: So many hosts are asked at the same time.
+#: Hosts that are asked at the same time.
 _AT_ONCE = 16
 
 
@@ -23,9 +23,8 @@ class ScriptOutput:
 
     Attributes:
         host: its address.
-        values: of its lines `KEY=VALUE`; of a key that comes several times, the last one.
-        lines: all of its lines.
-        problem: why there is no answer, in SSH's words; empty where there is one.
+        values: of its lines `KEY=VALUE`; the last one of a repeated key.
+        problem: why there is no answer, in SSH's words; empty if there is one.
     """
 
     host: str
@@ -41,7 +40,7 @@ def addresses(document: Document) -> list[str]:
 
 
 def proxy_of(document: Document) -> str:
-    """Return the command that a file wants to run on this machine in order to reach its hosts; empty if none."""
+    """Return the command by which a file reaches its hosts from this machine; empty if there is none."""
     proxy = document.get("auth", "ssh_proxy_command")
     return proxy.strip() if isinstance(proxy, str) else ""
 
@@ -52,27 +51,25 @@ def ask(
     """Run a script of bash on hosts, at the same time; it must only read.
 
     Args:
-        document: user, key and proxy.
-        here: this machine.
+        document: has user, key and proxy.
         hosts: their addresses.
-        script: what to run there.
         trust: run the command that the file names as a proxy, on this machine.
 
     Raises:
-        ConfigError: there is no ssh here, a host or user is none, or the file names a command and is not trusted.
+        ConfigError: there is no ssh, a host or user is malformed, or the file names a command and is not trusted.
     """
     odd = next((host for host in hosts if not is_host(host)), None)
     if odd is not None:
         raise ConfigError(
-            f"{odd!r} is neither an address nor the name of a host. Expected letters, digits, dots and colons."
+            f"{odd!r} is neither an address nor the name of a host. Use letters, digits, dots and colons."
         )
     if document.get("auth", "ssh_user") and not is_user(document.get("auth", "ssh_user")):
-        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not a name of a user.")
+        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not a valid user name.")
     if proxy_of(document) and not trust:
         raise ConfigError(untrusted(document))
     tool = shutil.which("ssh", path=here.environ.get("PATH"))
     if tool is None:
-        raise ConfigError("there is no ssh on this machine. Install openssh-client, which `ray up` needs too.")
+        raise ConfigError("There is no ssh on this machine. Install openssh-client, which `ray up` needs too.")
     options = _options(document, here)
     user = document.get("auth", "ssh_user")
     if not hosts:
@@ -84,21 +81,21 @@ def ask(
 
 
 def untrusted(document: Document) -> str:
-    """Say why hosts are not asked if a file names a command and is not trusted."""
+    """Return why hosts are not asked if a file names a command and is not trusted."""
     return (
         f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
-        "which was not run. Give --trust where you trust the file"
+        "which was not run. Pass --trust if you trust the file"
     )
 
 
 def _options(document: Document, here: Surroundings) -> list[str]:
     settings = {
-        "BatchMode": "yes",  # a question would wait for somebody who is not there
+        "BatchMode": "yes",  # nobody can answer a question
         "ConnectTimeout": str(_CONNECT_SECONDS),
         "StrictHostKeyChecking": "no",
         "UserKnownHostsFile": "/dev/null",
         "LogLevel": "ERROR",
-        # Whoever wrote the file chose the host: it gets no key agent, no display and no port of this machine.
+        # The author of the file chose the host: it gets no key agent, no display and no port of this machine.
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "ClearAllForwardings": "yes",
@@ -124,5 +121,5 @@ def _ask(command: list[str], host: str, script: str) -> ScriptOutput:
         return ScriptOutput(host, {}, [], one_line(problem))
     lines = done.stdout.splitlines()
     if done.returncode == 255 or "end=here" not in lines:
-        return ScriptOutput(host, {}, lines, one_line(done.stderr, 200) or f"ssh ended with {done.returncode}")
+        return ScriptOutput(host, {}, lines, one_line(done.stderr, 200) or f"ssh exited with {done.returncode}")
     return ScriptOutput(host, dict(line.partition("=")[::2] for line in lines if "=" in line), lines)

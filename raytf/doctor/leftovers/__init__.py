@@ -1,1 +1,1 @@
-"""What a torn-down cluster left behind, and what it costs."""
+"""Finds what a torn-down cluster left behind, and what it costs."""

@@ -1,18 +1,18 @@
-"""What is left of KubeRay manifests: the objects themselves, and pods, services and volume claims that came of them."""
+"""Finds what is left of KubeRay manifests: the objects, and the pods, services and volume claims made for them."""
 
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from raytf.doctor.clouds.kubectl import Kubectl, namespace_of, plural, segment
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import Leftovers, LeftResource, gather
+from raytf.doctor.leftovers.resource import Leftovers, LeftResource, Query, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError
 
-#: Kind -> path of its API, and whether it costs something or starts what does.
+#: Kind -> path of its API, and whether it costs money or starts something that does.
 _KINDS = {
     "RayCluster": ("/apis/ray.io/v1", True),
     "RayJob": ("/apis/ray.io/v1", True),
@@ -28,37 +28,34 @@ _KINDS = {
 
 
 def find(documents: Sequence[Document], here: Surroundings) -> Leftovers:
-    """Find what was applied and what came of it.
+    """Find the objects that were applied, and what was made for them.
 
     Raises:
         ConfigError: there is no kubectl with a context.
     """
-    kubectl = Kubectl.find(here.environ)
+    kubectl = Kubectl.installed(here.environ)
     context = kubectl.context() if kubectl else ""
     if kubectl is None or not context:
         raise ConfigError(
-            "there is no kubectl with a context. Expected the one that the objects were applied with: install "
-            "kubectl, and choose it with `kubectl config use-context`, or get it from your cloud (`aws eks "
-            "update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials`)."
+            "There is no kubectl with a context. Install kubectl, and choose the context that the objects were applied "
+            "with by `kubectl config use-context`, or get it from your cloud (`aws eks update-kubeconfig`, "
+            "`gcloud container clusters get-credentials`, `az aks get-credentials`)."
         )
     default = kubectl.namespace()
-    left = Leftovers(place=f"Kubernetes, context {context}")
-    questions: list[tuple[str, Callable[[], Iterator[LeftResource]]]] = []
+    queries: list[Query] = []
+    claims: set[tuple[str, str]] = set()
     for document in documents:
         kind, name = str(document.get("kind")), str(document.get("metadata", "name"))
         space = namespace_of(document, default)
         if kind in _KINDS:
-            questions.append((f"{kind} {name}", partial(_object, kubectl, kind, name, space)))
+            queries.append((f"{kind} {name}", partial(_object, kubectl, kind, name, space)))
         if kind in ("RayCluster", "RayJob", "RayService"):
-            questions.append((f"pods of {name}", partial(_descendants, kubectl, kind, name, space)))
-    claims = {
-        (namespace_of(d, default), str(d.get("metadata", "name")))
-        for d in documents
-        if d.get("kind") == "PersistentVolumeClaim"
-    }
+            queries.append((f"pods of {name}", partial(_descendants, kubectl, kind, name, space)))
+        if kind == "PersistentVolumeClaim":
+            claims.add((space, name))
     if claims:
-        questions.append(("volumes", partial(_volumes, kubectl, claims)))
-    return gather(left, questions)
+        queries.append(("volumes", partial(_volumes, kubectl, claims)))
+    return gather(f"Kubernetes, context {context}", queries)
 
 
 def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
@@ -75,10 +72,9 @@ def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftRes
         claim, state = spec.get("claimRef") or {}, volume.get("status", {}).get("phase", "?")
         # A volume whose claim is still there is bound, and the claim is listed.
         if (claim.get("namespace"), claim.get("name")) in claims and state != "Bound":
-            note = (
-                f"{spec.get('capacity', {}).get('storage', '?')}; the cloud's disk or share stays: delete it there too"
-            )
-            yield LeftResource("volume", name, state, None, f"kubectl delete persistentvolume {name}", note)
+            size, remove = spec.get("capacity", {}).get("storage", "?"), f"kubectl delete persistentvolume {name}"
+            note = f"{size}; the cloud's disk or share stays: delete it there too"
+            yield LeftResource("volume", name, state, None, remove, note)
 
 
 def _descendants(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
@@ -101,10 +97,8 @@ def _descendants(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator
             yield _left("volume claim", "persistentvolumeclaim", claim, space, state, note=size)
         for service in _list(kubectl, "/api/v1", space, "services", label):
             service_type = service.get("spec", {}).get("type", "ClusterIP")
-            # A load balancer is a machine of the cloud.
-            yield _left(
-                "service", "service", service, space, service_type, None if service_type == "LoadBalancer" else 0.0
-            )
+            usd = None if service_type == "LoadBalancer" else 0.0  # a machine of the cloud
+            yield _left("service", "service", service, space, service_type, usd)
 
 
 def _left(

@@ -1,4 +1,4 @@
-"""Finds what is left of the cluster of a file: dispatches to the clouds, and asks existing hosts over SSH."""
+"""Finds what is left of the cluster of a file: in its cloud, on its API server, or on existing hosts over SSH."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from raytf.doctor.check.offline import ODD
 from raytf.doctor.clouds import ssh_hosts
 from raytf.doctor.document import Document, Platform, parse, place_of
 from raytf.doctor.finding import place as text_of
-from raytf.doctor.leftovers import aws, azure, gcp, kube
+from raytf.doctor.leftovers import clouds, kube
 from raytf.doctor.leftovers.resource import Leftovers, LeftResource
 from raytf.doctor.local_environment import Surroundings
 from raytf.errors import ConfigError, RaytfError, one_line
 
-_FINDERS = {Platform.AWS: aws.find, Platform.GCP: gcp.find, Platform.AZURE: azure.find}
+_FINDERS = {
+    Platform.AWS: clouds.find_on_aws,
+    Platform.GCP: clouds.find_on_gcp,
+    Platform.AZURE: clouds.find_on_azure,
+}
 # Matches names, not command lines: an editor with raylet.log open is no raylet.
 _SCRIPT = r"""
 ps -eo pid=,user=,comm=,args= | while read -r pid user name args; do
@@ -41,15 +45,14 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
     Args:
         name: of the file, for messages.
         text: the file that `ray up` or `kubectl apply` was called with.
-        here: this machine.
-        trust: run what the file wants to be run on this machine.
+        trust: run the command that the file names for this machine.
 
     Raises:
         ConfigError: the file names no cluster, or there are no credentials or tools to search with.
     """
     documents, findings = parse(text)
     if not documents or any(f.code == "yaml-syntax" for f in findings):
-        raise ConfigError(f"{name} is not YAML of a cluster. `raytf check --offline {name}` says what is wrong.")
+        raise ConfigError(f"{name} is not YAML of a cluster. `raytf check --offline {name}` shows what is wrong.")
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return kube.find(manifests, here)
@@ -58,20 +61,18 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
     search = partial(find_on_hosts, trust=trust) if of_hosts else _FINDERS.get(place_of(document))
     if search is None:
         kind = document.get("provider", "type")
-        raise ConfigError(
-            f"{name}: raytf cannot look for what provider {kind!r} left. Expected aws, gcp, azure, local."
-        )
+        raise ConfigError(f"{name}: raytf cannot search provider {kind!r}. Expected one of aws, gcp, azure and local.")
     for f in placeholders(document):
         if f.path[0] in ("provider", "cluster_name", "auth"):
-            raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Expected the value that `ray up` had.")
+            raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Write the value that `ray up` had.")
     try:
         return search(document, here)
     except RaytfError:
         raise
     except ODD as problem:
         raise ConfigError(
-            f"{name}: a value is of a kind that nobody expected there ({type(problem).__name__}: "
-            f"{one_line(problem, 200)}). `raytf check --offline {name}` says more."
+            f"{name}: a value has an unexpected type ({type(problem).__name__}: {one_line(problem, 200)}). "
+            f"`raytf check --offline {name}` shows which."
         ) from None
 
 
@@ -83,7 +84,7 @@ def find_on_hosts(document: Document, here: Surroundings, trust: bool = False) -
     """
     names = ssh_hosts.addresses(document)
     if not names:
-        raise ConfigError("the file has no provider.head_ip and worker_ips. Expected the hosts of the cluster.")
+        raise ConfigError("The file has no provider.head_ip and worker_ips. Add the hosts of the cluster.")
     left = Leftovers(place=f"hosts {', '.join(names)}")
     user = document.get("auth", "ssh_user")
     for answer in ssh_hosts.ask(document, here, names, _SCRIPT, trust):
@@ -98,9 +99,7 @@ def _processes(answer: ssh_hosts.ScriptOutput, login: str) -> Iterator[LeftResou
         if line.startswith("process="):
             pid, user, name = (*line.removeprefix("process=").split(None, 2), "", "", "")[:3]
             if not pid.isdecimal():
-                continue  # what is to be copied into a shell is not text of a host
-            remove = (
-                f"ssh {login} 'kill {pid}'" if user == login.partition("@")[0] else f"ssh {login} 'sudo kill {pid}'"
-            )
+                continue  # a user may copy the command into a shell
+            remove = f"ssh {login} '{'' if user == login.partition('@')[0] else 'sudo '}kill {pid}'"
             note = f"of {user}; all at once: ssh {login} 'ray stop --force'"
             yield LeftResource("process", f"{answer.host} {pid}", name, None, remove, note)

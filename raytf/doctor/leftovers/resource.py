@@ -38,11 +38,9 @@ class LeftResource:
 
     Attributes:
         kind: such as `instance`.
-        name: its id.
-        state: in the place's own words.
-        usd: US dollars an hour; None where it is not known here; 0 for what costs nothing.
+        state: in the cloud's own words.
+        usd: US dollars an hour; None if the price is not known; 0 for what costs nothing.
         remove: the command that removes it.
-        note: what else to know.
     """
 
     kind: str
@@ -63,9 +61,8 @@ class Leftovers:
     """All that is left of a cluster.
 
     Attributes:
-        resources: everything that is there.
-        unseen: what could not be inspected, and why: nothing is proven then.
-        place: the place that was searched, for people.
+        unseen: what could not be inspected, and why. If there is any, nothing is proven.
+        place: the cloud, API server or hosts that were searched.
     """
 
     resources: list[LeftResource] = field(default_factory=list)
@@ -78,13 +75,14 @@ class Leftovers:
         return [resource for resource in self.resources if not resource.is_free]
 
 
-def gather(
-    left: Leftovers,
-    questions: Sequence[tuple[str, Callable[[], Iterable[LeftResource]]]],
-    explain: Callable[[Exception], str] = one_line,
-) -> Leftovers:
-    """Ask one question after the other; one that fails keeps none of the others from being asked."""
-    for what, ask in questions:
+#: A query: its subject, and what finds resources.
+Query = tuple[str, Callable[[], Iterable[LeftResource]]]
+
+
+def gather(place: str, queries: Sequence[Query], explain: Callable[[Exception], str] = one_line) -> Leftovers:
+    """Run one query after the other. A query that fails does not keep the others from being run."""
+    left = Leftovers(place=place)
+    for what, ask in queries:
         try:
             left.resources += ask()
         except Exception as problem:

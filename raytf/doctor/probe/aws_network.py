@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.providers import fallback
-from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, trouble
+from raytf.doctor.clouds.aws import AwsAccount
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Path, error, listed, warning
+from raytf.doctor.finding import ConfigFinding, Path, error, listed, stops_ray_up, warning
 from raytf.doctor.node_types import NodeType
-from raytf.doctor.probe.queries import RAY_PORTS
+from raytf.doctor.probe.queries import RAY_PORTS, open_to_world, ssh_closed
 
 _WORLD = ("0.0.0.0/0", "::/0")
 
@@ -18,48 +18,37 @@ _WORLD = ("0.0.0.0/0", "::/0")
 def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find networks in which a node does not come up, cannot be reached, or can be reached by everybody."""
     inside = document.get("provider", "use_internal_ips") is True
-    groups = yield from _given_groups(aws, types)
-    subnets = list(_pages(aws, "describe_subnets", "Subnets"))
+    groups = yield from _named_groups(aws, types)
+    subnets = list(aws.pages("describe_subnets", "Subnets"))
     vpc = next((g["VpcId"] for g in groups.values()), None)
     vpcs: set[str] = set()
-    routes = list(_pages(aws, "describe_route_tables", "RouteTables"))
-    reported: set[tuple[str, str]] = set()
+    routes = list(aws.pages("describe_route_tables", "RouteTables"))
+    routed: set[str] = set()
     for t in types:
         if "LaunchTemplate" in t.config and subnet_ids(t) is None:
             continue  # it may name a network, which Ray then takes
         usable = yield from _subnets(document, t, subnets, vpc, inside)
         vpcs |= {s["VpcId"] for s in usable}
         for subnet in usable:
-            finding = _route(t, subnet, routes, inside)
-            if finding and (finding.code, subnet["SubnetId"]) not in reported:
-                reported.add((finding.code, subnet["SubnetId"]))
-                yield finding
+            if subnet["SubnetId"] not in routed:
+                routed.add(subnet["SubnetId"])
+                yield from _route(t, subnet, routes, inside)
     for t in types:
         ids = group_ids(t)
         yield from _group_rules([groups[i] for i in ids if i in groups], _key(t, "SecurityGroupIds"))
     yield from _between(types, groups)
     if any(not group_ids(t) and "LaunchTemplate" not in t.config for t in types):
-        yield from _named_group(aws, document, vpcs)
-
-
-def _pages(aws: AwsAccount, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
-    for page in aws.client("ec2").get_paginator(operation).paginate(**wanted):
-        yield from page[key]
+        yield from _rays_group(aws, document, vpcs)
 
 
 def group_ids(t: NodeType) -> list[str]:
     """Return the security groups that a type names, its network interfaces included."""
-    own = t.config.get("SecurityGroupIds")
     inner = [i for interface in _interfaces(t) for i in _list(interface.get("Groups"))]
-    return list(dict.fromkeys(map(str, [*_list(own), *inner])))
+    return list(dict.fromkeys(map(str, [*_list(t.config.get("SecurityGroupIds")), *inner])))
 
 
 def subnet_ids(t: NodeType) -> list[str] | None:
-    """Return the subnets that a type names.
-
-    Returns:
-        None where Ray picks them.
-    """
+    """Return the subnets that a type names, or None if Ray picks them."""
     own = t.config.get("SubnetIds")
     inner = [str(i["SubnetId"]) for i in _interfaces(t) if "SubnetId" in i]
     return list(dict.fromkeys([*map(str, _list(own)), *inner])) if isinstance(own, list) or inner else None
@@ -78,7 +67,12 @@ def _key(t: NodeType, key: str) -> Path:
     return (*t.path, "node_config", key if key in t.config or not _interfaces(t) else "NetworkInterfaces")
 
 
-def _given_groups(
+def _entry(path: Path, i: int) -> Path:
+    """Return the path of an entry in the list at a path, unless the entries are in network interfaces."""
+    return path if path[-1] == "NetworkInterfaces" else (*path, i)
+
+
+def _named_groups(
     aws: AwsAccount, types: Sequence[NodeType]
 ) -> Generator[ConfigFinding, None, dict[str, dict[str, Any]]]:
     """Yield findings, and return the groups by id."""
@@ -88,18 +82,13 @@ def _given_groups(
         for i, name in enumerate(group_ids(t)):
             if name in groups:
                 continue
-            try:
-                (groups[name],) = aws.client("ec2").describe_security_groups(GroupIds=[name])["SecurityGroups"]
-            except Exception as problem:
-                if trouble(problem) is not AwsTrouble.MISSING:
-                    raise
-                yield error(
-                    "security-group-missing",
-                    (*path, i) if path[-1] == "SecurityGroupIds" else path,
-                    f"there is no security group {name} in {aws.region}",
-                    "`ray up` ends, since it looks for the group's network.",
-                    "Give the id of one that is there, or leave SecurityGroupIds out, and Ray makes one.",
-                )
+            answer = aws.find("ec2", "describe_security_groups", GroupIds=[name])
+            if answer is not None:
+                (groups[name],) = answer["SecurityGroups"]
+                continue
+            what = f"there is no security group {name} in {aws.region}"
+            fix = "Write the id of one that exists, or delete SecurityGroupIds, and Ray makes one."
+            yield stops_ray_up("security-group-missing", _entry(path, i), what, fix)
     return groups
 
 
@@ -108,66 +97,66 @@ def _subnets(
 ) -> Generator[ConfigFinding, None, list[dict[str, Any]]]:
     """Yield findings, and return the subnets that Ray takes."""
     wanted, path = subnet_ids(t), _key(t, "SubnetIds")
-    deep = path[-1] == "SubnetIds"
     there = {s["SubnetId"]: s for s in subnets}
-    for i, name in enumerate(wanted or ()):
-        if name not in there:
-            yield error(
-                "subnet-missing",
-                (*path, i) if deep else path,
-                f"there is no subnet {name} in this account and region",
-                "`ray up` ends with an assertion.",
-                "Give one that is there, or leave SubnetIds out, and Ray picks some.",
-            )
-    pool = [there[s] for s in wanted if s in there] if wanted is not None else list(subnets)
-    if wanted is not None and not pool:
-        return []
     places = fallback.zones_of(document.mapping("provider"))
-    usable = []
-    for s in pool:
-        why = None
-        if not inside and not s.get("MapPublicIpOnLaunch"):
-            why = "gives its nodes no public address (MapPublicIpOnLaunch)"
-        elif places and s["AvailabilityZone"] not in places:
-            why = f"is in {s['AvailabilityZone']}, which is not among provider.availability_zone"
-        elif vpc is not None and s["VpcId"] != vpc:
-            why = f"is in {s['VpcId']}, and the security group in {vpc}"
-        elif wanted is not None and s["VpcId"] != pool[0]["VpcId"]:
-            why = f"is in {s['VpcId']}, and another one of the list in {pool[0]['VpcId']}"
-        if why is None:
-            usable.append(s)
-        elif wanted is not None:
-            yield error(
-                "subnet-unusable",
-                (*path, wanted.index(s["SubnetId"])) if deep else path,
-                f"subnet {s['SubnetId']} {why}",
-                "Ray takes all subnets of the list or none: `ray up` ends.",
-                "Take it out of the list, or fix what is said of it"
-                + ("; with a VPN, set provider.use_internal_ips: true." if "public" in why else "."),
-            )
     if wanted is None:
-        usable = _of_one_network(usable, places)
-    if not usable and wanted is None:
-        kind = "subnet" if inside else "subnet that gives public addresses"
-        yield error(
-            "no-subnet",
-            ("provider", "availability_zone") if places else ("provider", "region"),
-            f"there is no {kind} in {listed(places) or 'this region'}",
-            "`ray up` ends: No usable subnets found.",
-            "Run `aws ec2 create-default-subnet --availability-zone ZONE`, or give SubnetIds; "
-            "with a VPN, set provider.use_internal_ips: true.",
-        )
-    elif wanted is None and t.is_head:
-        empty = [zone for zone in places if zone not in {s["AvailabilityZone"] for s in usable}]
-        if empty:
-            yield warning(
-                "no-subnet",
-                ("provider", "availability_zone"),
-                f"{listed(empty)} has no subnet that Ray can use",
-                "Ray leaves the zone out without a word: its capacity is never asked for.",
-                f"Run `aws ec2 create-default-subnet --availability-zone {empty[0]}`, or leave the zone out.",
-            )
+        usable = _of_one_network([s for s in subnets if not _unusable(s, inside, places, vpc, None)], places)
+        yield from _none_or_few(t, usable, places, inside)
+        return usable
+    for i, name in enumerate(wanted):
+        if name not in there:
+            what = f"there is no subnet {name} in this account and region"
+            fix = "Write one that exists, or delete SubnetIds, and Ray picks some."
+            yield stops_ray_up("subnet-missing", _entry(path, i), what, fix, "an assertion")
+    usable = []
+    pool = [there[s] for s in wanted if s in there]
+    for s in pool:
+        why = _unusable(s, inside, places, vpc, pool[0]["VpcId"])
+        if not why:
+            usable.append(s)
+            continue
+        what = f"subnet {s['SubnetId']} {why}, and Ray takes all subnets of the list or none"
+        vpn = "; with a VPN, set provider.use_internal_ips: true" if "public" in why else ""
+        where = _entry(path, wanted.index(s["SubnetId"]))
+        yield stops_ray_up("subnet-unusable", where, what, f"Delete it from the list, or correct that{vpn}.")
     return usable
+
+
+def _unusable(subnet: dict[str, Any], inside: bool, places: Sequence[str], vpc: str | None, first: str | None) -> str:
+    """Return why Ray does not take a subnet; empty if it does.
+
+    Args:
+        inside: whether nodes need no public address.
+        places: the zones of the cluster.
+        vpc: the network of the security groups.
+        first: the network of the first subnet in the list.
+    """
+    if not inside and not subnet.get("MapPublicIpOnLaunch"):
+        return "gives its nodes no public address (MapPublicIpOnLaunch)"
+    if places and subnet["AvailabilityZone"] not in places:
+        return f"is in {subnet['AvailabilityZone']}, which is not in provider.availability_zone"
+    if vpc is not None and subnet["VpcId"] != vpc:
+        return f"is in {subnet['VpcId']}, and the security group in {vpc}"
+    if first is not None and subnet["VpcId"] != first:
+        return f"is in {subnet['VpcId']}, and another one of the list in {first}"
+    return ""
+
+
+def _none_or_few(
+    t: NodeType, usable: Sequence[dict[str, Any]], places: Sequence[str], inside: bool
+) -> Iterator[ConfigFinding]:
+    """Find a region or zones in which Ray has no subnet to pick."""
+    path = ("provider", "availability_zone") if places else ("provider", "region")
+    empty = [zone for zone in places if zone not in {s["AvailabilityZone"] for s in usable}]
+    command = f"aws ec2 create-default-subnet --availability-zone {empty[0] if usable and empty else 'ZONE'}"
+    if not usable:
+        kind = "subnet" if inside else "subnet that gives public addresses"
+        what = f"there is no {kind} in {listed(places) or 'this region'}"
+        fix = f"Run `{command}`, or add SubnetIds; with a VPN, set provider.use_internal_ips: true."
+        yield stops_ray_up("no-subnet", path, what, fix, "`No usable subnets found`")
+    elif t.is_head and empty:
+        what, why = f"{listed(empty)} has no subnet that Ray can use", "Ray never asks for the zone's capacity."
+        yield warning("no-subnet", path, what, why, f"Run `{command}`, or delete the zone.")
 
 
 def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) -> list[dict[str, Any]]:
@@ -178,7 +167,9 @@ def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) ->
     return [s for s in ordered if s["VpcId"] == ordered[0]["VpcId"]]
 
 
-def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool) -> ConfigFinding | None:
+def _route(
+    t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool
+) -> Iterator[ConfigFinding]:
     own = [a for a in tables if any(x.get("SubnetId") == subnet["SubnetId"] for x in a["Associations"])]
     main = [a for a in tables if a["VpcId"] == subnet["VpcId"] and any(x.get("Main") for x in a["Associations"])]
     ways = [
@@ -187,27 +178,20 @@ def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]]
         for route in table["Routes"]
         if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State") != "blackhole"
     ]
-    public = any(str(route.get("GatewayId", "")).startswith("igw-") for route in ways)
-    if public or (inside and ways):
-        return None
+    if (inside and ways) or any(str(route.get("GatewayId", "")).startswith("igw-") for route in ways):
+        return
     path: Path = ("provider", "region") if subnet_ids(t) is None else _key(t, "SubnetIds")
     way = "to a NAT gateway" if inside else "to an internet gateway"
-    return error(
-        "no-internet-route",
-        path,
-        f"subnet {subnet['SubnetId']} has no route {way} for 0.0.0.0/0",
-        "The set-up cannot fetch anything there"
-        + (" (pip hangs)." if inside else ", and SSH from here never gets through: `ray up` waits until it gives up."),
-        f"Add a default route {way} to its route table, or take another subnet.",
-    )
+    what = f"subnet {subnet['SubnetId']} has no route {way} for 0.0.0.0/0"
+    why = "The set-up cannot fetch anything there, and SSH from here does not get in: `ray up` waits until it gives up."
+    if inside:
+        why = "The set-up cannot fetch anything there (pip hangs)."
+    fix = f"Add a default route {way} to its route table, or take another subnet."
+    yield error("no-internet-route", path, what, why, fix)
 
 
 def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the lowest and highest TCP port of a rule.
-
-    Returns:
-        None where it is not about TCP.
-    """
+    """Return the lowest and highest TCP port of a rule, or None if it is not about TCP."""
     if rule.get("IpProtocol") == "-1":
         return 0, 65535
     if rule.get("IpProtocol") not in ("tcp", "6"):
@@ -229,23 +213,14 @@ def _group_rules(groups: Sequence[dict[str, Any]], path: Path) -> Iterator[Confi
             continue
         behind = [f"{port} ({what})" for port, what in RAY_PORTS.items() if ports[0] <= port <= ports[1]]
         name = f"{group['GroupId']} ({group.get('GroupName', '')})"
-        yield error(
-            "open-to-world",
-            path,
-            f"security group {name} opens ports {ports[0]}-{ports[1]} to {world[0]}"
-            + (f", among them {listed(behind)}" if behind else ""),
-            "Whoever reaches the dashboard or the job server runs code with the cluster's rights.",
-            "Revoke the rule, or give your own address /32; `ray dashboard CLUSTER.yaml` makes a tunnel.",
-        )
-    reached = [s for _, rule in rules for s in _sources(rule) if _has(rule, 22)]
-    if groups and not reached:
-        yield error(
-            "ssh-closed",
-            path,
-            f"security group {listed(g['GroupId'] for g in groups)} lets SSH (port 22) in from no address",
-            "The node comes up, and `ray up` waits for SSH until it gives up while it is paid for.",
-            "Add a rule for TCP port 22 from your address.",
-        )
+        among = f", among them {listed(behind)}" if behind else ""
+        what = f"security group {name} opens ports {ports[0]}-{ports[1]} to {world[0]}{among}"
+        fix = "Revoke the rule, or use your own address with /32; `ray dashboard CLUSTER.yaml` makes a tunnel."
+        yield open_to_world(path, what, fix)
+    if groups and not any(_sources(rule) for _, rule in rules if _has(rule, 22)):
+        names = listed(g["GroupId"] for g in groups)
+        what = f"security group {names} lets SSH (port 22) in from no address"
+        yield ssh_closed(path, what, "Add a rule for TCP port 22 from your address.")
 
 
 def _has(rule: dict[str, Any], port: int) -> bool:
@@ -255,34 +230,29 @@ def _has(rule: dict[str, Any], port: int) -> bool:
 
 def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
     """Check that workers and head reach each other; Ray adds no rule to groups that the config names."""
-    heads = [t for t in types if t.is_head]
+    head = next((t for t in types if t.is_head and group_ids(t)), None)
     for t in types:
-        if t.is_head or not heads or not group_ids(t) or not group_ids(heads[0]):
+        if t.is_head or head is None or not group_ids(t):
             continue
-        for origin, target in ((t, heads[0]), (heads[0], t)):
-            rules = [rule for i in group_ids(target) for rule in groups.get(i, {}).get("IpPermissions", ())]
+        for origin, target in ((t, head), (head, t)):
             if not all(i in groups for i in group_ids(target)):
-                continue  # one that is missing is said already
-            pairs = {p.get("GroupId") for rule in rules if _has(rule, 6379) for p in rule.get("UserIdGroupPairs", ())}
-            ranges = [s for rule in rules if _has(rule, 6379) for s in _sources(rule)]
-            if not pairs & set(group_ids(origin)) and not ranges:
-                yield error(
-                    "nodes-cut-off",
-                    _key(target, "SecurityGroupIds"),
-                    f"the groups of {target.name!r} let nodes of {origin.name!r} in on no port of Ray",
-                    "Ray adds no rule to groups that it is given: nodes start, never join, and are paid for.",
-                    "Add a rule for all traffic from the group itself (and from the other one, if they differ).",
-                )
+                continue  # a missing one has a finding already
+            rules = [rule for i in group_ids(target) for rule in groups[i].get("IpPermissions", ()) if _has(rule, 6379)]
+            pairs = {p.get("GroupId") for rule in rules for p in rule.get("UserIdGroupPairs", ())}
+            if not pairs & set(group_ids(origin)) and not any(map(_sources, rules)):
+                what = f"the groups of {target.name!r} let nodes of {origin.name!r} in on no port of Ray"
+                why = "Ray adds no rule to groups that the file names: nodes start and cost money, but never join."
+                fix = "Add a rule for all traffic from the group itself (and from the other one, if they differ)."
+                yield error("nodes-cut-off", _key(target, "SecurityGroupIds"), what, why, fix)
                 break
 
 
-def _named_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterator[ConfigFinding]:
+def _rays_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterator[ConfigFinding]:
     """Check a group of the name that Ray looks for, to which Ray adds rules only if it has none."""
-    name = document.get("provider", "security_group", "GroupName", default=None)
+    name = document.get("provider", "security_group", "GroupName")
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"
-    groups = list(
-        _pages(aws, "describe_security_groups", "SecurityGroups", Filters=[{"Name": "group-name", "Values": [name]}])
-    )
+    filters = [{"Name": "group-name", "Values": [name]}]
+    groups = list(aws.pages("describe_security_groups", "SecurityGroups", Filters=filters))
     mine = [g for g in groups if g.get("VpcId") in vpcs and g.get("IpPermissions")]
     has_key = "security_group" in document.mapping("provider")
     yield from _group_rules(mine, ("provider", "security_group") if has_key else ("provider",))

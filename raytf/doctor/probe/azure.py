@@ -14,12 +14,24 @@ from raytf.doctor.check.job_fit import JobNeeds
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import AzureAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, error, listed, warning
+from raytf.doctor.finding import ConfigFinding, error, listed, refuses_nodes, stops_ray_up
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.node_types import NodeType, most_used, most_workers, too_many_gpus
-from raytf.doctor.probe import images
-from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.doctor.node_types import NodeType, too_many_gpus
+from raytf.doctor.probe.queries import (
+    ProbeResults,
+    Query,
+    all_nodes,
+    no_answer,
+    no_credentials,
+    no_right,
+    over_quota,
+    refused,
+    run,
+    small_disk,
+    wrong_architecture,
+)
 
+_LOGIN = "Run `az login` again."
 _UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
 #: API versions that were current when this was written; Azure keeps them for years.
 _RESOURCES, _COMPUTE, _SKUS, _STORAGE = "2021-04-01", "2024-07-01", "2021-07-01", "2023-05-01"
@@ -51,13 +63,13 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
     seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
-        return seen  # the offline part has said so
+        return seen  # the offline part reports it
     try:
         azure = rest.azure_account(document, here.environ)
     except NoCredentials as problem:
         return ProbeResults([no_credentials("Azure", _UNSEEN, str(problem))])
     try:
-        subscription = azure.arm.get(azure.path(), **{"api-version": _RESOURCES})
+        subscription = azure.get("", _RESOURCES)
     except RestError as problem:
         return ProbeResults([_no_subscription(azure, problem)])
     seen.notes.append(f"Azure subscription {subscription.get('displayName')} ({azure.subscription})")
@@ -69,7 +81,7 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
         [
             Query("resource providers", partial(_providers, azure)),
             Query("resource group", partial(_group, azure, document)),
-            Query("sizes", partial(_sizes, azure, document, types)),
+            Query("sizes", partial(_sizes, azure, location, types)),
             Query("quotas", partial(quotas, azure, document, types)),
             Query("images", partial(_images, azure, location, types)),
             Query("rights", partial(_rights, azure)),
@@ -82,66 +94,45 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
 
 def _no_subscription(azure: AzureAccount, problem: RestError) -> ConfigFinding:
     if problem.status == 401:
-        return refused("Azure", problem, "Run `az login` again.")
+        return refused("Azure", problem, _LOGIN)
     if problem.status == 0:
         return no_answer("subscription", problem)
-    return error(
-        "project-missing",
-        ("provider",),
-        f"subscription {azure.subscription!r} is not there, or not for this login: {problem}",
-        "`ray up` ends.",
-        "Give provider.subscription_id, or run `az account set --subscription ID`.",
-    )
+    what = f"subscription {azure.subscription!r} does not exist, or not for this login: {problem}"
+    fix = "Set provider.subscription_id, or run `az account set --subscription ID`."
+    return stops_ray_up("project-missing", ("provider",), what, fix)
 
 
 def _explain(query: Query, problem: Exception) -> ConfigFinding:
-    if isinstance(problem, RestError):
-        if problem.status == 401:
-            return refused("Azure", problem, "Run `az login` again.")
-        if problem.is_denied:
-            return no_right(query.what, _RIGHTS[query.what])
+    if isinstance(problem, RestError) and problem.status == 401:
+        return refused("Azure", problem, _LOGIN)
+    if isinstance(problem, RestError) and problem.is_denied:
+        return no_right(query.what, _RIGHTS[query.what])
     return no_answer(query.what, f"{type(problem).__name__}: {problem}")
 
 
 def _providers(azure: AzureAccount) -> Iterator[ConfigFinding]:
     for name in _PROVIDERS:
-        provider = azure.arm.get(azure.path(f"/providers/{name}"), **{"api-version": _RESOURCES})
-        if provider.get("registrationState") != "Registered":
-            yield error(
-                "api-disabled",
-                ("provider",),
-                f"resource provider {name} is not registered ({provider.get('registrationState')})",
-                "`ray up` ends, or the head starts no worker (MissingSubscriptionRegistration).",
-                f"Run `az provider register --namespace {name}` and wait some minutes.",
-            )
+        state = azure.get(f"/providers/{name}", _RESOURCES).get("registrationState")
+        if state != "Registered":
+            what = f"resource provider {name} is not registered ({state})"
+            why = "`ray up` exits, or the head starts no worker (MissingSubscriptionRegistration)."
+            fix = f"Run `az provider register --namespace {name}` and wait some minutes."
+            yield error("api-disabled", ("provider",), what, why, fix)
 
 
 def _group(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
     name, location = document.get("provider", "resource_group"), document.get("provider", "location")
-    try:
-        group = azure.arm.get(azure.path(f"/resourcegroups/{name}"), **{"api-version": _RESOURCES})
-    except RestError as problem:
-        if problem.is_missing:
-            return  # Ray makes it
-        raise
+    group = azure.find(f"/resourcegroups/{name}", _RESOURCES) or {}  # Ray makes one that does not exist
     if str(group.get("location", location)).casefold() != str(location).casefold():
-        yield error(
-            "resource-group-elsewhere",
-            ("provider", "location"),
-            f"resource group {name} is in {group['location']}, and location is {location}",
-            "`ray up` ends: InvalidResourceGroupLocation.",
-            f"Write location: {group['location']}, or another resource_group.",
-        )
+        what = f"resource group {name} is in {group['location']}, and location is {location}"
+        fix = f"Write location: {group['location']}, or choose another resource_group."
+        how = "InvalidResourceGroupLocation"
+        yield stops_ray_up("resource-group-elsewhere", ("provider", "location"), what, fix, how)
 
 
-def _sizes(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    location = str(document.get("provider", "location"))
-    wanted = {"api-version": _SKUS, "$filter": f"location eq '{location}'"}
-    offered = {
-        sku["name"].casefold(): sku
-        for sku in azure.arm.pages(azure.path("/providers/Microsoft.Compute/skus"), "value", **wanted)
-        if sku.get("resourceType") == "virtualMachines"
-    }
+def _sizes(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
+    skus = azure.pages("/providers/Microsoft.Compute/skus", _SKUS, **{"$filter": f"location eq '{location}'"})
+    offered = {sku["name"].casefold(): sku for sku in skus if sku.get("resourceType") == "virtualMachines"}
     for t in types:
         name, path = size(t), (*t.path, "node_config", "azure_arm_parameters", "vmSize")
         if not name:
@@ -150,23 +141,14 @@ def _sizes(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -
         closed = [r for r in (sku or {}).get("restrictions", ()) if r.get("type") == "Location"]
         if sku is None or closed:
             why = closed[0].get("reasonCode", "") if closed else "no such size there"
-            yield error(
-                "instance-type-not-offered",
-                path,
-                f"{name} is not offered to you in {location} ({why})",
-                "Azure refuses each node of this type (SkuNotAvailable), which Ray repeats forever.",
-                "Take another size or location; for NotAvailableForSubscription, ask Azure's support.",
-            )
+            what = f"{name} is not offered to you in {location} ({why})"
+            fix = "Take another size or location; for NotAvailableForSubscription, ask Azure's support."
+            yield refuses_nodes("Azure", "instance-type-not-offered", path, what, fix, "SkuNotAvailable")
             continue
         has = {c["name"]: c["value"] for c in sku.get("capabilities", ())}
         if t.market == "spot" and has.get("LowPriorityCapable") == "False":
-            yield error(
-                "spot-not-offered",
-                (*path[:-1], "priority"),
-                f"{name} is not sold as Spot",
-                "Azure refuses each node of this type.",
-                "Take another size, or leave priority out.",
-            )
+            what, fix = f"{name} is not sold as Spot", "Take another size, or delete priority."
+            yield refuses_nodes("Azure", "spot-not-offered", (*path[:-1], "priority"), what, fix)
         gpus = float(has.get("GPUs", 0))
         if t.machine is None and t.resources.get("GPU", 0) > gpus:
             yield too_many_gpus(t, name, gpus, f"Write GPU: {gpus:g}, or take another size.")
@@ -178,68 +160,49 @@ def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> It
         parameters = t.config.get("azure_arm_parameters")
         own = parameters if isinstance(parameters, dict) else {}
         name = tuple(str(own.get(f"image{key}") or "") for key in ("Publisher", "Offer", "Sku", "Version"))
-        path = (*t.path, "node_config", "azure_arm_parameters", "imageSku")
         if own.get("imageId") or not all(name) or name in seen:
             continue
         seen.add(name)
         publisher, offer, sku, version = name
-        base = azure.path(
+        base = (
             f"/providers/Microsoft.Compute/locations/{location}/publishers/{publisher}/artifacttypes/vmimage"
             f"/offers/{offer}/skus/{sku}/versions"
         )
-        try:
-            versions = [v["name"] for v in azure.arm.get(base, **{"api-version": _COMPUTE})]
-        except RestError as problem:
-            if not problem.is_missing:
-                raise
-            versions = []
+        versions = [v["name"] for v in azure.find(base, _COMPUTE) or ()]
         if not versions or version not in ("latest", *versions):
-            yield error(
-                "image-missing",
-                path,
-                f"there is no image {':'.join(name)} in {location}",
-                "Azure refuses each node of this type (PlatformImageNotFound).",
-                f"`az vm image list --all --publisher {publisher} --offer {offer} --output table` has those there are.",
-            )
+            path = (*t.path, "node_config", "azure_arm_parameters", "imageSku")
+            what = f"there is no image {':'.join(name)} in {location}"
+            fix = f"List them by `az vm image list --all --publisher {publisher} --offer {offer} --output table`."
+            yield refuses_nodes("Azure", "image-missing", path, what, fix, "PlatformImageNotFound")
             continue
         last = versions[-1] if version == "latest" else version
-        yield from _plan(azure.arm.get(f"{base}/{last}", **{"api-version": _COMPUTE}), t, name, own)
+        yield from _fits(azure.get(f"{base}/{last}", _COMPUTE).get("properties", {}), t, ":".join(name), own)
 
 
-def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], own: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _fits(about: dict[str, Any], t: NodeType, name: str, own: dict[str, Any]) -> Iterator[ConfigFinding]:
     path = (*t.path, "node_config", "azure_arm_parameters")
-    about = image.get("properties", {})
     if about.get("plan"):
-        yield error(
-            "image-plan",
-            (*path, "imageOffer"),
-            f"image {':'.join(name)} is sold with a plan, which Ray's template does not name",
-            "Azure refuses each node of this type (MarketplacePurchaseEligibilityFailed, VMMarketplaceInvalidInput).",
-            "Take an image without a plan, such as microsoft-dsvm:ubuntu-hpc:2204.",
-        )
-    least, disk = about.get("osDiskImage", {}).get("sizeInGb"), own.get("osDiskSize")
-    if isinstance(least, int) and isinstance(disk, int) and disk < least:
-        place = (*path, "osDiskSize")
-        yield images.small_disk(place, f"a disk of {disk} GB", ":".join(name), f"{least} GB", "Azure")
-    built = {"x64": "x64", "Arm64": "Arm64"}.get(str(about.get("architecture")))
+        what = f"image {name} is sold with a plan, which Ray's template does not name"
+        fix = "Take an image without a plan, such as microsoft-dsvm:ubuntu-hpc:2204."
+        reason = "MarketplacePurchaseEligibilityFailed, VMMarketplaceInvalidInput"
+        yield refuses_nodes("Azure", "image-plan", (*path, "imageOffer"), what, fix, reason)
+    least = about.get("osDiskImage", {}).get("sizeInGb")
+    yield from small_disk((*path, "osDiskSize"), own.get("osDiskSize"), least, "GB", name, "Azure")
+    built = about.get("architecture")
     # The letter p after the digits of a size is Arm: Standard_D4ps_v5.
     runs = "Arm64" if re.match(r"Standard_[A-Z]+\d+(-\d+)?[a-z]*p", size(t)) else "x64"
-    if built and size(t) and built != runs:
-        yield images.wrong_architecture((*path, "imageSku"), ":".join(name), built, size(t), runs, "Azure")
+    if built in ("x64", "Arm64") and size(t) and built != runs:
+        yield wrong_architecture((*path, "imageSku"), name, built, size(t), runs, "Azure")
 
 
 def _rights(azure: AzureAccount) -> Iterator[ConfigFinding]:
-    query = {"api-version": _AUTHORIZATION}
-    granted = azure.arm.pages(azure.path("/providers/Microsoft.Authorization/permissions"), "value", **query)
-    lacks = [action for action in _WANTED if not any(_grants(p, action) for p in granted)]
+    permissions = azure.pages("/providers/Microsoft.Authorization/permissions", _AUTHORIZATION)
+    lacks = [action for action in _WANTED if not any(_grants(p, action) for p in permissions)]
     if lacks:
-        yield error(
-            "right-missing",
-            ("provider",),
-            f"this login may not {listed(lacks)} in the subscription",
-            "`ray up` ends, or leaves things behind: Ray gives the head a role of its own.",
-            "Ask for the roles Contributor and Role Based Access Control Administrator (or Owner).",
-        )
+        what = f"this login may not {listed(lacks)} in the subscription"
+        why = "`ray up` exits, or leaves things behind: Ray gives the head a role of its own."
+        fix = "Ask for the roles Contributor and Role Based Access Control Administrator (or Owner)."
+        yield error("right-missing", ("provider",), what, why, fix)
 
 
 def _grants(permission: dict[str, Any], action: str) -> bool:
@@ -256,13 +219,9 @@ def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
         for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", command)):
             body = {"name": name, "type": "Microsoft.Storage/storageAccounts"}
             if azure.arm.post(query, body, **{"api-version": _STORAGE}).get("nameAvailable"):
-                yield error(
-                    "bucket-missing",
-                    path,
-                    f"there is no storage account {name}",
-                    "The set-up of each node ends when it mounts the share.",
-                    "Make it as docs/clusters/azure.md says, or correct the name.",
-                )
+                why = "The set-up of each node fails when it mounts the share."
+                fix = "Create it as docs/clusters/azure.md says, or correct the name."
+                yield error("bucket-missing", path, f"there is no storage account {name}", why, fix)
 
 
 def size(t: NodeType) -> str:
@@ -291,39 +250,26 @@ def _folded(text: str) -> str:
 def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find quotas that have no room for a node, or not for all of them."""
     location = document.get("provider", "location")
-    path = azure.path(f"/providers/Microsoft.Compute/locations/{location}/usages")
-    usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _COMPUTE})}
+    entries = azure.pages(f"/providers/Microsoft.Compute/locations/{location}/usages", _COMPUTE)
+    usages = {u["name"]["value"]: u for u in entries}
     by_family = {usage_family(name): name for name in usages if name.endswith("Family")}
-    wanted: dict[str, list[NodeType]] = defaultdict(list)
+    wanted: dict[str, list[tuple[NodeType, float]]] = defaultdict(list)
     for t in types:
         if t.machine is None:
             continue
         name = "lowPriorityCores" if t.market == "spot" else by_family.get(family(size(t)))
-        if name in usages:
-            wanted[str(name)].append(t)
-        if t.market != "spot" and "cores" in usages:
-            wanted["cores"].append(t)
+        for quota in (name, None if t.market == "spot" else "cores"):
+            if quota in usages:
+                wanted[str(quota)].append((t, t.machine.cpus))
     for name, members in sorted(wanted.items()):
         usage = usages[name]
-        room = usage["limit"] - usage["currentValue"]
-        title = usage["name"].get("localizedValue", name)
-        ask = f"Ask for more of {title!r} in {location}: portal, Subscriptions, Usage + quotas"
-        small = [t for t in members if t.machine and t.machine.cpus > room]
-        for t in small:
-            cpus = t.machine.cpus if t.machine else 0
-            yield error(
-                "quota-too-small",
-                (*t.path, "node_config", "azure_arm_parameters", "vmSize"),
-                f"the quota {title!r} has room for {room} of {usage['limit']} vCPUs, and one {size(t)} has {cpus}",
-                "No node of this type ever starts (QuotaExceeded, OperationNotAllowed).",
-                f"{ask}, {cpus * max(1, t.most)} or more.",
-            )
-        most = most_used([(t, t.machine.cpus if t.machine else 0) for t in members], most_workers(document))
-        if not small and most > room:
-            yield warning(
-                "quota-too-small",
-                (*members[0].path, "max_workers"),
-                f"the quota {title!r} has room for {room} of {usage['limit']} vCPUs, and the cluster may want {most}",
-                "Beyond the quota nodes are refused, whatever max_workers says.",
-                f"{ask}, or lower max_workers.",
-            )
+        room, title = usage["limit"] - usage["currentValue"], usage["name"].get("localizedValue", name)
+        yield from over_quota(
+            document,
+            "azure",
+            f"the quota {title!r} has room for {room} of {usage['limit']} vCPUs",
+            members,
+            room,
+            "QuotaExceeded, OperationNotAllowed",
+            partial("Ask for {2:g} of {0!r} in {1}: portal, Subscriptions, Usage + quotas.".format, title, location),
+        )

@@ -1,7 +1,7 @@
-"""The bucket of a job's storage: there, in the same region, and writable from here.
+"""Checks the bucket of a job's storage: whether it exists, is in the same region, and is writable from here.
 
 To know whether it is writable, one object of a few bytes is written, read and deleted again: `.raytf-check-...`.
-Nothing else of the online check writes anything anywhere.
+Nothing else in the online check writes anything.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:
-    """Return the scheme, bucket and prefix of a URI.
-
-    Returns:
-        None for a folder.
-    """
+    """Return the scheme, bucket and prefix of a URI, or None for a folder."""
     scheme, mark, rest = storage.partition("://")
     if not mark or scheme not in _SCHEMES:
         return None
@@ -38,11 +34,11 @@ def is_bucket(storage: str) -> bool:
 
 
 def check(storage: str, aws: AwsAccount | None = None) -> Iterator[ConfigFinding]:
-    """Find a bucket that is not there, is far away, or cannot be written to.
+    """Find a bucket that does not exist, is in another region, or cannot be written to.
 
     Args:
         storage: the URI of --storage.
-        aws: where the cluster is, to compare the region; None elsewhere.
+        aws: the cluster's account and region, to compare the bucket's; None elsewhere.
     """
     location = parts(storage)
     assert location is not None
@@ -64,21 +60,14 @@ def _probe(storage: str, name: str) -> Iterator[ConfigFinding]:
     except Exception as problem:
         kind = problem.kind if isinstance(problem, StorageError) else _KINDS.get(trouble(problem), "other")
         if kind == "missing":
-            yield error(
-                "bucket-missing",
-                (),
-                f"there is no bucket {name}",
-                "The job ends at its first checkpoint; raytf makes no buckets.",
-                "Create it, or correct --storage.",
-            )
+            why = "The job fails at its first checkpoint; raytf makes no buckets."
+            fix = "Create it, or correct --storage."
+            yield error("bucket-missing", (), f"there is no bucket {name}", why, fix)
         elif kind == "denied":
-            yield warning(
-                "bucket-denied",
-                (),
-                f"{name} cannot be written to from here: {one_line(problem, 200)}",
-                "The nodes have rights of their own, but `raytf show` and `raytf report` here have not.",
-                "Give your account the rights of cluster-configs/iam/aws-worker-policy.json, or those of your cloud.",
-            )
+            what = f"{name} cannot be written to from here: {one_line(problem, 200)}"
+            why = "The nodes have rights of their own, but `raytf show` and `raytf report` here have not."
+            fix = "Add the rights of cluster-configs/iam/aws-worker-policy.json, or your cloud's, to your account."
+            yield warning("bucket-denied", (), what, why, fix)
         else:
             yield no_answer("bucket", problem)
 
@@ -116,13 +105,15 @@ def _region(aws: AwsAccount, bucket: str) -> Iterator[ConfigFinding]:
     try:
         answer = aws.client("s3").head_bucket(Bucket=bucket)
     except Exception:
-        return  # what is wrong with the bucket, the probe has said
+        return  # `_probe` reports what is wrong with the bucket
     region = answer.get("BucketRegion") or answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
     if region and region != aws.region:
-        yield warning(
-            "bucket-region",
-            ("provider", "region"),
-            f"bucket {bucket} is in {region}, the cluster in {aws.region}",
-            "Each checkpoint crosses regions: slower, and 0.02 US dollars a GB.",
-            f"Take a bucket in {aws.region}, or start the cluster in {region}.",
-        )
+        yield in_other_region(bucket, region, aws.region)
+
+
+def in_other_region(bucket: str, place: str, region: str) -> ConfigFinding:
+    """Return the finding that a bucket is not in the cluster's region."""
+    what = f"bucket {bucket} is in {place}, the cluster in {region}"
+    why = "Each checkpoint crosses regions: it is slower, and each GB costs money."
+    fix = f"Take a bucket in {region}, or start the cluster in {place}."
+    return warning("bucket-region", ("provider", "region"), what, why, fix)

@@ -1,4 +1,4 @@
-"""Checks a cluster against Google Cloud: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
+"""Checks a cluster against Google Cloud: project, APIs, zone, machines, quotas, images, network, rights and bucket."""
 
 from __future__ import annotations
 
@@ -13,16 +13,33 @@ from raytf.doctor.check.job_fit import JobNeeds
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import GoogleAccount, NoCredentials, RestError
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, Severity, error, warning
+from raytf.doctor.finding import ConfigFinding, Path, Severity, error, listed, refuses_nodes, stops_ray_up
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.node_types import NodeType, most_used, most_workers
-from raytf.doctor.probe import bucket, gcp_permissions, images
-from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.doctor.node_types import NodeType
+from raytf.doctor.probe import bucket
+from raytf.doctor.probe.queries import (
+    RAY_PORTS,
+    ProbeResults,
+    Query,
+    all_nodes,
+    lacks_driver,
+    no_answer,
+    no_credentials,
+    no_driver,
+    no_right,
+    open_to_world,
+    over_quota,
+    refused,
+    run,
+    small_disk,
+    ssh_closed,
+    wrong_architecture,
+)
 
 _UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
 _LOGIN = "Run `gcloud auth application-default login` again; tokens end after an hour."
 _APIS = ("compute", "iam", "cloudresourcemanager")
-#: Question -> what it takes to be asked; the API's own message often names it, but not always.
+#: Query -> the right that it needs; the API's own message often names it, but not always.
 _RIGHTS = {
     "APIs": "serviceusage.services.get",
     "zone and machines": "compute.zones.get, compute.machineTypes.get and compute.acceleratorTypes.get",
@@ -33,13 +50,32 @@ _RIGHTS = {
     "roles": "resourcemanager.projects.getIamPolicy",
     "project": "resourcemanager.projects.get",
 }
+#: Roles that write objects.
+_WRITERS = {f"roles/storage.{role}" for role in ("admin", "objectAdmin", "objectUser", "legacyBucketOwner")}
+_WRITERS |= {"roles/owner", "roles/editor"}
+#: The rights of whoever calls `ray up`.
+_WANTED = (
+    "compute.disks.create",
+    "compute.instances.create",
+    "compute.instances.delete",
+    "compute.instances.list",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.subnetworks.use",
+    "iam.serviceAccounts.actAs",
+    "iam.serviceAccounts.get",
+    # Ray makes an account of its own for the head, whatever the config says, and gives it its roles.
+    "iam.serviceAccounts.create",
+    "resourcemanager.projects.setIamPolicy",
+)
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
     """Ask Google Cloud everything that concerns a cluster."""
     seen = ProbeResults()
     if not isinstance(document.get("provider", "project_id"), str):
-        return seen  # the offline part has said so
+        return seen  # the offline part reports it
     try:
         google = rest.google_account(document, here.environ)
     except NoCredentials as problem:
@@ -50,27 +86,25 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
         project = google.api("cloudresourcemanager").get(f"/projects/{google.project}")
     except RestError as problem:
         return ProbeResults([_no_project(google, problem)])
-    seen.notes.append(
-        f"Google Cloud project {google.project} ({project.get('lifecycleState', '?')}), token of {google.source}"
-    )
-    if project.get("lifecycleState", "ACTIVE") != "ACTIVE":
-        refusal = RestError(404, "", f"it is {project['lifecycleState']}")
-        return ProbeResults([_no_project(google, refusal)], seen.notes)
+    state = project.get("lifecycleState", "?")
+    seen.notes.append(f"Google Cloud project {google.project} ({state}), token of {google.source}")
+    if state not in ("ACTIVE", "?"):
+        return ProbeResults([_no_project(google, RestError(404, "", f"it is {state}"))], seen.notes)
     types = all_nodes(document)
     queries = [
         Query("APIs", partial(_apis, google, types)),
         Query("zone and machines", partial(_machines, google, document, types)),
         Query("quotas", partial(_quotas, google, document, types)),
-        Query("images", partial(check_images, google, document, types)),
-        Query("network", partial(gcp_permissions.network, google, document, types)),
-        Query("service accounts", partial(gcp_permissions.service_accounts, google, types)),
-        Query("rights", partial(gcp_permissions.caller, google, document, types)),
+        Query("images", partial(_images, google, document, types)),
+        Query("network", partial(_network, google, document, types)),
+        Query("service accounts", partial(_service_accounts, google, types)),
+        Query("rights", partial(_caller, google, document, types)),
     ]
     place = bucket.parts(need.storage) if need is not None else None
     if need is not None and place is not None and place[0] == "gs":
         queries.append(Query("bucket", partial(bucket.check, need.storage)))
-        queries.append(Query("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
-        queries.append(Query("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
+        queries.append(Query("roles", partial(_roles, google, types, place[1])))
+        queries.append(Query("place of the bucket", partial(_bucket_region, google, document, place[1])))
     seen.findings += run(queries, _explain)
     return seen
 
@@ -82,13 +116,9 @@ def _no_project(google: GoogleAccount, problem: RestError) -> ConfigFinding:
         return no_answer("project", problem)
     if "SERVICE_DISABLED" in problem.reason:
         return _disabled("cloudresourcemanager", google.project)
-    return error(
-        "project-missing",
-        ("provider", "project_id"),
-        f"project {google.project!r} is not there, or not for these credentials: {problem}",
-        "`ray up` tries to create it and ends.",
-        "Give the id (not the name) of a project of yours; `gcloud projects list` has them.",
-    )
+    what = f"project {google.project!r} does not exist, or not for these credentials: {problem}"
+    fix = "Write the id (not the name) of a project of yours; `gcloud projects list` has them."
+    return stops_ray_up("project-missing", ("provider", "project_id"), what, fix)
 
 
 def _explain(query: Query, problem: Exception) -> ConfigFinding:
@@ -103,17 +133,14 @@ def _explain(query: Query, problem: Exception) -> ConfigFinding:
 
 
 def _disabled(name: str, project: str) -> ConfigFinding:
-    return error(
-        "api-disabled",
-        ("provider", "project_id"),
-        f"{name}.googleapis.com is not enabled in {project}",
-        "`ray up` ends, or the head starts no worker.",
-        f"Run `gcloud services enable {name}.googleapis.com --project {project}`.",
-    )
+    what = f"{name}.googleapis.com is not enabled in {project}"
+    why = "`ray up` exits, or the head starts no worker."
+    fix = f"Run `gcloud services enable {name}.googleapis.com --project {project}`."
+    return error("api-disabled", ("provider", "project_id"), what, why, fix)
 
 
 def _apis(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    wanted = [*_APIS, *(["tpu"] if any(is_tpu(t) for t in types) else [])]
+    wanted = [*_APIS, *(["tpu"] if any(map(_is_tpu, types)) else [])]
     names = "&".join(f"names=projects/{google.project}/services/{api}.googleapis.com" for api in wanted)
     answer = google.api("serviceusage").get(f"/projects/{google.project}/services:batchGet?{names}")
     on = {s["name"].rpartition("/")[2] for s in answer.get("services", ()) if s.get("state") == "ENABLED"}
@@ -122,7 +149,7 @@ def _apis(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFi
             yield _disabled(api, google.project)
 
 
-def is_tpu(t: NodeType) -> bool:
+def _is_tpu(t: NodeType) -> bool:
     """Return whether a node type is a TPU, which another API starts."""
     return "machineType" not in t.config and ("acceleratorType" in t.config or "acceleratorConfig" in t.config)
 
@@ -138,108 +165,69 @@ def _machines(google: GoogleAccount, document: Document, types: Sequence[NodeTyp
 def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     compute, base = google.api("compute"), f"/projects/{google.project}/zones/{zone}"
     try:
-        up = compute.get(base).get("status") == "UP"
+        is_up = compute.get(base).get("status") == "UP"
     except RestError as problem:
         if not problem.is_missing and problem.status != 400:
             raise
-        up = False
-    if not up:
-        yield error(
-            "zone-missing",
-            ("provider", "availability_zone"),
-            f"zone {zone!r} is not there, or is down",
-            "`ray up` ends, or waits until the zone is back.",
-            "Give one zone such as us-central1-a; `gcloud compute zones list` has them.",
-        )
+        is_up = False
+    if not is_up:
+        what, why = f"zone {zone!r} does not exist, or is down", "`ray up` exits, or waits until the zone is back."
+        fix = "Write one zone such as us-central1-a; `gcloud compute zones list` has them."
+        yield error("zone-missing", ("provider", "availability_zone"), what, why, fix)
         return
     for t in types:
-        if is_tpu(t):
+        path: Path = (*t.path, "node_config")
+        if _is_tpu(t):
             yield from _tpu(google, t, zone)
             continue
         name = str(t.config.get("machineType", "")).rpartition("/")[2]
-        if name and "custom" not in name and not _there(google, "compute", f"{base}/machineTypes/{name}"):
-            yield error(
-                "instance-type-not-offered",
-                (*t.path, "node_config", "machineType"),
-                f"{name} is not offered in {zone}",
-                "Google refuses each node of this type, which Ray repeats forever.",
-                f"`gcloud compute machine-types list --filter=name={name}` says where it is.",
-            )
+        if name and "custom" not in name and compute.find(f"{base}/machineTypes/{name}") is None:
+            what = f"{name} is not offered in {zone}"
+            fix = f"Find its zones by `gcloud compute machine-types list --filter=name={name}`."
+            yield refuses_nodes("Google", "instance-type-not-offered", (*path, "machineType"), what, fix)
         attached = t.config.get("guestAccelerators")
         for i, entry in enumerate(attached if isinstance(attached, list) else ()):
             kind = str(entry.get("acceleratorType", "")).rpartition("/")[2] if isinstance(entry, dict) else ""
-            if kind and not _there(google, "compute", f"{base}/acceleratorTypes/{kind}"):
-                yield error(
-                    "accelerator-not-offered",
-                    (*t.path, "node_config", "guestAccelerators", i),
-                    f"{kind} is not offered in {zone}",
-                    "Google refuses each node of this type, which Ray repeats forever.",
-                    f"`gcloud compute accelerator-types list --filter=name={kind}` says where it is.",
-                )
+            if kind and compute.find(f"{base}/acceleratorTypes/{kind}") is None:
+                what, where = f"{kind} is not offered in {zone}", (*path, "guestAccelerators", i)
+                fix = f"Find its zones by `gcloud compute accelerator-types list --filter=name={kind}`."
+                yield refuses_nodes("Google", "accelerator-not-offered", where, what, fix)
 
 
 def _tpu(google: GoogleAccount, t: NodeType, zone: str) -> Iterator[ConfigFinding]:
     base = f"/projects/{google.project}/locations/{zone}"
-    for key, folder in (("acceleratorType", "acceleratorTypes"), ("runtimeVersion", "runtimeVersions")):
+    for key, lists in (("acceleratorType", "accelerator-types"), ("runtimeVersion", "versions")):
         name = t.config.get(key)
-        if isinstance(name, str) and not _there(google, "tpu", f"{base}/{folder}/{name}"):
-            yield error(
-                "accelerator-not-offered",
-                (*t.path, "node_config", key),
-                f"Cloud TPU has no {name} in {zone}",
-                "Google refuses each node of this type, which Ray repeats forever.",
-                f"See `gcloud compute tpus {'accelerator-types' if 'Types' in folder else 'versions'} list "
-                f"--zone {zone}`.",
-            )
-
-
-def _there(google: GoogleAccount, api: str, path: str) -> bool:
-    try:
-        google.api(api).get(path)
-    except RestError as problem:
-        if problem.is_missing:
-            return False
-        raise
-    return True
+        if isinstance(name, str) and google.api("tpu").find(f"{base}/{key}s/{name}") is None:
+            what, fix = f"Cloud TPU has no {name} in {zone}", f"See `gcloud compute tpus {lists} list --zone {zone}`."
+            yield refuses_nodes("Google", "accelerator-not-offered", (*t.path, "node_config", key), what, fix)
 
 
 def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    region = document.get("provider", "region")
+    region, compute = document.get("provider", "region"), google.api("compute")
     if not isinstance(region, str):
         return
-    compute = google.api("compute")
     quotas = {q["metric"]: q for q in compute.get(f"/projects/{google.project}/regions/{region}").get("quotas", ())}
-    quotas |= {q["metric"]: q for q in compute.get(f"/projects/{google.project}").get("quotas", ())
-               if q["metric"] == "GPUS_ALL_REGIONS"}  # fmt: skip
+    for quota in compute.get(f"/projects/{google.project}").get("quotas", ()):
+        if quota["metric"] == "GPUS_ALL_REGIONS":
+            quotas["GPUS_ALL_REGIONS"] = quota
     wanted: dict[str, list[tuple[NodeType, float]]] = defaultdict(list)
     for t in types:
         for metric, each in _metrics(t):
-            wanted[metric].append((t, each))
+            if metric in quotas:
+                wanted[metric].append((t, each))
     for metric, members in sorted(wanted.items()):
-        quota = quotas.get(metric)
-        if quota is None:
-            continue
-        room = quota["limit"] - quota.get("usage", 0)
-        ask = f"Ask for more of {metric} in {region}: console, IAM & Admin, Quotas"
-        small = [(t, each) for t, each in members if each > room]
-        for t, each in small:
-            yield error(
-                "quota-too-small",
-                (*t.path, "node_config"),
-                f"the quota {metric} has room for {room:g} of {quota['limit']:g}, and one node of {t.name!r} takes "
-                f"{each:g}",
-                "No node of this type ever starts (QUOTA_EXCEEDED).",
-                f"{ask}, {each * max(1, t.most):g} or more.",
-            )
-        most = most_used(members, most_workers(document))
-        if not small and most > room:
-            yield warning(
-                "quota-too-small",
-                (*members[0][0].path, "max_workers"),
-                f"the quota {metric} has room for {room:g} of {quota['limit']:g}, and the cluster may want {most:g}",
-                "Beyond the quota nodes are refused, whatever max_workers says.",
-                f"{ask}, or lower max_workers.",
-            )
+        limit = quotas[metric]["limit"]
+        room = limit - quotas[metric].get("usage", 0)
+        yield from over_quota(
+            document,
+            "gcp",
+            f"the quota {metric} has room for {room:g} of {limit:g}",
+            members,
+            room,
+            "QUOTA_EXCEEDED",
+            partial("Ask for {2:g} of {0} in {1}: console, IAM & Admin, Quotas.".format, metric, region),
+        )
 
 
 def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
@@ -255,8 +243,8 @@ def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
         yield f"{spot}CPUS", t.machine.cpus
 
 
-def check_images(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find images that are not there, or do not fit the disk, the machine or its GPU."""
+def _images(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
+    """Find images that do not exist, or do not fit the disk, the machine or its GPU."""
     seen: dict[str, dict[str, Any] | None] = {}
     for t in types:
         disks = t.config.get("disks")
@@ -271,26 +259,17 @@ def check_images(google: GoogleAccount, document: Document, types: Sequence[Node
                 seen[name] = _image(google, name)
             image = seen[name]
             if image is None:
-                yield error(
-                    "image-missing",
-                    (*path, "sourceImage"),
-                    f"there is no image {name}, or not for these credentials",
-                    "Google refuses each node of this type, which Ray repeats forever.",
-                    "`gcloud compute images list --filter=family:ubuntu` has those of Ubuntu; "
-                    "families are projects/PROJECT/global/images/family/FAMILY.",
-                )
+                what = f"there is no image {name}, or not for these credentials"
+                fix = "`gcloud compute images list --filter=family:ubuntu` has those of Ubuntu; "
+                fix += "families are projects/PROJECT/global/images/family/FAMILY."
+                yield refuses_nodes("Google", "image-missing", (*path, "sourceImage"), what, fix)
                 continue
             yield from _fits(t, path, setup, image)
-            if t.machine is not None and t.machine.gpus and disk.get("boot"):
-                text = f"{name} {image.get('name', '')} {image.get('description', '')}"
-                if not images.DRIVER.search(text) and not images.installs_driver(document, t):
-                    yield warning(
-                        "image-no-driver",
-                        (*path, "sourceImage"),
-                        f"image {image['name']} says nothing of NVIDIA's driver, and the node has a GPU",
-                        "Without the driver TensorFlow trains on the CPU, at the price of the GPU, or the job waits.",
-                        "Take a family of projects/ubuntu-os-accelerator-images, or install the driver in the set-up.",
-                    )
+            about = f"{name} {image.get('name', '')} {image.get('description', '')}"
+            has_gpu = t.machine is not None and t.machine.gpus and disk.get("boot")
+            if has_gpu and lacks_driver(document, t, about):
+                family = "Take a family of projects/ubuntu-os-accelerator-images"
+                yield no_driver((*path, "sourceImage"), image["name"], family)
 
 
 def _image(google: GoogleAccount, name: str) -> dict[str, Any] | None:
@@ -303,16 +282,134 @@ def _image(google: GoogleAccount, name: str) -> dict[str, Any] | None:
     return image if image.get("status", "READY") == "READY" else None
 
 
-def _fits(
-    t: NodeType, path: tuple[str | int, ...], setup: dict[str, Any], image: dict[str, Any]
-) -> Iterator[ConfigFinding]:
-    least, size = int(image.get("diskSizeGb", 0)), setup.get("diskSizeGb")
-    if isinstance(size, int) and size < least:
-        place = (*path, "diskSizeGb")
-        yield images.small_disk(place, f"a disk of {size} GB", image["name"], f"{least} GB", "Google")
+def _fits(t: NodeType, path: Path, setup: dict[str, Any], image: dict[str, Any]) -> Iterator[ConfigFinding]:
+    least = int(image.get("diskSizeGb", 0))
+    yield from small_disk((*path, "diskSizeGb"), setup.get("diskSizeGb"), least, "GB", image["name"], "Google")
     family = t.machine.name.split("-")[0] if t.machine else ""
     runs = "ARM64" if family in ("t2a", "c4a", "a4x") else "X86_64"
     built = image.get("architecture")
     if family and built and built != runs:
         machine = str(t.config.get("machineType"))
-        yield images.wrong_architecture((*path, "sourceImage"), image["name"], built, machine, runs, "Google")
+        yield wrong_architecture((*path, "sourceImage"), image["name"], built, machine, runs, "Google")
+
+
+def _caller(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
+    """Find rights that whoever calls `ray up` lacks; asking for them needs none."""
+    wanted = [*_WANTED]
+    if not document.get("auth", "ssh_private_key"):
+        wanted.append("compute.projects.setCommonInstanceMetadata")  # Ray puts its own key there
+    if not document.get("provider", "use_internal_ips"):
+        wanted.append("compute.subnetworks.useExternalIp")
+    if any(map(_is_tpu, types)):
+        wanted += ["tpu.nodes.create", "tpu.nodes.delete"]
+    path = f"/projects/{google.project}:testIamPermissions"
+    answer = google.api("cloudresourcemanager").post(path, {"permissions": wanted})
+    lacks = sorted(set(wanted) - set(answer.get("permissions", ())))
+    if lacks:
+        what, why = f"you may not {listed(lacks, 20)} in {google.project}", "`ray up` exits, or leaves nodes behind."
+        fix = "Ask for roles/compute.admin, roles/iam.serviceAccountAdmin, roles/iam.serviceAccountUser and "
+        fix += "roles/resourcemanager.projectIamAdmin (and roles/tpu.admin for TPUs)."
+        yield error("right-missing", ("provider", "project_id"), what, why, fix)
+
+
+def _service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
+    """Find accounts of nodes that do not exist."""
+    for email, t in _emails(types).items():
+        account = google.api("iam").find(f"/projects/-/serviceAccounts/{email}")
+        if account is None or account.get("disabled"):
+            path = (*t.path, "node_config", "serviceAccounts")
+            what = f"service account {email} {'does not exist' if account is None else 'is disabled'}"
+            command = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {google.project}"
+            fix = f"Run `{command}`, and grant it its role on the bucket (docs/clusters/gcp.md)."
+            yield refuses_nodes("Google", "service-account-missing", path, what, fix)
+
+
+def _roles(google: GoogleAccount, types: Sequence[NodeType], name: str) -> Iterator[ConfigFinding]:
+    """Find accounts of nodes that no role lets write to the bucket; custom roles are not read."""
+    crm = google.api("cloudresourcemanager")
+    bindings = list(crm.post(f"/projects/{google.project}:getIamPolicy", {}).get("bindings", ()))
+    policy = google.api("storage").find(f"/b/{name}/iam")
+    if policy is None:
+        return  # bucket.check reports that there is no such bucket
+    bindings += policy.get("bindings", ())
+    for email, t in _emails(types).items():
+        members = {f"serviceAccount:{email}", "allUsers", "allAuthenticatedUsers"}
+        roles = {b["role"] for b in bindings if members & set(b.get("members", ()))}
+        if not roles & _WRITERS and not any("/roles/" in role for role in roles):
+            path, what = (*t.path, "node_config", "serviceAccounts"), f"{email} has no role that writes to gs://{name}"
+            command = f"gcloud storage buckets add-iam-policy-binding gs://{name} --role=roles/storage.objectUser"
+            fix = f"Run `{command} --member=serviceAccount:{email}`."
+            yield error("right-missing", path, what, "The first checkpoint fails.", fix)
+
+
+def _bucket_region(google: GoogleAccount, document: Document, name: str) -> Iterator[ConfigFinding]:
+    """Find a bucket that is in another region."""
+    region = document.get("provider", "region")
+    place = str((google.api("storage").find(f"/b/{name}") or {}).get("location", "")).lower()
+    wide = {"us": "us-", "eu": "europe-", "asia": "asia-"}.get(place)
+    if isinstance(region, str) and place and place != region and not (wide and region.startswith(wide)):
+        yield bucket.in_other_region(name, place, region)
+
+
+def _network(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
+    """Find a network without a subnet here, SSH that is closed, and ports of Ray that are open to the world.
+
+    Only the network `default` is checked, which Ray takes if node_config names none.
+    """
+    if all("networkInterfaces" in t.config or "networkConfig" in t.config for t in types):
+        return
+    compute, region = google.api("compute"), document.get("provider", "region")
+    subnets = compute.pages(f"/projects/{google.project}/regions/{region}/subnetworks", "items")
+    if not subnets:
+        what = f"the project has no subnet in {region}"
+        fix = "Run `gcloud compute networks create default --subnet-mode=auto`."
+        yield stops_ray_up("no-subnet", ("provider", "region"), what, fix, "`Should not reach here`")
+        return
+    # Ray takes the first subnet that the list has.
+    home = str(subnets[0].get("network", "")).rpartition("/")[2]
+    rules = [
+        rule
+        for rule in compute.pages(f"/projects/{google.project}/global/firewalls", "items")
+        if str(rule.get("network", "")).rpartition("/")[2] == home
+        and rule.get("direction", "INGRESS") == "INGRESS"
+        and not rule.get("disabled")
+        and not rule.get("targetTags")
+        and not rule.get("targetServiceAccounts")
+    ]
+    if not any(_opens(rule, 22) for rule in rules):
+        what = f"no firewall rule of network {home!r} lets SSH (port 22) in"
+        command = f"gcloud compute firewall-rules create {home}-allow-ssh --network {home} --allow tcp:22"
+        yield ssh_closed(("provider",), what, f"Run `{command} --source-ranges YOUR_ADDRESS/32`.")
+    for rule in rules:
+        world = {"0.0.0.0/0", "::/0"} & set(rule.get("sourceRanges", ()))
+        behind = [f"{port} ({what})" for port, what in RAY_PORTS.items() if _opens(rule, port)]
+        if world and behind:
+            what = f"firewall rule {rule['name']} opens {listed(behind)} to everybody"
+            command = f"gcloud compute firewall-rules delete {rule['name']}"
+            yield open_to_world(("provider",), what, f"Run `{command}`; `ray dashboard` makes a tunnel.")
+
+
+def _opens(rule: dict[str, Any], port: int) -> bool:
+    for allowed in rule.get("allowed", ()):
+        if allowed.get("IPProtocol") not in ("tcp", "all", "6"):
+            continue
+        ports = allowed.get("ports")
+        if not ports:
+            return True
+        for text in ports:
+            low, _, high = str(text).partition("-")
+            if int(low) <= port <= int(high or low):
+                return True
+    return False
+
+
+def _emails(types: Sequence[NodeType]) -> dict[str, NodeType]:
+    """Return the first node type of each service account."""
+    emails: dict[str, NodeType] = {}
+    for t in types:
+        accounts = t.config.get("serviceAccounts")
+        for entry in accounts if isinstance(accounts, list) else [t.config.get("serviceAccount")]:
+            email = entry.get("email") if isinstance(entry, dict) else None
+            if isinstance(email, str) and "@" in email:
+                emails.setdefault(email, t)
+    return emails

@@ -14,7 +14,7 @@ from raytf.doctor.clouds.kubectl import Kubectl, KubeError, namespace_of, plural
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.probe.queries import ProbeResults, Query, no_answer, no_credentials, no_right, run
+from raytf.doctor.probe.queries import ProbeResults, Query, no_answer, no_credentials, no_right, refused, run
 
 _UNSEEN = "the operator, its CRDs, GPUs of nodes, quotas, rights and Secrets"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -32,7 +32,7 @@ def inspect(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
     rays = [d for d in documents if d.get("kind") in kuberay.KINDS]
     if not rays:
         return seen
-    kubectl = Kubectl.find(here.environ)
+    kubectl = Kubectl.installed(here.environ)
     if kubectl is None:
         return ProbeResults([no_credentials("Kubernetes", _UNSEEN, "Install kubectl")])
     context = kubectl.context()
@@ -57,16 +57,11 @@ def inspect(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
 
 
 def _explain(query: Query, problem: Exception) -> ConfigFinding:
-    if isinstance(problem, KubeError) and problem.reason == "Forbidden":
+    reason = problem.reason if isinstance(problem, KubeError) else ""
+    if reason == "Forbidden":
         return no_right(query.what, _RIGHTS.get(query.what, "the right to read it"))
-    if isinstance(problem, KubeError) and problem.reason == "Unauthorized":
-        return error(
-            "credentials-refused",
-            (),
-            f"the API server refuses these credentials: {problem}",
-            "`kubectl apply` asks with the same ones and ends.",
-            "Log in to the cluster again.",
-        )
+    if reason == "Unauthorized":
+        return refused("The API server", problem, "Log in to the cluster again.", "kubectl apply")
     return no_answer(query.what, problem)
 
 
@@ -75,65 +70,44 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFind
         "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which brings the CRDs "
         "(docs/clusters/kubernetes.md)."
     )
-    lacking = False
+    is_complete = True
     for document in rays:
         kind = document.get("kind")
         version = str(document.get("apiVersion", default="ray.io/v1")).rpartition("/")[2]
-        try:
-            crd = kubectl.get(f"{_CRDS}/{plural(kind)}.ray.io")
-        except KubeError as problem:
-            if problem.reason != "NotFound":
-                raise
-            crd = {"spec": {"versions": []}}
+        crd = kubectl.find(f"{_CRDS}/{plural(kind)}.ray.io") or {"spec": {"versions": []}}
         served = {v["name"]: v for v in crd["spec"]["versions"] if v.get("served")}
         if version not in served:
-            lacking = True
-            yield error(
-                "crd-missing",
-                ("apiVersion",),
-                f"the API server has no {kind} of ray.io/{version}"
-                + (f"; it has {', '.join(sorted(served))}" if served else ""),
-                "`kubectl apply` ends: no matches for kind.",
-                install,
-            )
+            is_complete = False
+            what = f"the API server has no {kind} of ray.io/{version}"
+            what += f"; it has {', '.join(sorted(served))}" if served else ""
+            why = "`kubectl apply` fails with `no matches for kind`."
+            yield error("crd-missing", ("apiVersion",), what, why, install)
             continue
         schema = served[version].get("schema", {}).get("openAPIV3Schema", {})
         known = schema.get("properties", {}).get("spec", {}).get("properties")
         for key in document.mapping("spec") if known else ():
             if key not in known:
-                yield error(
-                    "crd-too-old",
-                    ("spec", key),
-                    f"the {kind} that is installed has no spec.{key}",
-                    "The API server drops the field or refuses the object: the operator is older than this manifest.",
-                    install.replace("install", "upgrade", 1),
-                )
-    if lacking:
+                what = f"the installed {kind} has no spec.{key}"
+                why = "The API server drops the field or refuses the object: the operator is older than this manifest."
+                yield error("crd-too-old", ("spec", key), what, why, install.replace("install", "upgrade", 1))
+    if not is_complete:
         return
     deployments = kubectl.get("/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3Dkuberay-operator")
-    ready = sum(d.get("status", {}).get("readyReplicas") or 0 for d in deployments.get("items", ()))
-    if not ready:
-        yield warning(
-            "operator-missing",
-            ("apiVersion",),
-            "no deployment of kuberay-operator is ready",
-            "The object is taken, and nobody starts a pod for it.",
-            install,
-        )
+    if not any(d.get("status", {}).get("readyReplicas") for d in deployments.get("items", ())):
+        what = "no deployment of kuberay-operator is ready"
+        why = "The API server accepts the object, but nothing starts a pod for it."
+        yield warning("operator-missing", ("apiVersion",), what, why, install)
 
 
 def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
+    effects = {"create": "`kubectl apply` fails.", "delete": "You cannot stop what you started."}
     for document in rays:
         kinds, namespace = plural(document.get("kind")), namespace_of(document, default)
-        for verb in ("create", "delete"):
+        for verb, why in effects.items():
             if not kubectl.may(verb, f"{kinds}.ray.io", namespace):
-                yield error(
-                    "right-missing",
-                    ("metadata",),
-                    f"you may not {verb} {kinds}.ray.io in namespace {namespace}",
-                    "`kubectl apply` ends." if verb == "create" else "Nobody can end what was started.",
-                    f"Ask for a role with {verb} on {kinds} of ray.io.",
-                )
+                what = f"you may not {verb} {kinds}.ray.io in namespace {namespace}"
+                fix = f"Ask for a role with {verb} on {kinds} of ray.io."
+                yield error("right-missing", ("metadata",), what, why, fix)
 
 
 def _objects(
@@ -144,32 +118,31 @@ def _objects(
     for document in rays:
         namespace = namespace_of(document, default)
         for (kind, name), path in _references(document.value, ()):
-            if (kind, name) in known or kubectl.has(kind, name, namespace):
-                continue
-            yield error(
-                "kube-object-missing",
-                path,
-                f"there is no {kind} {name!r} in namespace {namespace}, nor in these manifests",
-                "Pods wait forever (CreateContainerConfigError, FailedMount), or are never made.",
-                f"`kubectl create {kind.lower()} ... --namespace {namespace}` before this; "
-                "docs/clusters/kubernetes.md has it.",
-            )
+            if (kind, name) not in known and not kubectl.has(kind, name, namespace):
+                what = f"there is no {kind} {name!r} in namespace {namespace}, nor in these manifests"
+                why = "Pods wait forever (CreateContainerConfigError, FailedMount), or are never made."
+                command = f"kubectl create {kind.lower()} ... --namespace {namespace}"
+                fix = f"Run `{command}` before this; docs/clusters/kubernetes.md has it."
+                yield error("kube-object-missing", path, what, why, fix)
 
 
-def _references(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str, str], tuple[str | int, ...]]]:
-    keys = {
-        "secretRef": ("Secret", "name"),
-        "secretKeyRef": ("Secret", "name"),
-        "secret": ("Secret", "secretName"),
-        "configMapRef": ("ConfigMap", "name"),
-        "configMapKeyRef": ("ConfigMap", "name"),
-        "configMap": ("ConfigMap", "name"),
-        "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
-    }
+#: Key of a reference -> the kind that it refers to, and its key for the name.
+_REFERENCES = {
+    "secretRef": ("Secret", "name"),
+    "secretKeyRef": ("Secret", "name"),
+    "secret": ("Secret", "secretName"),
+    "configMapRef": ("ConfigMap", "name"),
+    "configMapKeyRef": ("ConfigMap", "name"),
+    "configMap": ("ConfigMap", "name"),
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+}
+
+
+def _references(value: Any, path: Path) -> Iterator[tuple[tuple[str, str], Path]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key in keys and isinstance(inner, dict) and not inner.get("optional"):
-                kind, name = keys[key]
+            if key in _REFERENCES and isinstance(inner, dict) and not inner.get("optional"):
+                kind, name = _REFERENCES[key]
                 if isinstance(inner.get(name), str):
                     yield (kind, inner[name]), (*path, key)
             if key == "serviceAccountName" and isinstance(inner, str) and inner != "default":
@@ -190,7 +163,7 @@ class PodGroup:
         wants: resource -> how much a pod asks for, of all its containers.
         selector: labels that a node must have.
         tolerated: taints that do not keep a pod away.
-        path: where the group is in the manifest.
+        path: its place in the manifest.
     """
 
     name: str
@@ -231,22 +204,19 @@ def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]
             if any(_fits(group, node) for node in there):
                 continue
             accelerators = [a for a in ACCELERATORS if group.wants.get(a)]
-            most: dict[str, float] = {
-                key: max((number(n.get("status", {}).get("allocatable", {}).get(key, 0)) for n in there), default=0)
+            most = {
+                key: max((number(n.get("status", {}).get("allocatable", {}).get(key, 0)) for n in there), default=0.0)
                 for key in (*accelerators, "cpu", "memory")
             }
             has = ", ".join(f"{key} {_text(key, value)}" for key, value in most.items())
             wants = ", ".join(f"{key} {_text(key, value)}" for key, value in sorted(group.wants.items()))
             selector = f", label {group.selector}" if group.selector else ""
-            yield warning(
-                "no-node-fits",
-                (*group.path, "template", "spec"),
-                f"none of {len(there)} nodes fits a pod of {group.name!r} (it wants {wants}{selector}; the most of a "
-                f"node is {has})",
-                "The pod stays Pending, unless an autoscaler of the cluster brings such a node"
-                + (", with the device plugin of its GPUs." if accelerators else "; then ignore this."),
-                "Add a node pool for it, install the device plugin, or ask for less.",
-            )
+            what = f"none of {len(there)} nodes fits a pod of {group.name!r}, which needs {wants}{selector}; "
+            what += f"the most of a node is {has}"
+            plugin = ", with the device plugin of its GPUs." if accelerators else "; then ignore this."
+            why = f"The pod stays Pending, unless an autoscaler of the cluster adds such a node{plugin}"
+            fix = "Add a node pool for it, install the device plugin, or ask for less."
+            yield warning("no-node-fits", (*group.path, "template", "spec"), what, why, fix)
 
 
 def _text(key: str, value: float) -> str:
@@ -297,23 +267,16 @@ def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator
 def _room(
     name: str, key: str, room: float, every: Sequence[PodGroup], each: dict[str, float]
 ) -> Iterator[ConfigFinding]:
+    quota = f"ResourceQuota {name!r} has room for {key} {_text(key, room)}"
     over = [g for g in every if each[g.name] > room]
     for group in over:
-        yield error(
-            "quota-too-small",
-            (*group.path, "template", "spec"),
-            f"ResourceQuota {name!r} has room for {key} {_text(key, room)}, and one pod of {group.name!r} takes "
-            f"{_text(key, each[group.name])}",
-            "No pod of this group is ever made (exceeded quota), which only events say.",
-            "Ask for a larger quota, or for less in the pod.",
-        )
+        what = f"{quota}, and one pod of {group.name!r} takes {_text(key, each[group.name])}"
+        why = "No pod of this group is ever made (exceeded quota), and only events show it."
+        fix = "Ask for a larger quota, or for less in the pod."
+        yield error("quota-too-small", (*group.path, "template", "spec"), what, why, fix)
     total = sum(g.most * each[g.name] for g in every)
     if not over and total > room:
-        yield warning(
-            "quota-too-small",
-            (*every[-1].path, "maxReplicas"),
-            f"ResourceQuota {name!r} has room for {key} {_text(key, room)}, and the cluster may want "
-            f"{_text(key, total)}",
-            "Beyond the quota pods are refused, whatever maxReplicas says.",
-            "Ask for a larger quota, or lower maxReplicas.",
-        )
+        what = f"{quota}, and the cluster may want {_text(key, total)}"
+        why = "Beyond the quota pods are refused, whatever maxReplicas says."
+        fix = "Ask for a larger quota, or lower maxReplicas."
+        yield warning("quota-too-small", (*every[-1].path, "maxReplicas"), what, why, fix)

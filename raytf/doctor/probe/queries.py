@@ -1,30 +1,35 @@
-"""Runs questions to a place at once, each with its own errors, within one limit of time."""
+"""Runs queries of a cloud at once, each with its own errors, within one limit of time; and findings of all clouds."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from raytf.doctor import machines
 from raytf.doctor.document import Document
-from raytf.doctor.finding import ConfigFinding, error, warning
-from raytf.doctor.node_types import NodeType, node_types
+from raytf.doctor.finding import ConfigFinding, Path, error, refuses_nodes, warning
+from raytf.doctor.node_types import NodeType, most_used, most_workers, node_types
 from raytf.errors import one_line
 
 #: Ports of Ray, and what listens there.
 RAY_PORTS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
-#: All questions about one file together.
+#: For all queries about one file together.
 LIMIT_SECONDS = 20.0
+#: Words of an image's name that promise NVIDIA's driver.
+DRIVER = re.compile(r"nvidia|cuda|gpu|deep ?learning|dlami", re.IGNORECASE)
+_INSTALLS_DRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDIA-Linux|ubuntu-drivers")
 
 
 @dataclass
 class ProbeResults:
-    """The answers of a place.
+    """The answers of a cloud, of an API server or of hosts.
 
     Attributes:
-        findings: what is wrong there.
-        notes: what is good to know: whose credentials, which roles.
+        findings: mistakes.
+        notes: whose credentials were used, which roles there are.
         spot: node type -> US dollars an hour that a spot node of it costs now.
     """
 
@@ -35,11 +40,11 @@ class ProbeResults:
 
 @dataclass(frozen=True)
 class Query:
-    """A question.
+    """A query.
 
     Attributes:
-        what: what it is about, for `WHAT was not looked at`.
-        ask: gives findings; may raise whatever its library raises.
+        what: its subject, for `WHAT: not looked at`.
+        ask: returns findings; may raise whatever its library raises.
     """
 
     what: str
@@ -49,19 +54,18 @@ class Query:
 def run(
     queries: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
 ) -> list[ConfigFinding]:
-    """Ask all at once and wait for the answers; report a question that has no answer by then.
+    """Run all queries at once, and report those that have no answer in time.
 
     Args:
-        queries: the questions.
-        explain: turns an exception of one of them into a finding.
-        seconds: how long to wait for all of them.
+        explain: turns an exception of a query into a finding.
+        seconds: to wait for all of them.
     """
     answers: dict[int, list[ConfigFinding]] = {}
 
     def ask(i: int, query: Query) -> None:
         answer: list[ConfigFinding] = []
         try:
-            answer.extend(query.ask())  # what was found before an exception is kept
+            answer.extend(query.ask())  # findings before an exception are kept
         except Exception as problem:
             answer.append(explain(query, problem))
         answers[i] = answer
@@ -93,33 +97,101 @@ def all_nodes(document: Document) -> list[NodeType]:
 
 
 def no_answer(what: str, problem: object) -> ConfigFinding:
-    """Return the finding that nobody answered in time."""
-    fix = "Look at the network and the endpoint and try again, or give --offline."
+    """Return the finding that a query had no answer in time."""
+    fix = "Check the network and the endpoint and try again, or pass --offline."
     return _unseen_warning("no-answer", f"{what}: not looked at, {one_line(problem, 200)}", fix)
 
 
 def no_right(what: str, rights: str) -> ConfigFinding:
     """Return the finding that the credentials are good but lack the right to read."""
-    fix = f"Ask for {rights}, which only reads, or give --offline."
+    fix = f"Ask for {rights}, which only reads, or pass --offline."
     return _unseen_warning("no-right-to-look", f"{what}: not looked at, since these credentials lack {rights}", fix)
 
 
 def no_credentials(place: str, unseen: str, fix: str) -> ConfigFinding:
     """Return the finding that there are no credentials."""
-    fix = f"{fix}; or give --offline, if you know."
-    return _unseen_warning("no-credentials", f"{place} was not asked: {unseen} were not looked at", fix)
+    what = f"{place} was not asked: {unseen} were not looked at"
+    return _unseen_warning("no-credentials", what, f"{fix}; or pass --offline.")
 
 
 def _unseen_warning(code: str, what: str, fix: str) -> ConfigFinding:
-    return warning(code, (), what, "What is wrong there shows when money is spent already.", fix)
+    return warning(code, (), what, "Mistakes there show only after money is spent.", fix)
 
 
-def refused(place: str, problem: object, fix: str) -> ConfigFinding:
+def refused(place: str, problem: object, fix: str, command: str = "ray up") -> ConfigFinding:
     """Return the finding that the credentials are there but are refused."""
-    return error(
-        "credentials-refused",
-        (),
-        f"{place} refuses these credentials: {one_line(problem, 200)}",
-        "`ray up` asks with the same ones and ends.",
-        fix,
-    )
+    what = f"{place} refuses these credentials: {one_line(problem, 200)}"
+    return error("credentials-refused", (), what, f"`{command}` uses the same ones and fails.", fix)
+
+
+def over_quota(
+    document: Document,
+    cloud: str,
+    quota: str,
+    members: Sequence[tuple[NodeType, float]],
+    room: float,
+    reason: str,
+    ask: Callable[[float], str],
+) -> Iterator[ConfigFinding]:
+    """Find a quota that has no room for a node, or not for all of them.
+
+    Args:
+        cloud: aws, gcp or azure.
+        quota: its name and size, as the start of a sentence.
+        members: node types that count on it, each with how much one node takes.
+        room: how much is free.
+        reason: the cloud's error.
+        ask: how to get so much.
+    """
+    small = [(t, each) for t, each in members if each > room]
+    for t, each in small:
+        path, name = machines.instance_path(cloud, t.path), machines.instance_type(cloud, t.config) or t.name
+        why = f"No node of this type ever starts ({reason})."
+        yield error("quota-too-small", path, f"{quota}, and one {name} takes {each:g}", why, ask(each * max(1, t.most)))
+    most = most_used(members, most_workers(document))
+    if not small and most > room:
+        path, what = (*members[0][0].path, "max_workers"), f"{quota}, and the cluster may want {most:g}"
+        why = "Beyond the quota nodes are refused, whatever max_workers says; other clusters count too."
+        yield warning("quota-too-small", path, what, why, f"{ask(most)} Or lower max_workers.")
+
+
+def small_disk(path: Path, size: object, least: object, unit: str, image: str, cloud: str) -> Iterator[ConfigFinding]:
+    """Find a disk that is smaller than the image on it."""
+    if isinstance(size, int) and isinstance(least, int) and size < least:
+        what = f"a disk of {size} {unit} for image {image}, which has {least} {unit}"
+        fix = f"Write {least + 40} or more: TensorFlow with CUDA, logs and spilled objects need space too."
+        yield refuses_nodes(cloud, "image-disk", path, what, fix)
+
+
+def wrong_architecture(path: Path, image: str, built: str, machine: str, runs: str, cloud: str) -> ConfigFinding:
+    """Return the finding that an image is built for another architecture than its machine runs."""
+    what = f"image {image} is built for {built}, and {machine} runs {runs}"
+    fix = f"Take an image for {runs.partition(',')[0]}, or a machine for {built}."
+    return refuses_nodes(cloud, "image-architecture", path, what, fix)
+
+
+def lacks_driver(document: Document, t: NodeType, about: str) -> bool:
+    """Return whether neither an image, by its name and description, nor the set-up brings NVIDIA's driver."""
+    keys = ("initialization_commands", "setup_commands", "worker_setup_commands")
+    texts = [command for _, command in document.commands(*keys)]
+    texts += [str(t.config.get("UserData", "")), str(t.config.get("metadata"))]
+    return not (DRIVER.search(about) or any(map(_INSTALLS_DRIVER.search, texts)))
+
+
+def no_driver(path: Path, image: str, fix: str) -> ConfigFinding:
+    """Return the finding that an image for a node with a GPU does not promise NVIDIA's driver."""
+    what = f"image {image} does not mention NVIDIA's driver, and the node has a GPU"
+    why = "Without the driver TensorFlow trains on the CPU, at the price of the GPU, or the job waits forever."
+    return warning("image-no-driver", path, what, why, f"{fix}, or install the driver in setup_commands.")
+
+
+def open_to_world(path: Path, what: str, fix: str) -> ConfigFinding:
+    """Return the finding that everybody reaches ports of the nodes."""
+    why = "Anyone who reaches the dashboard or the job server can run code with the cluster's rights."
+    return error("open-to-world", path, what, why, fix)
+
+
+def ssh_closed(path: Path, what: str, fix: str) -> ConfigFinding:
+    """Return the finding that SSH does not get in."""
+    why = "The node comes up and costs money, and `ray up` waits for SSH until it gives up."
+    return error("ssh-closed", path, what, why, fix)

@@ -37,31 +37,23 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust
     """Ask each host.
 
     Args:
-        trust: run the file's proxy command, which is the only way to its hosts where it has one.
+        trust: run the file's proxy command, which is the only way to its hosts if it has one.
     """
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
-        return seen  # the offline part has said so, or a coordinator knows them
+        return seen  # the offline part reports it, or a coordinator knows them
     queries = []
     if ssh_hosts.proxy_of(document) and not trust:
-        seen.findings.append(not_trusted(document))
+        what = f"hosts were not looked at: {ssh_hosts.untrusted(document)}"
+        why = "The file may come from anyone, and `ray up` runs the command."
+        fix = "Read the command, then pass --trust, or --offline to ask no host."
+        seen.findings.append(warning("not-trusted", ("auth", "ssh_proxy_command"), what, why, fix))
     else:
         queries.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
     if need is not None and bucket.is_bucket(need.storage):
         queries.append(Query("bucket", lambda: bucket.check(need.storage)))
     seen.findings += run(queries, lambda query, problem: no_answer(query.what, problem), seconds=30.0)
     return seen
-
-
-def not_trusted(document: Document) -> ConfigFinding:
-    """Return the finding that hosts can be reached only by a command of the file."""
-    return warning(
-        "not-trusted",
-        ("auth", "ssh_proxy_command"),
-        f"hosts were not looked at: {ssh_hosts.untrusted(document)}",
-        "What a file says may be anybody's; `ray up` runs it.",
-        "Read the command, then give --trust, or --offline to look at no host.",
-    )
 
 
 def _hosts(document: Document, here: Surroundings, notes: list[str], trust: bool) -> Iterator[ConfigFinding]:
@@ -86,105 +78,74 @@ def judge(
 
     Args:
         answers: of the head first, then of the workers in the order of the file.
-        document: the cluster YAML.
-        here: this machine.
         notes: filled in: what is on each host.
     """
     head = answers[0]
     for i, answer in enumerate(answers):
         path: Path = ("provider", "worker_ips", i - 1) if i else ("provider", "head_ip")
+        reached = not head.problem and head.values.get(f"reach {answer.host}") == "yes"
         if answer.problem:
-            behind = i > 0 and not head.problem and head.values.get(f"reach {answer.host}") == "yes"
-            yield _no_way_in(answer, path, behind)
+            yield _no_way_in(answer, path, i > 0 and reached)
             continue
         notes.append(_note(answer))
         yield from _installed(answer, path, document, here)
-        if i and not head.problem and head.values.get(f"reach {answer.host}") != "yes":
-            yield error(
-                "hosts-apart",
-                path,
-                f"the head {head.host} does not reach port 22 of {answer.host}",
-                "The head sets workers up over SSH: this one never joins.",
-                "Give addresses by which the hosts reach each other, or open port 22 between them.",
-            )
+        if i and not head.problem and not reached:
+            what = f"the head {head.host} does not reach port 22 of {answer.host}"
+            why = "The head sets workers up over SSH: this one never joins."
+            fix = "Write addresses by which the hosts reach each other, or open port 22 between them."
+            yield error("hosts-apart", path, what, why, fix)
         if i and not head.problem and answer.values.get(f"reach {head.host}") != "yes":
-            yield error(
-                "hosts-apart",
-                path,
-                f"{answer.host} does not reach the head {head.host} at port 22",
-                "A worker that does not reach the head cannot join it, whatever SSH from the head can do.",
-                "Give head_ip as an address that the workers reach, and open all ports between the hosts.",
-            )
+            what = f"{answer.host} does not reach the head {head.host} at port 22"
+            why = "A worker that does not reach the head cannot join it, even if SSH from the head works."
+            fix = "Set head_ip to an address that the workers reach, and open all ports between the hosts."
+            yield error("hosts-apart", path, what, why, fix)
 
 
 def _no_way_in(answer: ScriptOutput, path: Path, behind: bool) -> ConfigFinding:
-    if behind and "denied" not in answer.problem.casefold():
-        return warning(
-            "ssh-not-from-here",
-            path,
-            f"{answer.host} was not looked at: {answer.problem}",
-            "The head reaches it, which is enough for `ray up`; what is installed there is not known.",
-            "Check from a machine that reaches it, or give --offline.",
-        )
-    if "denied" in answer.problem.casefold():
+    problem = answer.problem.casefold()
+    if behind and "denied" not in problem:
+        what = f"{answer.host} was not looked at: {answer.problem}"
+        why = "The head reaches it, which is enough for `ray up`; what is installed there is not known."
+        return warning("ssh-not-from-here", path, what, why, "Check from a machine that reaches it, or pass --offline.")
+    fix = "Check the address, the network between, and that sshd runs there on port 22."
+    if "denied" in problem:
         fix = "Put your public key into ~/.ssh/authorized_keys of auth.ssh_user there, and name it in ssh_private_key."
-    elif "refused" in answer.problem.casefold():
+    elif "refused" in problem:
         fix = "Start sshd there: it must listen on port 22."
-    else:
-        fix = "Check the address, the network between, and that sshd runs there on port 22."
-    return error(
-        "ssh-failed",
-        path,
-        f"SSH to {answer.host} fails: {answer.problem}",
-        "`ray up` waits for it until it gives up.",
-        fix,
-    )
+    what, why = f"SSH to {answer.host} fails: {answer.problem}", "`ray up` waits for it until it gives up."
+    return error("ssh-failed", path, what, why, fix)
 
 
 def _note(answer: ScriptOutput) -> str:
-    ray = answer.values.get("ray", "").split()
-    gpus = answer.values.get("gpus", "0")
-    free = int(answer.values.get("disk") or 0) / 2**20
+    ray, gpus = answer.values.get("ray", "").split(), answer.values.get("gpus", "0")
     what = f"Ray {ray[1]} on Python {ray[0]}" if len(ray) > 1 else "no Ray yet"
-    return f"host {answer.host}: {what}, {gpus} GPUs, {free:.0f} GiB free"
+    return f"host {answer.host}: {what}, {gpus} GPUs, {_free_gib(answer):.0f} GiB free"
+
+
+def _free_gib(answer: ScriptOutput) -> float:
+    return int(answer.values.get("disk") or 0) / 2**20
 
 
 def _installed(answer: ScriptOutput, path: Path, document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     ray = answer.values.get("ray", "").split()
     if len(ray) > 2 and ray[0] != here.python:
-        yield warning(
-            "host-python",
-            path,
-            f"{ray[2]} of {answer.host} is Python {ray[0]}, here it is {here.python}",
-            "Ray refuses a driver whose Python differs, in the patch level too, unless the set-up brings another.",
-            f"Bring Python {here.python} there, as cluster-configs/local.yaml does, or remove that environment.",
-        )
+        what = f"{ray[2]} of {answer.host} is Python {ray[0]}, here it is {here.python}"
+        why = "Ray refuses a driver whose Python differs, even in the patch level, unless the set-up installs another."
+        fix = f"Install Python {here.python} there, as cluster-configs/local.yaml does, or remove that environment."
+        yield warning("host-python", path, what, why, fix)
     if len(ray) > 2 and ray[1] != here.ray:
-        yield warning(
-            "host-ray",
-            path,
-            f"{ray[2]} of {answer.host} has Ray {ray[1]}, here it is {here.ray}",
-            "Nodes of two versions refuse each other, unless the set-up brings another.",
-            f"Install Ray {here.ray} there, or remove that environment.",
-        )
-    free = int(answer.values.get("disk") or 0) / 2**20
+        what = f"{ray[2]} of {answer.host} has Ray {ray[1]}, here it is {here.ray}"
+        why = "Nodes of two versions refuse each other, unless the set-up installs another."
+        yield warning("host-ray", path, what, why, f"Install Ray {here.ray} there, or remove that environment.")
+    free = _free_gib(answer)
     if free < _LEAST_GIB:
-        yield warning(
-            "host-disk",
-            path,
-            f"{answer.host} has {free:.1f} GiB free in the home folder",
-            f"TensorFlow with CUDA takes 8 GiB, logs and spilled objects more: below {_LEAST_GIB} GiB runs end early.",
-            "Free some space.",
-        )
+        what = f"{answer.host} has {free:.1f} GiB free in the home folder"
+        why = f"TensorFlow with CUDA takes 8 GiB, logs and spilled objects more: runs need {_LEAST_GIB} GiB."
+        yield warning("host-disk", path, what, why, "Free some space.")
     setup = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
     commands = " ".join(command for _, command in document.commands(*setup, "worker_start_ray_commands"))
-    wanted = {"rsync": True, "curl": "curl" in commands, "pgrep": "pgrep" in commands}
-    for tool in [t for t, is_wanted in wanted.items() if is_wanted and answer.values.get(t) != "yes"]:
-        package = "procps" if tool == "pgrep" else tool
-        yield error(
-            "host-tool-missing",
-            path,
-            f"{answer.host} has no {tool}",
-            "`ray up` copies files with rsync." if tool == "rsync" else "The set-up commands call it, and end there.",
-            f"Install it there: `sudo apt-get install -y {package}`.",
-        )
+    for tool, package in {"rsync": "rsync", "curl": "curl", "pgrep": "procps"}.items():
+        if answer.values.get(tool) != "yes" and (tool == "rsync" or tool in commands):
+            why = "`ray up` copies files with it." if tool == "rsync" else "The set-up calls it, and fails there."
+            fix = f"Install it there: `sudo apt-get install -y {package}`."
+            yield error("host-tool-missing", path, f"{answer.host} has no {tool}", why, fix)

@@ -16,8 +16,7 @@ import ray.train
 from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
-from raytf._ray.partial_group import WorkerPlace, place_of
-from raytf._ray.placement import NODE_LABEL
+from raytf._ray.partial_group import NODE_LABEL, WorkerPlace, place_of
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection

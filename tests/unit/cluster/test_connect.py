@@ -30,15 +30,15 @@ def test_a_ray_that_wants_one_gets_that_of_the_user():
 @pytest.mark.parametrize(
     ("mode", "token", "said"),
     [
-        (None, "", "wants a token, and there is none here. Type `export RAY_AUTH_MODE=token`"),
-        (None, "another", "wants a token, and the one here is another one. Type "),
-        ("token", "", "wants a token, and there is none here. Have the head's token"),
-        ("token", "another", "does not take this token. Have the head's token"),
-        ("disabled", HEAD, "wants a token, and RAY_AUTH_MODE is disabled. Type "),
+        (None, "", "needs a token, and there is none here. Run `export RAY_AUTH_MODE=token`"),
+        (None, "another", "needs a token, and the one here differs. Run "),
+        ("token", "", "needs a token, and there is none here. Put the head's token"),
+        ("token", "another", "does not accept this token. Put the head's token"),
+        ("disabled", HEAD, "needs a token, and RAY_AUTH_MODE is disabled. Run "),
     ],
 )
 def test_else_one_line_says_what_to_type(mode, token, said):
     with pytest.raises(ClusterError) as error:
         needs_token("h:1", mode, token, of(wants=True))
-    assert str(error.value).startswith(f"the Ray at h:1 {said}")
+    assert str(error.value).startswith(f"The Ray at h:1 {said}")
     assert "~/.ray/auth_token" in str(error.value)

@@ -93,7 +93,7 @@ def test_the_process_ends_with_one_line():
     assert run.returncode == 75
     assert run.stderr.startswith("error: its Ray (pid ")
     assert run.stderr.endswith(
-        ") has died; the workers saved first. The same command goes on where this one stopped.\n"
+        ") has died; the workers saved first. The same command continues where this one stopped.\n"
     )
     assert run.stderr.count("\n") == 1
     assert run.stdout == "what the user shall see\n"

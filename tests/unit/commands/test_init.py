@@ -94,7 +94,7 @@ def test_nothing_is_wrong_with_what_is_written(cluster: str, tmp_path: Path):
     here = Surroundings(platform.python_version(), "2.60.0", tmp_path / "x", {"HOME": str(tmp_path)})
     found = [f for f in offline.check(text, here).findings if f.severity is not Severity.FILL_IN]
     # The token is made by a command that the file names.
-    assert [f for f in found if "auth_token" not in f.problem] == []
+    assert [f for f in found if "auth_token" not in f.what] == []
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("token")
     assert [f for f in offline.check(text, here).findings if f.severity is not Severity.FILL_IN] == []

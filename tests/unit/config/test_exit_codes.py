@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytf import errors
-from raytf.cluster.jobs.resubmission import JobSighting, NextMove, ResubmissionLimits, judge
+from raytf.cluster.resubmission import JobSighting, NextMove, ResubmissionLimits, judge
 from raytf.config import exit_codes
 from raytf.config.exit_codes import ENDINGS, AfterEnding
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.doctor.check import job_fit, offline
-from raytf.doctor.check import ray_start as ray_start_check
+from raytf.doctor.check import job_fit, offline, shell_commands
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
 
@@ -211,9 +210,9 @@ def test_the_flags_are_those_of_ray_start_and_of_raytf_node():
     from raytf.config.sections import NoticeSection
 
     flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
-    assert {f"--{name}" for name in ray_start_check.OPTIONS} == flags
+    assert {f"--{name}" for name in shell_commands.START_OPTIONS} == flags
     own = {f.name for section in (Node, NoticeSection) for f in dataclasses.fields(section)}
-    assert {name.replace("-", "_") for name in ray_start_check.NODE_OPTIONS} == own - {"command"}
+    assert {name.replace("-", "_") for name in shell_commands.NODE_OPTIONS} == own - {"command"}
 
 
 def test_ray_takes_a_mode_in_large_letters(here):

@@ -1,4 +1,4 @@
-"""Ray's job server, which may be unreachable for a while: the state of a job, and requests for one."""
+"""A client of Ray's job server, which may be unreachable for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import requests
 from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
-from raytf.cluster.jobs.resubmission import JobSighting
+from raytf.cluster.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
 
@@ -71,7 +71,7 @@ class JobServer:
 
     def __init__(self, address: str):
         self.address = address
-        # Ray takes these for the address, whatever it was told.
+        # These would take precedence over the address.
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
             os.environ.pop(name, None)
         for module in ("job.sdk", "dashboard_sdk"):
@@ -101,8 +101,7 @@ class JobServer:
         return JobSighting(sight.status, sight.code, sight.error, is_dead, sight.text)
 
     def running(self, command: str, origin: str) -> str | None:
-        """Return the name of a job that raytf submitted from there with this command and that has not ended, or
-        None."""
+        """Return the name of an unfinished job that raytf submitted from there with this command, if there is one."""
         for job in sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True):
             is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
             name = job.get("submission_id")
@@ -131,21 +130,18 @@ class JobServer:
         )
 
     def _is_watcher_dead(self, name: str) -> bool:
-        # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became
-        # of the actor that started the command it does know.
+        # After a restart of the head Ray reads its jobs' status from its store, and checks none of them. It knows the
+        # state of the actor that started the command.
         actor = jobs.actor_name(name)
         query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
         actors = self._get(f"/api/v0/actors?{query}", _ACTORS)["data"]["result"]["result"]
         return {actor["state"] for actor in actors} == {"DEAD"}
 
     def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
-        """Return the JSON at a path.
+        """Return the JSON at a path, or None if the server answers 404 with the text `missing`.
 
         Args:
             shape: that it must have, or the server is none of Ray's.
-
-        Returns:
-            None where it says that something is missing.
         """
         answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
@@ -181,7 +177,7 @@ class Follower:
     """Shows what a job prints; reconnects if the connection breaks, and shows nothing twice.
 
     Args:
-        tail: gives the log from its beginning on, part by part.
+        tail: yields the log from its beginning, part by part.
         show: takes the parts.
     """
 
@@ -242,7 +238,7 @@ def reach(address: str) -> JobServer:
         return JobServer(address)
     except AwayError as error:
         raise ClusterError(
-            f"no job server of Ray answers at {address} ({error}). Expected the dashboard of a head that runs, such as "
+            f"No job server of Ray answers at {address} ({error}). Pass the dashboard of a running head, such as "
             "http://127.0.0.1:8265; `ray dashboard CLUSTER.yaml` forwards that port from a cloud."
         ) from None
 
@@ -251,6 +247,6 @@ def _authentication(address: str, text: str) -> str:
     wants = text.startswith("Authentication required")
     mode = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "Set RAY_AUTH_MODE=token. "
     return (
-        f"the cluster at {address} {'wants a token' if wants else 'does not take this token'}. {mode}"
-        "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must hold that of the head."
+        f"the cluster at {address} {'needs a token' if wants else 'does not accept this token'}. {mode}"
+        "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must contain the head's token."
     )

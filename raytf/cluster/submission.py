@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf.cluster.jobs.job_server import ORIGIN, AwayError, Follower, JobServer
-from raytf.cluster.jobs.resubmission import (
+from raytf.cluster.job_server import ORIGIN, AwayError, Follower, JobServer
+from raytf.cluster.resubmission import (
     JobSighting,
     NextMove,
     Resubmission,
@@ -60,7 +60,7 @@ class Submission:
     """One command, submitted until its run has finished.
 
     Attributes:
-        origin: tells this command from the same one of somebody else, see `origin_of`.
+        origin: distinguishes this command from the same one of another user, see `origin_of`.
         name: of the present job.
     """
 
@@ -78,7 +78,7 @@ class Submission:
     _first: int = 0
 
     def begin(self) -> None:
-        """Submit the command, where none of it runs there yet.
+        """Submit the command, unless it runs there already.
 
         Raises:
             ClusterError: the cluster refuses it, or does not answer.
@@ -91,7 +91,7 @@ class Submission:
             raise ClusterError(f"the job server at {self.server.address} does not take the job: {error}.") from None
 
     def wait(self) -> int:
-        """Follow the job, and those that come after it, to the end of the run; the exit code."""
+        """Follow the job and its successors to the end of the run, and return the exit code."""
         out, resubmission = self.outside, Resubmission(self.limits, self.outside.random)
         began = self._heard = out.clock()
         self._log = self.server.follow(self.name, out.show)
@@ -107,7 +107,7 @@ class Submission:
                 return self._end(decision, sight, is_shown)
             out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
             out.sleep(decision.pause)
-            self._heard = out.clock()  # nobody asked meanwhile
+            self._heard = out.clock()  # the head was not asked meanwhile
             if not self._submit_when_there(resubmission.resubmits):
                 return self._end(
                     ResubmissionDecision(NextMove.GIVE_UP, "the head has not answered for too long"), None, True
@@ -148,7 +148,7 @@ class Submission:
     def _submit_when_there(self, number: int) -> bool:
         while self.outside.clock() - self._heard < self.limits.silence:
             try:
-                if not self._is_running():  # somebody else follows it too, and was faster
+                if not self._is_running():  # another process may follow it too, and was faster
                     self._submit(number)
             except AwayError:
                 self.outside.sleep(POLL_SECONDS)
@@ -176,12 +176,12 @@ class Submission:
             raise ClusterError(f"the packed working directory {package} was deleted. Run {again} again.")
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{self._first + number}"
-        self.name = name  # before: an answer that is not waited for may be that it runs
+        self.name = name  # before submitting: if the answer is lost, the job may run
         self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run, ORIGIN: self.origin})
         self.outside.say(f"submitted as job {name}")
 
     def _end_log(self) -> bool:
-        """Show the rest of the job's log; whether that could be done."""
+        """Show the rest of the job's log, and return whether that worked."""
         if self._log is None:
             return False
         try:
@@ -195,7 +195,7 @@ class Submission:
         if decision.move is NextMove.FINISHED:
             self.outside.say(f"job {self.name} finished")
         else:
-            # With a command's end Ray keeps its last lines, which have been shown.
+            # When a command exits, Ray keeps its last lines, which have been shown.
             text = ""
             if sight is not None and sight.status == "FAILED" and (sight.code is None or not is_shown):
                 text = f"\n{sight.text}"
@@ -204,7 +204,7 @@ class Submission:
 
 
 def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
-    """Return a hash that tells a command from the same one of another user, in another folder or with other variables.
+    """Return a hash that differs for the same command of another user, in another folder or with other variables.
 
     Args:
         who: user and machine.
@@ -229,7 +229,7 @@ def address_of(text: str) -> str:
         fits = False
     if not fits:
         hint = " The port of a job server is 8265; 10001 and 6379 are others." if text.startswith("ray://") else ""
-        raise ConfigError(f"{text!r} is not a job server's address. Expected http://HOST:8265.{hint}")
+        raise ConfigError(f"{text!r} is not a job server's address. Pass one such as http://HOST:8265.{hint}")
     return full.rstrip("/")
 
 
@@ -249,7 +249,7 @@ def environment_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def run_of(command: str) -> str:
-    """Return the run that a command names by --run, else its program's name, as far as it may be in a job's name."""
+    """Return the run that a command names by --run, or its program's name, as characters of a job's name."""
     try:
         words = shlex.split(command)
     except ValueError:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
-from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
-from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
+from raytf.cluster.job_server import AwayError, Follower, JobServer
+from raytf.cluster.resubmission import JobSighting, ResubmissionLimits
+from raytf.cluster.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands import submit
 from raytf.commands.main import with_rest
 from raytf.errors import ConfigError
@@ -45,7 +45,7 @@ def test_addresses(text: str, address: str):
     "text", ["", "host", "http://", "http://host", "ray://host:10001", "http://h:x", "auto", "h:1/a"]
 )
 def test_what_is_no_address(text: str):
-    with pytest.raises(ConfigError, match="Expected http://HOST:8265"):
+    with pytest.raises(ConfigError, match="such as http://HOST:8265"):
         address_of(text)
 
 
@@ -297,7 +297,7 @@ def test_nobody_answers():
     address = f"http://127.0.0.1:{free_port()}"
     # Ray's own client would take this address instead.
     line = refused(address, "--", "true", RAY_ADDRESS="http://127.0.0.1:9")
-    assert f"no job server of Ray answers at {address} (no connection)" in line
+    assert f"No job server of Ray answers at {address} (no connection)" in line
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ class _Silent(http.server.SimpleHTTPRequestHandler):
 
 
 def test_somebody_else_answers(web_server: str):
-    assert f"no job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
+    assert f"No job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
 
 
 class _Page(_Silent):

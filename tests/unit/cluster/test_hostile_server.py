@@ -18,9 +18,9 @@ import pytest
 import requests
 
 from raytf._ray.jobs import RequestLimits, TimedClient
-from raytf.cluster.jobs.job_server import AwayError, JobServer, reach
-from raytf.cluster.jobs.resubmission import ResubmissionLimits
-from raytf.cluster.jobs.submission import Environment, Submission
+from raytf.cluster.job_server import AwayError, JobServer, reach
+from raytf.cluster.resubmission import ResubmissionLimits
+from raytf.cluster.submission import Environment, Submission
 from raytf.errors import ClusterError
 from raytf.testing import environment
 
@@ -95,7 +95,7 @@ def serve() -> Iterator[Callable[[Mapping[str, object]], str]]:
 @pytest.mark.parametrize("kind", BAD)
 def test_an_answer_of_any_kind_is_a_head_that_is_away(serve, kind: str):
     """First to the version, then to all that follows it."""
-    with pytest.raises(ClusterError, match="no job server of Ray answers at"):
+    with pytest.raises(ClusterError, match="No job server of Ray answers at"):
         reach(serve({"GET": BAD[kind]}))
     answers = {"GET /api/version": VERSION, "": BAD[kind]}
     server = JobServer(serve(answers))

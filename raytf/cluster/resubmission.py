@@ -1,7 +1,7 @@
-"""Decides whether to wait for a submitted job, to submit it again or to give up. No Ray here.
+"""Decides whether to wait for a submitted job, to submit it again or to give up.
 
 Ray runs a submitted command once. When its driver or the head of the cluster dies, the run in storage is as it was, and
-the same command goes on from there: raytf's lease keeps a second driver out as long as the first one lives.
+the same command continues it: raytf's lease keeps a second driver out as long as the first one lives.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from raytf.config.exit_codes import AfterEnding
 
 #: Seconds before the first resubmission, doubled for each further one in a row, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
-#: A job that lived for this many seconds before it died is taken to have made progress.
+#: A job that lived for this many seconds before it died counts as progress.
 LASTING_SECONDS = 600.0
-#: A command that was taken once may be refused while the cluster comes back: so often in a row is enough.
+#: A command that was accepted once may be refused while the cluster comes back: the most refusals in a row.
 REFUSALS = 3
 
 
@@ -27,11 +27,11 @@ class JobSighting:
     """The state of a job, as the job server reports it.
 
     Attributes:
-        status: Ray's: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None where the server does not know the job.
-        code: the command's exit code, negative for a signal; None where it has none.
+        status: Ray's: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None if the server does not know the job.
+        code: the command's exit code, negative for a signal, if it has one.
         error: Ray's kind of a failure.
-        is_dead: the process that watches over the command is dead, and the command with it, whatever the status says.
-        text: what Ray says of it.
+        is_dead: whether the process that watches the command is dead, and the command with it, whatever the status is.
+        text: Ray's message about the job.
     """
 
     status: str | None
@@ -46,7 +46,7 @@ class ResubmissionLimits:
     """The limits at which resubmission gives up.
 
     Attributes:
-        resubmits: in a row, without a job that lasted; None is without end.
+        resubmits: in a row, without a job that lasted; None for no limit.
         silence: seconds without an answer from the head.
     """
 
@@ -84,7 +84,7 @@ def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) 
     """Decide by the state of a job; RESUBMIT if it died and its run can continue.
 
     Args:
-        sight: None where the head does not answer.
+        sight: None if the head does not answer.
         silent: seconds since it last did.
     """
     if sight is None:
@@ -93,7 +93,7 @@ def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) 
         return ResubmissionDecision(NextMove.GIVE_UP, f"the head has not answered for {silent:.0f} s")
     match sight.status:
         case None:
-            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started again and knows nothing of the job")
+            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started again and does not know the job")
         case "SUCCEEDED":
             return ResubmissionDecision(NextMove.FINISHED)
         case "STOPPED":
@@ -120,7 +120,7 @@ def _failed(sight: JobSighting) -> ResubmissionDecision:
             why = "the job lost Ray or its storage, or its run is still another process's"
             return ResubmissionDecision(NextMove.RESUBMIT, why)
         case AfterEnding.AGAIN:
-            # A shell tells a signal that ended its command by 128 and more.
+            # A shell reports a signal that killed its command as 128 and more.
             return ResubmissionDecision(
                 NextMove.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})"
             )
@@ -143,7 +143,7 @@ class Resubmission:
 
     Args:
         limits: when to give up.
-        random: numbers from 0 to below 1, so that many that lost one head do not come back at once.
+        random: numbers from 0 to below 1, so that many that lost one head do not return at once.
     """
 
     def __init__(self, limits: ResubmissionLimits, random: Callable[[], float]):
@@ -156,7 +156,7 @@ class Resubmission:
         """Decide what to do now; a RESUBMIT is counted as done.
 
         Args:
-            sight: None where the head does not answer.
+            sight: None if the head does not answer.
             silent: seconds since it last did.
             lived: seconds since the job was submitted.
         """

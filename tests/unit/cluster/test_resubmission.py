@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.cluster.jobs.resubmission import (
+from raytf.cluster.resubmission import (
     LASTING_SECONDS,
     LONGEST_PAUSE,
     JobSighting,

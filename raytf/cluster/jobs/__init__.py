@@ -1,1 +1,0 @@
-"""Jobs of Ray's job server: submission, resubmission and the files that travel with them."""
