@@ -29,12 +29,7 @@ def strategy_identity(config: TrainConfig) -> dict[str, str]:
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow.
-
-    Args:
-        records: of the training data.
-        own: what the job has set in Keras.
-    """
+    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow."""
     return {
         **_of_settings(config, tuple(When)),
         # In place of the flag alone: what layers compute with when it is left out.
@@ -70,12 +65,12 @@ _EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
 
 def _of_settings(config: TrainConfig, when: Collection[When]) -> dict[str, str]:
     return {
-        setting.flag: _text(setting, setting.identity, config)
+        setting.flag: _text(setting, its, config)
         for setting in every_setting()
-        if setting.identity is not None
-        and setting.identity.when in when
-        and setting.identity.within is None
-        and _counts(setting, setting.identity.when, config)
+        if (its := setting.identity) is not None
+        and its.when in when
+        and its.within is None
+        and _counts(setting, its.when, config)
     }
 
 

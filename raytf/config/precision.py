@@ -60,10 +60,6 @@ def parse(document: Any) -> Precision:
 def choose(flag: str | None, own: Precision) -> Precision:
     """Return the precision that is set when a model function is called.
 
-    Args:
-        flag: of `--mixed-precision`; None where it was not given.
-        own: what the job has set.
-
     Raises:
         ConfigError: they contradict each other.
     """
@@ -82,12 +78,9 @@ def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> Non
     """Refuse a model that computes otherwise than the flag says.
 
     Args:
-        flag: of `--mixed-precision`; None where it was not given.
+        flag: of `--mixed-precision`.
         after: what is set once the model function has returned.
         layers: policies of the model's layers.
-
-    Raises:
-        ConfigError: says which policy.
     """
     if flag is None:
         return
@@ -99,15 +92,11 @@ def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> Non
 
 
 def check_for_servers(policy: str) -> None:
-    """Refuse what asks for a loss scale, with parameter servers.
-
-    Raises:
-        ConfigError: says why, and what to take.
-    """
+    """Refuse a policy that needs a loss scale, with parameter servers."""
     if policy == POLICIES["float16"]:
         raise ConfigError(
             f"the dtype policy {policy} with --strategy parameter-server: the loss scale would be one more number that "
-            "all workers write at once. Take mixed_bfloat16, which needs none."
+            "all workers write at once. Use mixed_bfloat16, which needs none."
         )
 
 

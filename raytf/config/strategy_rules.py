@@ -13,11 +13,7 @@ from raytf.errors import ConfigError
 
 
 def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
-    """Return the fewest and the most workers.
-
-    Raises:
-        ConfigError: `--workers` is not a number, or another one than the strategy has.
-    """
+    """Return the fewest and the most workers, or refuse a number that the strategy does not have."""
     if strategy.strategy not in ONE_WORKER:
         return cluster.worker_range
     if cluster.workers is not None and cluster.worker_range != (1, 1):
@@ -29,28 +25,17 @@ def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[in
 
 
 def check_taken(section: Any, strategy: StrategySection) -> None:
-    """Refuse settings of a section that the strategy does not take.
-
-    Raises:
-        ConfigError: says which, why, and what to do.
-    """
+    """Refuse settings of a section that the strategy does not take."""
+    name = strategy.strategy
     for its, value in setting.values(section):
         for refused in its.refusals:
-            is_other_servers = refused.sync_replicas not in (None, strategy.sync_replicas)
             is_fine = value == its.default or value in refused.unless
-            if strategy.strategy in refused.by and not is_fine and not is_other_servers:
-                raise ConfigError(
-                    refused.message.format(typed=its.typed(value), flag=its.flag, strategy=strategy.strategy)
-                )
+            if name in refused.by and refused.sync_replicas in (None, strategy.sync_replicas) and not is_fine:
+                raise ConfigError(refused.message.format(typed=its.typed(value), flag=its.flag, strategy=name))
 
 
 def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSection) -> None:
-    """Refuse flags that do not go together.
-
-    Raises:
-        ConfigError: says which, why, and what to do.
-    """
-    worker_range(strategy, cluster)
+    """Refuse flags that do not go together."""
     if strategy.logical_devices is not None and cluster.use_gpu:
         raise ConfigError(
             f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "
@@ -72,15 +57,10 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
             "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
             "depends on its order and loses what is small. Leave out one of them."
         )
-    check_aggregation(strategy, worker_range(strategy, cluster)[1])
+    _check_aggregation(strategy, worker_range(strategy, cluster)[1])
 
 
-def check_aggregation(strategy: StrategySection, most_workers: int) -> None:
-    """Refuse a number of parts that cannot be aggregated.
-
-    Raises:
-        ConfigError: says what was expected.
-    """
+def _check_aggregation(strategy: StrategySection, most_workers: int) -> None:
     parts = strategy.replicas_to_aggregate
     if parts is None:
         return

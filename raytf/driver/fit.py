@@ -18,7 +18,7 @@ from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
 from raytf.cluster.connect import is_connected
-from raytf.config import continuing, identity, precision, program
+from raytf.config import identity, precision, program
 from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
@@ -353,7 +353,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
             poll = partial(session.rehearsal.poll, display.say_early, "GPU" in resources or own, local)
             document = _run(job, run, resources, display.say, poll)
     if document is None:
-        raise RaytfError(f"training ended without a result; {continuing.from_last_checkpoint()}.")
+        raise RaytfError(f"training ended without a result; {program.from_last_checkpoint()}.")
     check_owner(run, lease.owner["id"])
     memory_keeper.dismiss(run.uri)
     return document
@@ -390,7 +390,7 @@ def _run(
 
         return controllers.run(job, run, resources, poll)
     except ray.exceptions.RayError as error:
-        text = f"Ray failed: {one_line(error, 400)}; {continuing.from_last_checkpoint()}."
+        text = f"Ray failed: {one_line(error, 400)}; {program.from_last_checkpoint()}."
         raise ClusterError(text, passes=True) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from raytf.cluster.ray_watch import Loss
-from raytf.config import continuing
+from raytf.config import program
 from raytf.training.process.heartbeat_types import Activity
 from raytf.training.process.monitor_client import MonitorClient
 
@@ -176,7 +176,7 @@ class _GracefulEnd:
                 self.leave(f"{reason}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{reason}: {result}; {continuing.from_last_checkpoint()}")
+                self.say(f"{reason}: {result}; {program.from_last_checkpoint()}")
         finally:
             os._exit(128 + number)
 

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 
 from raytf.audit import step_replay
-from raytf.config import continuing
-from raytf.config.program import Program
+from raytf.config.program import Program, replace_new
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError, RunMismatchError
 from raytf.runs import run_folder, start_command
@@ -60,7 +59,7 @@ def settled(
         free = _new(storage, name, start_command.of_process(program.path), first, started)
         new, run = ("--new", "--run {}") if config.is_from_flags else ("new=True", "run={!r}")
         before = f"{run.format(name)} and {new}" if is_named else new
-        continuing.replace_new(before, run.format(free))
+        replace_new(before, run.format(free))
         say(f"{new} starts run {free}; to continue it later, replace {before} by {run.format(free)}")
         return config.replace(run=free, new=False)
     if not is_named:

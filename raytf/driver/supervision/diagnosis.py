@@ -12,7 +12,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.config import continuing
+from raytf.config import program
 from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
 from raytf.errors import (
     ClusterError,
@@ -101,7 +101,7 @@ def _of_process(error: BaseException) -> Failure:
         return Failure(Cause.ERROR, one_line(missing).rstrip("."), is_final=True, error=missing)
     match error:
         case ControllerDiedError():
-            text = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
+            text = f"Ray Train's controller died: {error}; {program.from_last_checkpoint()}."
             return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(text, passes=True))
         case ProcessDiedError():
             failed = ClusterError(f"training failed: {text}", passes=True)
