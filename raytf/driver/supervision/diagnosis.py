@@ -1,5 +1,4 @@
-"""Finds what failed from the error that Ray, Ray Train or raytf raised, and the error that the user sees if the run
-ends."""
+"""What failed, from the error that Ray, Ray Train or raytf raised, and the error that the user sees if the run ends."""
 
 from __future__ import annotations
 
@@ -37,12 +36,8 @@ class ControllerDiedError(RaytfError):
 
 
 def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Failure:
-    """Return what failed.
-
-    Args:
-        error: of Ray Train, Ray or raytf, as an attempt raised it.
-        died_with_node: asks Ray whether a process died because its node did.
-    """
+    """Return what failed, from the error that an attempt raised; `died_with_node` asks Ray whether a process died
+    because its node did."""
     if not isinstance(error, TrainingFailedError):
         return _of_process(_unwrapped(error))
     errors = worker_errors(error)
@@ -65,7 +60,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
-    """Return what kept a group from training; it has no ranks yet."""
+    """Return what kept a group without ranks from training."""
     inner = error.controller_failure if isinstance(error, ControllerError) else error
     # A process that had started and died before its group trained; not one that could not start.
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
@@ -135,7 +130,7 @@ def _missing_module(error: BaseException) -> ClusterError | None:
     if not isinstance(inner, ModuleNotFoundError):
         return None
     return ClusterError(
-        f"the workers cannot load the job: {inner}. Every node needs the job's modules: give them with `ray job "
+        f"the workers cannot load the job: {inner}. Every node needs the job's modules: bring them with `ray job "
         "submit --working-dir .`, or install them on the nodes."
     )
 

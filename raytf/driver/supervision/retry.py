@@ -1,17 +1,24 @@
-"""Decide, after each failure of a run, whether and when to try again, and on which nodes. No Ray here."""
+"""Decide, after each failure of a run, whether and when to try again, and on which nodes."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from raytf.driver.supervision.diagnosis import diagnose
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.node_exclusion import KernelFailures, NodeExclusion
+from raytf.errors import ClusterError
 from raytf.runs.events import FaultEvent, short
+from raytf.training.process.monitor_client import MonitorClient
+
+Outcome = TypeVar("Outcome")
 
 #: Failures in a row without a new step after which a run stops: the next would be the same. Deaths do not count.
 FRUITLESS_FAILURES = 5
@@ -23,19 +30,15 @@ FRUITLESS_ERRORS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 #: The most after deaths: if faults are frequent, each second of a pause is one in which the next fault can come.
 LONGEST_DEATH_PAUSE = 10.0
+#: Seconds to wait for an answer of the monitor.
+_ANSWER_SECONDS = 30.0
 #: Steps by which two attempts may differ in where they see the same error: it shows at the end of a call of several.
 _SAME_STEP = 32
 
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """The decision whether to try again after a failure.
-
-    Attributes:
-        retry: whether to make another attempt.
-        pause: seconds before it.
-        why: for the user.
-    """
+    """Whether to make another attempt, after how many seconds, and why."""
 
     retry: bool
     pause: float
@@ -60,12 +63,7 @@ class Retry:
         self._reached, self._failures, self._fruitless = -1, 0, 0
 
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
-        """Decide what to do after a failure.
-
-        Args:
-            failure: what failed.
-            reached: latest global step that the run has ever reached.
-        """
+        """Decide what to do after a failure of a run that has reached a global step at the latest."""
         if failure.is_final:
             return RetryVerdict(False, 0.0, failure.text)
         is_new = reached > self._reached
@@ -113,8 +111,8 @@ def _without_numbers(text: str) -> str:
 
 # -- supervisor --------------------------------------------------------------------------------------------------------
 #
-# A `Supervisor` gets what failed (`diagnose`) and what is known about the run. It decides whether to try again, when,
-# and on which nodes; and what to tell the ledger and the user about it.
+# A `Supervisor` decides for a run, from what failed and what is known about it, and writes the ledger's event and the
+# user's line.
 
 
 @dataclass(frozen=True)
@@ -176,9 +174,7 @@ class Supervisor:
         """Decide what to do after the end of an attempt.
 
         Args:
-            failure: what failed.
-            scene: what is known about the run.
-            has_budget: whether the user allows one more attempt; asking counts it.
+            has_budget: returns whether the user allows one more attempt, and counts it.
         """
         if is_preemption(failure, scene.noticed.keys()):
             return self._go_on(0.0, _preemption(scene.noticed), Cause.NODE_LOST)
@@ -225,12 +221,7 @@ def _of_this_process(name: str) -> Supervisor:
 
 
 def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
-    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named.
-
-    Args:
-        failure: what failed.
-        of_ranks: rank -> Ray's id of its node.
-    """
+    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named."""
     return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.nodes)
 
 
@@ -246,10 +237,6 @@ def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
     """Return whether workers were lost because their nodes had notice, which does not count as a failure.
 
     The survivors miss a peer before Ray knows which one has died; then it is assumed to be on the node with notice.
-
-    Args:
-        failure: what failed.
-        noticed: ranks on nodes with notice.
     """
     if failure.cause is Cause.ERROR or not noticed:
         return False
@@ -260,3 +247,42 @@ def _preemption(noticed: Mapping[int, str]) -> FaultEvent:
     nodes = sorted(set(noticed.values()))
     text = f"node {', '.join(map(short, nodes))} is gone, as announced"
     return FaultEvent(Cause.NODE_LOST, sorted(noticed), nodes, text, preemption=True)
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+
+
+def until_done(
+    attempt: Callable[[], Outcome],
+    of: tuple[type[Exception], ...],
+    monitor: MonitorClient,
+    max_failures: int,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Repeat an attempt until it succeeds, and return its outcome.
+
+    Args:
+        attempt: raises the error that ends it.
+        of: errors that end an attempt; any other error ends the run.
+        monitor: books each failure in the ledger.
+        max_failures: after how many failures to try again; negative for any number.
+        say: takes a line for the user.
+
+    Raises:
+        RaytfError: another attempt would fail in the same way.
+        RayError: the monitor does not answer, so this process has lost Ray.
+    """
+    supervisor, allowed = Supervisor(), iter(range(max_failures) if max_failures >= 0 else itertools.count())
+    while True:
+        try:
+            return attempt()
+        except of as error:
+            failure = diagnose(error)
+        scene = Scene(monitor.reached(_ANSWER_SECONDS))
+        decision = supervisor.decide(failure, scene, lambda: next(allowed, None) is not None)
+        monitor.book(decision.fault)
+        if decision.message:
+            say(decision.message)
+        if not decision.retry:
+            raise failure.error or ClusterError(f"training failed: {failure.text}", passes=True) from None
+        time.sleep(decision.pause)

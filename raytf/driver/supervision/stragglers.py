@@ -1,8 +1,7 @@
-"""Decides from measurements which rank is slower than its peers. No Ray and no TensorFlow here.
+"""Decide from measurements which rank is slower than its peers. No Ray and no TensorFlow here.
 
-Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Each rank therefore
-measures now and then, all at the same time, how long it takes for one logical shard alone, and how long it has waited
-for its records.
+Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Now and then all ranks
+therefore measure, at the same time, how long each takes for one logical shard and has waited for its records.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ _PERSISTENT = 3
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that is slow.
-
-    Attributes:
-        rank: of the worker.
-        node: Ray's id of its node.
-        address: IP address of its node.
-        ratio: its seconds for a shard, divided by the median of its peers.
-    """
+    """A rank that is slow: `ratio` is its seconds for a shard, divided by the median of its peers."""
 
     rank: int
     node: str
@@ -51,7 +43,7 @@ class Stragglers:
         self._named: set[int] = set()
 
     def find_new(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
-        """Take the latest heartbeat of each rank; returns ranks that are found slow now and were not before."""
+        """Return the ranks that have become slow, by the latest heartbeat of each rank."""
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
         before = self._before
