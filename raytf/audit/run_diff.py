@@ -83,12 +83,7 @@ class Parting:
 
 
 def load(run: Storage) -> RunTrace:
-    """Read a run.
-
-    Raises:
-        DamagedFileError: its log of steps cannot be read.
-        StorageError: storage refuses.
-    """
+    """Read a run."""
     identity: Mapping[str, str] = {}
     for name in manifest.list_complete(run):
         try:
@@ -268,16 +263,8 @@ def _architecture(run: Storage) -> Any:
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Return the numbers of records, as the data count them from 0.
-
-    Args:
-        identity: the run's identity.
-        step: counted from 1.
-        shards: the logical shards, one after another.
-
-    Returns:
-        None where the run does not keep enough to know them.
-    """
+    """Return the numbers of the records, from 0, in some logical shards of a step; None where a run does not keep
+    enough to know them."""
     if not _ARRAYS.match(identity.get("contents of the training data", "")):
         return None
     try:

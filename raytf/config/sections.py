@@ -63,6 +63,11 @@ ONLY_DEVICES = (
     f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
     "machine. "
 )
+#: What is wrong with --communication nccl where workers have no GPU.
+NCCL_WITHOUT_GPU = (
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
+    "--communication host."
+)
 
 
 @dataclass(frozen=True)

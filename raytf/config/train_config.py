@@ -15,10 +15,12 @@ from typing import Any, Unpack, get_type_hints
 
 import tyro
 
-from raytf.config import setting, strategy_rules
+from raytf.config import setting
 from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
+    NCCL_WITHOUT_GPU,
+    ONE_WORKER,
     BatchSection,
     CheckpointSection,
     ClusterSection,
@@ -166,7 +168,7 @@ class TrainConfig:
     @property
     def worker_range(self) -> tuple[int, int]:
         """The fewest and the most workers that the strategy allows."""
-        return strategy_rules.worker_range(self.strategy, self.cluster)
+        return worker_range(self.strategy, self.cluster)
 
     @property
     def storage_uri(self) -> str:
@@ -190,13 +192,13 @@ class TrainConfig:
     def _check(self) -> None:
         self._check_run()
         setting.check(self.strategy)
-        strategy_rules.worker_range(self.strategy, self.cluster)
+        worker_range(self.strategy, self.cluster)
         for section in self.sections.values():
             setting.check(section)
         self.notices.check()
         for section in self.sections.values():
-            strategy_rules.check_taken(section, self.strategy)
-        strategy_rules.check(self.strategy, self.cluster, self.compute)
+            _check_taken(section, self.strategy)
+        _check_together(self.strategy, self.cluster, self.compute)
         self._check_exact()
         if not self.run.storage:
             raise ConfigError(f"--storage is empty. {uris.EXPECTED}.")
@@ -261,6 +263,70 @@ class TrainConfig:
         if self.strategy.has_servers and not self.strategy.sync_replicas:
             return 1
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
+
+
+def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
+    """Return the fewest and the most workers, or refuse a number that the strategy does not have."""
+    if strategy.strategy not in ONE_WORKER:
+        return cluster.worker_range
+    if cluster.workers is not None and cluster.worker_range != (1, 1):
+        raise ConfigError(
+            f"--workers {cluster.workers} with --strategy {strategy.strategy}: that is one worker, whose devices share "
+            "the work. Leave out --workers, or take --strategy multi-worker-mirrored."
+        )
+    return 1, 1
+
+
+def _check_taken(section: Any, strategy: StrategySection) -> None:
+    """Refuse settings of a section that the strategy does not take."""
+    name = strategy.strategy
+    for its, value in setting.values(section):
+        for refused in its.refusals:
+            is_fine = value == its.default or value in refused.unless
+            if name in refused.by and refused.sync_replicas in (None, strategy.sync_replicas) and not is_fine:
+                raise ConfigError(refused.message.format(typed=its.typed(value), flag=its.flag, strategy=name))
+
+
+def _check_together(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSection) -> None:
+    """Refuse flags that do not go together."""
+    if strategy.logical_devices is not None and cluster.use_gpu:
+        raise ConfigError(
+            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "
+            "one of them."
+        )
+    if strategy.communication == "nccl" and cluster.use_gpu is False:
+        raise ConfigError(NCCL_WITHOUT_GPU)
+    share = cluster.gpus_per_worker
+    if strategy.communication == "nccl" and share < 1:
+        raise ConfigError(
+            f"--communication nccl with --gpus-per-worker {share:g}: NCCL refuses two workers on one GPU. Leave out "
+            "one of them; by default workers that share a GPU add their gradients in the host's memory."
+        )
+    if share != 1 and (cluster.use_gpu is False or strategy.is_without_gpus):
+        why = "--no-use-gpu" if cluster.use_gpu is False else f"--strategy {strategy.strategy} on other devices"
+        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Pass one of them.")
+    if compute.compress_gradients and compute.reduction == "float":
+        raise ConfigError(
+            "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
+            "depends on its order and loses what is small. Leave out one of them."
+        )
+    _check_aggregation(strategy, worker_range(strategy, cluster)[1])
+
+
+def _check_aggregation(strategy: StrategySection, most_workers: int) -> None:
+    parts = strategy.replicas_to_aggregate
+    if parts is None:
+        return
+    if not strategy.sync_replicas:
+        raise ConfigError(
+            f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
+            "Add --sync-replicas, or leave it out."
+        )
+    if not isinstance(parts, int) or not 1 <= parts <= most_workers:
+        raise ConfigError(
+            f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
+            "The workers beyond it are backups."
+        )
 
 
 @functools.cache

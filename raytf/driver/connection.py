@@ -27,12 +27,7 @@ _cpus = 0.0
 
 @contextlib.contextmanager
 def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
-    """Connect to Ray, or start it on this machine. Yields whether it was started here.
-
-    Args:
-        config: of the run.
-        stage: shows the user what goes on.
-    """
+    """Connect to Ray, or start it on this machine. Yields whether it was started here; `stage` shows what goes on."""
     stage(_described())
     _set_up_ray_train()
     with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:

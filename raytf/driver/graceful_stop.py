@@ -1,4 +1,4 @@
-"""Saves before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
+"""Save before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
 terminal sends, and on Ctrl-C."""
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ _INTERRUPTED = "interrupted"
 
 
 class _Asked:
-    """The signals that this process has received.
-
-    Attributes:
-        first: the first signal; None until there is one.
-        interrupts: how often Ctrl-C was pressed.
-        is_saved: whether the save is over, whether it succeeded or not.
-    """
+    """The signals that this process has received: the first one, how often Ctrl-C, and whether the save is over."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -67,8 +61,6 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
     Outside the main thread nothing is changed.
 
     Args:
-        monitor: the driver's.
-        say: takes a line for the user.
         leave: writes what is left to write and releases the run before the process ends; takes the reason, for the
             ledger.
     """
@@ -108,10 +100,8 @@ class _GracefulEnd:
     """Saves, and ends the process, when a signal asks for it.
 
     Attributes:
-        asked: the signals so far.
         over: set at the end of the `with` statement.
         others: file descriptor that had been set for signals before, -1 for none.
-        monitor, say, leave: see `saving_first`.
     """
 
     asked: _Asked
@@ -158,13 +148,8 @@ class _GracefulEnd:
         self.asked.is_saved = True
         if self.over.is_set():
             return  # the run has finished meanwhile, and this process ends anyway
-        result = (
-            (f"saved step {step}" if step else "saved")
-            if saved
-            else "not saved"
-            if saved is False
-            else "no workers were training"
-        )
+        result = "no workers were training" if saved is None else "saved" if saved else "not saved"
+        result += f" step {step}" if step else ""
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{reason}: {result}")
@@ -182,16 +167,8 @@ class _GracefulEnd:
 
 
 def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None]) -> str:
-    """Have the ranks that live save, because something has died that this process needs.
-
-    Args:
-        monitor: the driver's.
-        loss: what has died.
-        leave: see `saving_first`.
-
-    Returns:
-        What to tell the user.
-    """
+    """Have the living ranks save, because something has died that this process needs, and return the outcome for the
+    user."""
     saved = loss.is_reachable and save(monitor, LOST_SECONDS)
     outcome = "the workers saved first" if saved else "the workers could no longer save"
     leave(f"{loss.text}, {outcome}")
@@ -201,16 +178,7 @@ def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None
 def save(
     monitor: MonitorClient, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> bool | None:
-    """Have the ranks save, and wait for that.
-
-    Args:
-        monitor: the driver's.
-        seconds: to wait at most.
-        clock: seconds, of any clock that only goes forward.
-
-    Returns:
-        Whether they could save; None if no workers are training.
-    """
+    """Have the ranks save, wait for that, and return whether they could; None if no workers are training."""
     deadline = clock() + seconds
 
     def left() -> float:

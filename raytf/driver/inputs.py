@@ -1,4 +1,4 @@
-"""Turn the data that `fit` was given into sources, streams of batches, or data sets that are written once."""
+"""Turn the data of `fit` into sources, streams of batches, or data sets that are written once."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _RECORDED_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's data.
-
-    Attributes:
-        parts: by name: sources, streams of batches, Ray Datasets that must still be written, or None.
-    """
+    """A run's data by name: sources, streams of batches, Ray Datasets that must still be written, or None."""
 
     parts: dict[str, Any]
 
@@ -47,11 +43,7 @@ class RunData:
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
-        """Make it from the arguments of `fit`.
-
-        Raises:
-            DataError: one of them is not data, or is empty, or their labels are numbered by different classes.
-        """
+        """Make it from the arguments of `fit`; refuse what is not data, and labels that different classes number."""
         parts = {"train": train, "validation": validation, "test": test}
         parsed: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
         own = [data for data in parsed.values() if getattr(data, "classes", None) is not None]
@@ -69,9 +61,6 @@ class RunData:
             pipeline: --pipeline.
             validation_steps: batches of the validation data, if not all.
             verbose: as of Keras's `fit`.
-
-        Raises:
-            DataError: a data set failed, or does not contain numbers.
         """
         parts = dict(self.parts)
         unread = {name: data for name, data in parts.items() if is_ray_dataset(data) or isinstance(data, Stream)}
@@ -90,11 +79,7 @@ class RunData:
 
 
 def source(data: Any, name: str) -> Source | Stream | None:
-    """Return the source for an argument of `fit`.
-
-    Raises:
-        DataError: it is not data.
-    """
+    """Return the source for an argument of `fit`, or refuse what is not data."""
     if data is None or isinstance(data, Stream) or (hasattr(data, "take") and hasattr(data, "spec")):
         return data
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
@@ -110,13 +95,9 @@ def source(data: Any, name: str) -> Source | Stream | None:
 
 
 def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
-    """Return the value of two arguments of which at most one may be given.
-
-    Raises:
-        DataError: both are.
-    """
+    """Return the value of two arguments of which at most one may be passed."""
     if value is not None and other_value is not None:
-        raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
+        raise DataError(f"fit(...) got {name} and {other}, which are the same. Pass one of them.")
     return value if other_value is None else other_value
 
 
@@ -126,7 +107,7 @@ def is_py_dataset(data: Any) -> bool:
 
 
 def are_batches(data: Any) -> bool:
-    """Return whether something gives batches, one after another."""
+    """Return whether something yields batches, one after another."""
     return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
 
 
@@ -148,14 +129,10 @@ def stream_of(
     Args:
         data: the batches.
         name: of the argument, for people.
-        steps: batches of an epoch, as the program says.
+        steps: batches of an epoch, by the program.
         config: the run's settings.
         epochs: how often the batches are read.
         shuffle: whether a PyDataset's batches have another order in each epoch.
-
-    Raises:
-        ConfigError: a flag asks for another size of batches than they have.
-        DataError: they cannot be read, or nobody says how many there are.
     """
     seed, asked = config.batch.seed, config.batch.global_batch_size
     is_asked = asked != TrainConfig().batch.global_batch_size and name == "train"
@@ -188,22 +165,18 @@ def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -
 
 
 def rows_of(stream: Stream) -> int:
-    """Return records of the first batch."""
+    """Return the number of records in the first batch."""
     return len(next(leaf for _, leaf in tree.flatten(stream.peek())))
 
 
 def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[str], None]) -> Source:
-    """Return a source for training: records, or batches that are made while the run trains.
+    """Return a source for training: records in a folder, or batches that are made while the run trains.
 
     Args:
         stream: the batches.
         how: --pipeline: auto, record or live.
         folder: for records.
-        say: told what was chosen, and why.
-
-    Raises:
-        ConfigError: batches cannot be recorded, and --pipeline asks for it.
-        DataError: the data fails.
+        say: takes a line on what was chosen, and why.
     """
     if how == "record" and stream.batches is not None:
         raise ConfigError(
@@ -248,14 +221,7 @@ def _why_live(stream: Stream, how: str) -> str:
 
 
 def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
-    """Return a source for validation or a test, which reads its batches once.
-
-    Args:
-        steps: how many batches, if the program says so.
-
-    Raises:
-        DataError: the data fails, or its batches have records of different shapes.
-    """
+    """Return a source for validation or a test, which reads its first `steps` batches once, by default all."""
     records = recorded(stream, folder, say, most=steps)
     stream.end()
     return records

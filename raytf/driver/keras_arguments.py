@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,17 +28,12 @@ _SETTINGS = {"batch_size": "global_batch_size"}
 _LENGTHS = ("epochs", "steps")
 
 
-def refuse_unknown(arguments: Iterable[str], fit: Callable[..., Any]) -> None:
-    """Refuse keyword arguments that are neither arguments of `fit` nor settings.
-
-    Raises:
-        ConfigError: names the argument, and what was probably meant.
-    """
+def refuse_unknown(arguments: Iterable[str], own: Iterable[str]) -> None:
+    """Refuse keyword arguments that are neither `fit`'s own nor settings, and name what was probably meant."""
     settings = FitSettings.__optional_keys__
     for name in arguments:
         if name in settings:
             continue
-        own = [p.name for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]
         is_size = name == _SETTINGS["batch_size"]
         near = ["batch_size"] if is_size else difflib.get_close_matches(name, [*own, *settings], n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "help(raytf.fit) lists its arguments."
@@ -49,19 +43,15 @@ def refuse_unknown(arguments: Iterable[str], fit: Callable[..., Any]) -> None:
 def settings(
     config: TrainConfig | None, arguments: Mapping[str, Any], is_keras_call: bool
 ) -> tuple[TrainConfig, list[str]]:
-    """Return the settings of a call. A flag that is not at its default wins over an argument of the call, so that a
-    program can be tried with other settings without a change; an argument wins over a default.
+    """Return the settings of a call, and a line for each argument that a flag has overruled.
+
+    A flag that is not at its default wins over an argument of the call, so that a program can be tried with other
+    settings without a change; an argument wins over a default.
 
     Args:
         config: the settings that were passed, if any.
         arguments: `batch_size`, `epochs` and settings of the call; None where one was not passed.
         is_keras_call: the data came as Keras takes it, so that Keras's own batch size is the default.
-
-    Returns:
-        The settings, and a line for each argument that a flag has overruled.
-
-    Raises:
-        ConfigError: an argument has a wrong value, or `config` is something else.
     """
     if config is not None and not isinstance(config, TrainConfig):
         raise ConfigError(
@@ -96,11 +86,7 @@ def verbosity(verbose: Any) -> int:
 
 
 def epochs_left(initial_epoch: int, config: TrainConfig) -> int:
-    """Return the number of epochs from the first one on; a huge number where a run has a number of steps.
-
-    Raises:
-        DataError: the first epoch is after the last one.
-    """
+    """Return the number of epochs from the first one on; a huge number where a run has a number of steps."""
     epochs = None if config.length.steps else config.length.epochs or 1
     if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
         raise DataError(
@@ -111,14 +97,11 @@ def epochs_left(initial_epoch: int, config: TrainConfig) -> int:
 
 
 def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -> dict[int, float] | None:
-    """Return `class_weight` of a call with plain numbers.
+    """Return `class_weight` of a call with plain numbers; refuse it with data with which Keras takes none.
 
     Args:
         data: the training data, as `streams` returns it.
         spec: of a record's x, y and sample_weight.
-
-    Raises:
-        DataError: it is not a dict of numbers, or Keras takes none with such data.
     """
     weights = class_weights.checked(class_weight)
     if weights is not None:
@@ -136,8 +119,10 @@ def is_plain(data: Any) -> bool:
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
 
 
-def several(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a call as a list: Keras takes a single one, too."""
+def several(callbacks: Any) -> Any:
+    """Return the callbacks of a call as a list, since Keras takes a single one, too; None or a function as it is."""
+    if callbacks is None or callable(callbacks):
+        return callbacks
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
@@ -149,18 +134,18 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
         split: the part of the records that is held out, the last ones, as in Keras.
 
     Raises:
-        DataError: says which argument does not go with which.
+        DataError: one argument does not go with another one.
     """
     has_targets = y is not None and isinstance(x, tuple)  # so that it is a tuple of inputs
     if not is_plain(x) and not has_targets:
         if y is not None or sample_weight is not None:
             raise DataError(
                 f"{name} is a {type(x).__name__}, which has its targets and weights in it. Leave out y and "
-                "sample_weight, or give arrays."
+                "sample_weight, or pass arrays."
             )
         if split and not isinstance(x, tuple):
             raise DataError(
-                f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Give validation_data, or "
+                f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Pass validation_data, or "
                 "split the data with raytf.hold_out."
             )
     is_whole = isinstance(x, tuple) and not has_targets
@@ -176,7 +161,6 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
     at = math.floor(records * (1 - split))
     if not 0 < at < records:
         raise DataError(f"validation_split={split} of {records} records leaves none on one side.")
-
     return _part(arrays, 0, at), _part(arrays, at, records)
 
 
@@ -190,11 +174,8 @@ def validation_data(data: Any) -> Any:
 
 
 def as_array(path: str, leaf: Any) -> Any:
-    """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is.
-
-    Raises:
-        DataError: it is what Keras takes for no array, such as a list of numbers, or it is ragged, or sparse targets.
-    """
+    """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is; refuse what Keras does
+    not take for an array, such as a list of numbers."""
     if sparse_rows.is_compressed(leaf):
         return sparse_rows.rows_of(leaf, path)
     if hasattr(leaf, "to_numpy"):
@@ -227,24 +208,16 @@ def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
 
 
 def _refuse_servers(config: TrainConfig, why: str) -> None:
-    """Refuse batches with parameter servers.
-
-    Raises:
-        ConfigError: the strategy has some.
-    """
+    """Refuse batches with parameter servers."""
     if config.strategy.has_servers:
         raise ConfigError(
-            f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or give records alone: "
-            "arrays or files."
+            f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or pass records: arrays "
+            "or files."
         )
 
 
 def _check_arrays(name: str, steps: int, data: Any) -> None:
-    """Refuse a number of steps of data whose batches cannot be told.
-
-    Raises:
-        DataError: they are no arrays.
-    """
+    """Refuse a number of steps of data that are neither arrays nor batches."""
     if not isinstance(data, tuple) or steps < 1:
         raise DataError(
             f"{name}={steps} with {type(data).__name__}: expected 1 or more, with arrays or batches (a "
@@ -262,17 +235,8 @@ def streams(
     validation_batch_size: int | None = None,
     epochs: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """Return (training, validation, test) data, with streams in place of data that give batches.
-
-    Args:
-        parts: the data.
-        config: the run's settings.
-        batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size: of the call.
-        epochs: how many epochs are trained.
-
-    Raises:
-        DataError: an argument does not go with the data.
-    """
+    """Return (training, validation, test) data, with streams in place of data that give batches, for a call of `fit`
+    that trains so many epochs."""
     train, validation, test = parts
     if inputs.are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
         _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")

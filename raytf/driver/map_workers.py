@@ -16,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import ray
 
+from raytf.config import terminal_text
 from raytf.config.sections import WorkerSection
-from raytf.config.terminal_text import say
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import preflight
@@ -78,7 +79,7 @@ def on_workers(
         gpus_per_worker=section.gpus_per_worker,
         mixed_gpus=True,  # parts are not replicas of one model
     )
-    say = say or _print
+    say = say or partial(terminal_text.say, lines=True)
     if not len(parts):
         return []
     with connected(config) as local:
@@ -134,10 +135,6 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-def _print(text: str) -> None:
-    say(text, lines=True)
-
-
 class _Worker:
     """A process that computes parts, one at a time."""
 
@@ -166,14 +163,7 @@ class _Worker:
 
 @dataclass
 class PartQueue(Generic[Answer]):
-    """The parts that wait, and the answers so far. No Ray here.
-
-    Attributes:
-        total: number of parts.
-        waiting: numbers of the parts that no worker computes.
-        losses: how many workers ended while they computed a part, by its number.
-        answers: by the number of the part.
-    """
+    """The parts that wait, the answers so far, and how many workers ended while they computed a part. No Ray here."""
 
     total: int
     waiting: collections.deque[int] = field(default_factory=collections.deque)
@@ -193,11 +183,7 @@ class PartQueue(Generic[Answer]):
         return self.losses.total()
 
     def take(self) -> int | None:
-        """Return the next part for an idle worker.
-
-        Returns:
-            None if no part waits.
-        """
+        """Return the next part for an idle worker; None if no part waits."""
         return self.waiting.popleft() if self.waiting else None
 
     def done(self, number: int, answer: Answer) -> None:
@@ -206,11 +192,7 @@ class PartQueue(Generic[Answer]):
         self.answers[number] = answer
 
     def lost(self, number: int, why: str) -> None:
-        """Put the part of a worker that has ended first in the queue.
-
-        Raises:
-            ClusterError: this happened to the part too often.
-        """
+        """Put the part of a worker that has ended first in the queue, unless this happened to it too often."""
         self.losses[number] += 1
         if self.losses[number] >= LOSSES_OF_A_PART:
             raise ClusterError(

@@ -18,8 +18,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.driver.tracking import follow, trackers
 from raytf.driver.tracking.follow import Following
-from raytf.driver.tracking.metric_rows import Point, committed, unknown
-from raytf.driver.tracking.trackers import CallbackTracker, FileTracker
+from raytf.driver.tracking.trackers import CallbackTracker, FileTracker, Point, committed, unknown
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage

@@ -1,0 +1,193 @@
+"""Resolve the arguments of `fit`: settings and data in raytf's own types, checked, and the job that they make.
+
+Nothing here writes, reads storage or starts a process.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf._tensorflow import summaries
+from raytf.audit import step_replay
+from raytf.audit.step_replay import ReplayPlan
+from raytf.config import precision, program
+from raytf.config.precision import Precision
+from raytf.config.program import Program
+from raytf.config.train_config import TrainConfig
+from raytf.data.pipeline import Augment
+from raytf.data.sources.batches import plan_of
+from raytf.driver import inputs, keras_arguments, preflight, run_names
+from raytf.driver.inputs import RunData
+from raytf.driver.tracking import trackers
+from raytf.runs import notebook
+from raytf.runs.program_output import log_levels
+from raytf.training.job import Sources, TrainingJob, UserCode
+from raytf.training.process.monitor_client import MonitorClient
+from raytf.training.user import program_settings
+from raytf.training.user.user_code import Parcel
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """The arguments of `fit`, by their names there."""
+
+    model: Any
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    verbose: int | str = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: bool | str = True
+    class_weight: dict[int, float] | None = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | list[int] = 1
+    train: Any = None
+    validation: Any = None
+    test: Any = None
+    config: TrainConfig | None = None
+    augment: Augment | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitCall:
+    """A call of `fit` with valid arguments.
+
+    Attributes:
+        arguments: as they were passed.
+        config: the settings.
+        overruled: a line for each argument that a flag has overruled.
+        data: the run's data.
+        x: the training data, from which class weights get their shape.
+        callbacks: those that run on rank 0.
+        reporting: those of trackers, which run in the driver.
+        epochs: how many are left to train.
+        verbose: 0, 1 or 2.
+        precision: what the program has set in Keras.
+        program: that calls.
+        is_named: whether the user named the run.
+        replay: the steps to compute again; None to train.
+    """
+
+    arguments: FitArguments
+    config: TrainConfig
+    overruled: list[str]
+    data: RunData
+    x: Any
+    callbacks: Any
+    reporting: list[Any]
+    epochs: int
+    verbose: int
+    precision: Precision
+    program: Program
+    is_named: bool
+    replay: ReplayPlan | None
+
+    def code(self) -> Parcel[UserCode]:
+        """Pack the user's code for the workers."""
+        around = tuple(warnings.filters), log_levels(), summaries.default_writer()
+        return Parcel(UserCode(self.arguments.model, self.callbacks, self.arguments.augment, *around))
+
+    def job(
+        self, config: TrainConfig, code: Parcel[UserCode], sources: Sources, run_uri: str, has_old_digests: bool
+    ) -> TrainingJob:
+        """Return the job of this call, which the driver completes with what it has on Ray.
+
+        Args:
+            config: the settings, with the run's name and logical shards.
+            code: of `code`.
+            sources: the data.
+            run_uri: URI of the run's folder.
+            has_old_digests: as of `TrainingJob`.
+        """
+        asked, replay = self.arguments, self.replay
+        plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
+        if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
+            config = config.replace(global_batch_size=plan.global_batch_size)
+        return TrainingJob(
+            code=code,
+            config=config,
+            sources=None,
+            monitor=MonitorClient(None),
+            run_uri=run_uri,
+            plan=plan,
+            total_steps=config.length.steps or plan.epoch_start(self.epochs),
+            first_epoch=asked.initial_epoch,
+            class_weight=keras_arguments.class_weights_of(asked.class_weight, self.x, sources.train.spec),
+            shuffle=keras_arguments.draws_order(asked.shuffle),
+            validation_freq=asked.validation_freq,
+            precision=self.precision,
+            settings=program_settings.of_process(),
+            verbose=self.verbose,
+            asked_verbose=asked.verbose,
+            stop_step=None if replay is None else replay.step,
+            dump="" if replay is None else replay.dump,
+            has_old_digests=has_old_digests,
+        )
+
+
+def resolve(asked: FitArguments) -> FitCall:
+    """Check the arguments of `fit`, and return what they ask for.
+
+    Raises:
+        RaytfError: an argument is wrong, or does not go with another one.
+    """
+    keras_arguments.refuse_unknown(asked.settings, [name for name in vars(asked) if name != "settings"])
+    callbacks, reporting = trackers.split(keras_arguments.several(asked.callbacks), asked.model)
+    x = inputs.one_of("x", asked.x, "train", asked.train)
+    validation = inputs.one_of("validation_data", asked.validation_data, "validation", asked.validation)
+    is_keras_call = (keras_arguments.is_plain(x) or asked.y is not None) and asked.steps_per_epoch is None
+    size = None if inputs.are_batches(x) else asked.batch_size
+    passed = {"batch_size": size, "epochs": asked.epochs, **asked.settings}
+    config, overruled = keras_arguments.settings(asked.config, passed, is_keras_call)
+    if x is not None:
+        split = asked.validation_split if validation is None else 0.0  # as in Keras
+        x, held_out = keras_arguments.training_data(x, asked.y, asked.sample_weight, split)
+        validation = held_out if validation is None else validation
+    overruled += program_settings.check()
+    own_precision = precision.of_process()
+    with config.named_as_typed():
+        preflight.check_arguments(config, own_precision, asked.model, x, validation, asked.validation_freq)
+    is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
+    config = run_names.named(config, own_program)
+    replay = step_replay.requested(config)
+    config = config if replay is None else step_replay.replay_settings(replay, config)
+    epochs = keras_arguments.epochs_left(asked.initial_epoch, config)
+    x, validation, test = keras_arguments.streams(
+        (x, keras_arguments.validation_data(validation), keras_arguments.validation_data(asked.test)),
+        config,
+        asked.batch_size,
+        asked.steps_per_epoch,
+        asked.validation_steps,
+        asked.shuffle,
+        asked.validation_batch_size,
+        epochs,
+    )
+    data = RunData.of(x, validation, test)
+    if data.stream is not None:  # which makes its batches
+        config = config.replace(global_batch_size=inputs.rows_of(data.stream))
+        config.check()
+    return FitCall(
+        arguments=asked,
+        config=config,
+        overruled=overruled,
+        data=data,
+        x=x,
+        callbacks=callbacks,
+        reporting=reporting,
+        epochs=epochs,
+        verbose=keras_arguments.verbosity(asked.verbose),
+        precision=own_precision,
+        program=own_program,
+        is_named=is_named,
+        replay=replay,
+    )
