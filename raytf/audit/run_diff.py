@@ -40,7 +40,6 @@ class RunTrace:
     Attributes:
         place: the folder, for people.
         steps: columns of `raytf.read_steps`.
-        digests: the digests of its steps.
         identity: settings, data and model, as its newest checkpoint has them.
         architecture: the model's configuration; None where it cannot be read.
     """

@@ -41,12 +41,8 @@ class AuditVerdict:
 
 @dataclass
 class Standing:
-    """The step at which a process began to train, and the last step at which an audit agreed with it.
-
-    Attributes:
-        joined: step at which it began; None before that.
-        vouched: step of the latest audit that has agreed with it; as `joined` where there was none.
-    """
+    """The step at which a process began to train (None before that), and the last step at which an audit agreed with
+    it."""
 
     joined: int | None = None
     vouched: int = 0

@@ -31,12 +31,7 @@ _LEFT = 30
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """The flags of one dataclass.
-
-    Attributes:
-        kind: the dataclass, whose source is read only where somebody asks for help.
-        flags: without those of the dataclasses inside it.
-    """
+    """The flags of one dataclass, without those of the dataclasses inside it."""
 
     kind: type
     flags: tuple[Setting, ...]
@@ -186,12 +181,7 @@ def _filled(text: str, width: int) -> list[str]:
 
 
 def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
-    """Return the first problem of a command line, as one line; empty if there is none.
-
-    Args:
-        groups: the flags of the command.
-        args: what was typed after its name.
-    """
+    """Return the first problem of what was typed after a command, as one line; empty if there is none."""
     known, every = by_name(groups), _all(groups)
     places = [flag for flag in every if flag.is_positional]
     several, filled, at = any(flag.takes_several for flag in places), 0, 0

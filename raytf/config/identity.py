@@ -11,7 +11,7 @@ from typing import Any
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.config.setting import Identity, Setting, When
-from raytf.config.train_config import TrainConfig, as_keyword_arguments, every_setting
+from raytf.config.train_config import TrainConfig, every_setting
 
 #: Flags that distinguish runs with parameter servers from others, and from each other.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
@@ -19,8 +19,7 @@ OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity
 
 def beside(config: TrainConfig) -> str:
     """Return what to do where a run in storage is not the wanted one, in the words of the flags or of the program."""
-    text = "To start another run beside it, pass --new, or another --run name."
-    return text if config.is_from_flags else as_keyword_arguments(text)
+    return config.as_typed("To start another run beside it, pass --new, or another --run name.")
 
 
 def strategy_identity(config: TrainConfig) -> dict[str, str]:

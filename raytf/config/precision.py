@@ -75,13 +75,8 @@ def choose(flag: str | None, own: Precision) -> Precision:
 
 
 def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> None:
-    """Refuse a model that computes otherwise than the flag says.
-
-    Args:
-        flag: of `--mixed-precision`.
-        after: what is set once the model function has returned.
-        layers: policies of the model's layers.
-    """
+    """Refuse a model that computes otherwise than `--mixed-precision` says, by the precision `after` its function has
+    returned, and by the policies of its layers."""
     if flag is None:
         return
     if after.policy.startswith(_MIXED) if flag == "off" else after.policy != POLICIES[flag]:

@@ -22,12 +22,8 @@ _COPIED = "runtime_resources"
 
 @dataclass(frozen=True)
 class Program:
-    """A program.
-
-    Attributes:
-        name: of its runs, where nobody names them.
-        path: of its file, without links; empty where it has none, or where that is a temporary copy.
-    """
+    """The name of a program's runs, where nobody names them, and the path of its file, without links; empty where it
+    has none, or where that is a temporary copy."""
 
     name: str
     path: str = ""

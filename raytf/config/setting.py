@@ -126,14 +126,8 @@ class InSearch(enum.Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, read from its field.
-
-    Attributes:
-        name: of the field; the flag has dashes.
-        kind: its type, without what is said beside it.
-        default: None where the setting is left open.
-        notes: what is said beside it.
-    """
+    """One setting, read from its field: its type without annotations, its default (None where it is left open), and the
+    annotations."""
 
     name: str
     kind: Any
@@ -239,15 +233,8 @@ class Setting:
         return f"{self.flag} {value:g}" if isinstance(value, float) else f"{self.flag} {value}"
 
     def from_python(self, value: Any, argument: str = "") -> Any:
-        """Return a value that a program passed as the flag would have it.
-
-        Args:
-            value: of any type.
-            argument: the keyword argument's name; by default that of the setting.
-
-        Raises:
-            ConfigError: the setting cannot have this value.
-        """
+        """Return a value that a program passed as `argument` (the name of the setting by default), as the flag would
+        have it."""
         if value is None and self.default is None:
             return None
         typed = f"{argument or self.name}={one_line(repr(value), 100)}"

@@ -176,6 +176,10 @@ class TrainConfig:
         uri = self.run.storage
         return os.path.abspath(os.path.expanduser(uri)) if uris.is_folder(uri) else uri
 
+    def as_typed(self, text: str) -> str:
+        """Return a text with settings as the user typed them: as flags, or as keyword arguments."""
+        return text if self.is_from_flags else as_keyword_arguments(text)
+
     def named_as_typed(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which errors name settings as the user typed them: as flags, or as keyword arguments."""
         return contextlib.nullcontext() if self.is_from_flags else _named_as_keyword_arguments()

@@ -194,7 +194,6 @@ class _Driver:
 
     Attributes:
         folder: the run's.
-        sources: the run's data.
         stream: of the training data, if it has batches.
         stored: settings that the run was made with; empty for a new run.
         status_file: shows the progress to programs.
@@ -262,7 +261,7 @@ class _Driver:
     ) -> dict[str, Any]:
         """Train on the Ray that this process is connected to, and has started itself if `local`."""
         run = self.folder
-        resources = preflight.check_cluster(job.config, local, display.say)
+        resources = preflight.check_cluster(job.config, local, lambda line: display.say(job.config.as_typed(line)))
         job = _for_gpus(job, self.sources, resources.get("GPU", 0.0))
         preflight.check_job_can_be_sent(job, display.say)
         start_ahead(job.config, resources)
@@ -319,7 +318,7 @@ def _attempt(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
-            from raytf.driver.supervision.retry import until_done
+            from raytf.driver.supervision.diagnosis import until_done
             from raytf.parameter_server.group import run_group
 
             train, errors = partial(run_group, job, "GPU" in resources, say), (RaytfError, ray.exceptions.RayError)

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -35,21 +34,6 @@ _NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal
 _INTERRUPTED = "interrupted"
 
 
-class _Asked:
-    """The signals that this process has received: the first one, how often Ctrl-C, and whether the save is over."""
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.interrupts = 0
-        self.is_saved = False
-
-    def interrupt(self, number: int, frame: Any) -> None:
-        """Handle Ctrl-C in the main thread, which has called `fit`."""
-        self.interrupts += 1
-        if self.interrupts > 1 or self.is_saved:
-            raise KeyboardInterrupt
-
-
 @contextlib.contextmanager
 def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
     """Have the ranks save on SIGTERM, SIGHUP and SIGINT during the `with` statement.
@@ -69,16 +53,15 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    asked = _Asked()
-    ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: asked.interrupt}
+    ending = _GracefulEnd(monitor, say, leave)
+    ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: ending.interrupt}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as `nohup` does
         del ours[signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ours}
     for number in ours:
         signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    ending = _GracefulEnd(asked, threading.Event(), others, monitor, say, leave)
-    thread = threading.Thread(target=ending.watch, args=(reader,), daemon=True)
+    thread = threading.Thread(target=ending.watch, args=(reader, others), daemon=True)
     thread.start()
     try:
         yield
@@ -95,24 +78,24 @@ def _nothing(number: int, frame: Any) -> None:
     """Do nothing: the thread that reads the pipe acts on the signal."""
 
 
-@dataclass(frozen=True)
 class _GracefulEnd:
-    """Saves, and ends the process, when a signal asks for it.
+    """Saves, and ends the process, when a signal asks for it; `over` is set at the end of the `with` statement."""
 
-    Attributes:
-        over: set at the end of the `with` statement.
-        others: file descriptor that had been set for signals before, -1 for none.
-    """
+    def __init__(self, monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]):
+        self._monitor, self._say, self._leave = monitor, say, leave
+        self.over = threading.Event()
+        #: The first signal, how often Ctrl-C was pressed, and whether the save is over, successful or not.
+        self._first: int | None = None
+        self._interrupts, self._is_saved = 0, False
 
-    asked: _Asked
-    over: threading.Event
-    others: int
-    monitor: MonitorClient
-    say: Callable[[str], None]
-    leave: Callable[[str], None]
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Handle Ctrl-C in the main thread, which has called `fit`."""
+        self._interrupts += 1
+        if self._interrupts > 1 or self._is_saved:
+            raise KeyboardInterrupt
 
-    def watch(self, reader: int) -> None:
-        """Read signals from a pipe, until it is closed."""
+    def watch(self, reader: int, others: int) -> None:
+        """Read signals from a pipe until it is closed, and pass them on to another descriptor; -1 for none."""
         with open(reader, "rb", buffering=0) as pipe:
             while not self.over.is_set():
                 if not select.select([pipe], [], [], _END_SECONDS)[0]:
@@ -120,17 +103,17 @@ class _GracefulEnd:
                 numbers = pipe.read(64)
                 if not numbers:
                     return
-                if self.others != -1:
+                if others != -1:
                     with contextlib.suppress(OSError):
-                        os.write(self.others, numbers)
+                        os.write(others, numbers)
                 for number in numbers:
                     self._hear(number)
 
     def _hear(self, number: int) -> None:
         if number not in (*_NAMES, signal.SIGINT):
             return
-        if self.asked.first is None:
-            self.asked.first = number
+        if self._first is None:
+            self._first = number
             threading.Thread(target=self._end, args=(number,), daemon=True).start()
         elif number != signal.SIGINT:
             os._exit(128 + number)
@@ -140,28 +123,30 @@ class _GracefulEnd:
         saved: bool | None = False
         # Whatever goes wrong meanwhile, the process must end.
         with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
+            self._say(
+                f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else "")
+            )
         step = None
         with contextlib.suppress(Exception):
-            saved = save(self.monitor)
-            step = self.monitor.durable(_DURABLE_SECONDS) if saved else None
-        self.asked.is_saved = True
+            saved = save(self._monitor)
+            step = self._monitor.durable(_DURABLE_SECONDS) if saved else None
+        self._is_saved = True
         if self.over.is_set():
             return  # the run has finished meanwhile, and this process ends anyway
         result = "no workers were training" if saved is None else "saved" if saved else "not saved"
         result += f" step {step}" if step else ""
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{reason}: {result}")
-            if self.asked.interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
+                self._say(f"{reason}: {result}")
+            if self._interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
                 os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
             return
         try:
             with contextlib.suppress(Exception, SystemExit):
-                self.leave(f"{reason}, {result}")
+                self._leave(f"{reason}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{reason}: {result}; {program.from_last_checkpoint()}")
+                self._say(f"{reason}: {result}; {program.from_last_checkpoint()}")
         finally:
             os._exit(128 + number)
 

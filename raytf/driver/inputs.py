@@ -54,14 +54,7 @@ class RunData:
     def sources(
         self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
     ) -> Sources:
-        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held.
-
-        Args:
-            run: its folder.
-            pipeline: --pipeline.
-            validation_steps: batches of the validation data, if not all.
-            verbose: as of Keras's `fit`.
-        """
+        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held."""
         parts = dict(self.parts)
         unread = {name: data for name, data in parts.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:

@@ -97,12 +97,8 @@ def epochs_left(initial_epoch: int, config: TrainConfig) -> int:
 
 
 def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -> dict[int, float] | None:
-    """Return `class_weight` of a call with plain numbers; refuse it with data with which Keras takes none.
-
-    Args:
-        data: the training data, as `streams` returns it.
-        spec: of a record's x, y and sample_weight.
-    """
+    """Return `class_weight` of a call with plain numbers; refuse it with data (as `streams` returns it, with this spec
+    of a record) with which Keras takes none."""
     weights = class_weights.checked(class_weight)
     if weights is not None:
         is_source = not isinstance(data, (tuple, Stream))  # which Keras does not have

@@ -82,7 +82,8 @@ def on_workers(
     say = say or partial(terminal_text.say, lines=True)
     if not len(parts):
         return []
-    with connected(config) as local:
+    typed = contextlib.nullcontext() if isinstance(workers, WorkerSection) else config.named_as_typed()
+    with typed, connected(config) as local:
         need = preflight.check_cluster(config, local, say)
         try:
             ray.cloudpickle.dumps(function)
@@ -203,14 +204,7 @@ class PartQueue(Generic[Answer]):
 
 
 class _WorkerPool:
-    """Workers, and the parts that they compute.
-
-    Args:
-        start: starts a worker.
-        work: the parts.
-        most: workers at a time.
-        say: takes a line for the user.
-    """
+    """Workers, `most` at a time, and the parts that they compute."""
 
     def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
         self._start, self._work, self._say = start, work, say

@@ -63,17 +63,11 @@ class FitCall:
     """A call of `fit` with valid arguments.
 
     Attributes:
-        arguments: as they were passed.
-        config: the settings.
         overruled: a line for each argument that a flag has overruled.
-        data: the run's data.
         x: the training data, from which class weights get their shape.
-        callbacks: those that run on rank 0.
-        reporting: those of trackers, which run in the driver.
+        callbacks, reporting: those that run on rank 0, and those of trackers, which run in the driver.
         epochs: how many are left to train.
-        verbose: 0, 1 or 2.
         precision: what the program has set in Keras.
-        program: that calls.
         is_named: whether the user named the run.
         replay: the steps to compute again; None to train.
     """
@@ -100,15 +94,8 @@ class FitCall:
     def job(
         self, config: TrainConfig, code: Parcel[UserCode], sources: Sources, run_uri: str, has_old_digests: bool
     ) -> TrainingJob:
-        """Return the job of this call, which the driver completes with what it has on Ray.
-
-        Args:
-            config: the settings, with the run's name and logical shards.
-            code: of `code`.
-            sources: the data.
-            run_uri: URI of the run's folder.
-            has_old_digests: as of `TrainingJob`.
-        """
+        """Return the job of this call; `config` has the run's name and logical shards. The driver completes the job on
+        Ray."""
         asked, replay = self.arguments, self.replay
         plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
         if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest

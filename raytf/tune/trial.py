@@ -52,7 +52,6 @@ class SearchPlan:
         folder: in which it runs.
         points: values of the searched flags, by trial, as flags.
         uri: of the search's folder.
-        address: of Ray.
         environment: variables of the command beside those of Ray's processes.
         over: trials that were over before.
     """
@@ -261,13 +260,8 @@ class EventStopper(tune.Stopper):
 
 
 class Watcher(tune.Callback):
-    """Keeps the table and the storage up to date with Ray Tune's trials.
-
-    Args:
-        points: values of the searched flags, by trial.
-        over: trials that were over before.
-        stop: set once the search is to stop; trials that end then are not finished.
-    """
+    """Keeps the table and the storage up to date with Ray Tune's trials. Those that end after `stop` is set are not
+    finished."""
 
     def __init__(
         self,

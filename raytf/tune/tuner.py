@@ -339,15 +339,8 @@ class TrialResources:
 
 
 def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> TrainConfig:
-    """Return the configuration of the trial that takes the most CPUs.
-
-    Args:
-        values: of all flags of the job.
-        points: values of the searched flags, by trial.
-
-    Raises:
-        ConfigError: no trial can have workers as it asks for them.
-    """
+    """Return the configuration of the trial that takes the most CPUs, from the values of all flags of the job, and
+    those of the searched flags by trial; refuse a search of which no trial can have its workers."""
     configs: list[tuple[float, TrainConfig]] = []
     refused = ConfigError("there is no trial.")
     for point in points:
@@ -379,10 +372,8 @@ def share(
 
     Args:
         config: of the trial that takes the most.
-        nodes: resources of each living node.
-        worker: resources of one worker.
-        trials: of the search.
-        parallel: as asked for.
+        nodes, worker: resources of each living node, and of one worker.
+        trials, parallel: how many, and how many at a time; None for as many as fit.
         searched: names of flags.
     """
     low, high = config.worker_range

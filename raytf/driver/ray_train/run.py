@@ -21,8 +21,8 @@ from raytf.driver.ray_train import warm_processes
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy, remove_abandoned
 from raytf.driver.ray_train.warm_processes import env_of_workers
-from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
-from raytf.driver.supervision.retry import Supervisor, until_done
+from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose, until_done
+from raytf.driver.supervision.retry import Supervisor
 from raytf.errors import ClusterError, GpuError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
@@ -144,14 +144,8 @@ def _train_function(job: TrainingJob) -> Callable[[], Any]:
 
 
 class Trainer(TensorflowTrainer):
-    """TensorflowTrainer with raytf's policies.
-
-    Args:
-        train_loop: run by each worker.
-        context: the run for which the policies decide.
-        poll: called a few times a second while the controller runs; what it raises ends it.
-        **kwargs: Ray Train's own arguments.
-    """
+    """TensorflowTrainer with raytf's policies. `poll` is called a few times a second while the controller runs; what it
+    raises ends the run."""
 
     def __init__(self, train_loop: Callable[[], Any], context: PolicyContext, poll: Callable[[], None], **kwargs: Any):
         self._context, self._poll = context, poll

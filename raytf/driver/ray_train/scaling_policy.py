@@ -63,13 +63,10 @@ class PolicyContext:
 
     Attributes:
         name: of the run on this cluster.
-        monitor: the driver's.
-        uri: the run's folder.
-        flags: of the cluster.
         supervisor: of the run, shared with the failure policy.
         keeps_kind: keep the first kind of GPU that a group has: another kind would not compute the promised bits.
         is_alone: nobody else uses this Ray.
-        arbiter: says who belongs to the group, where workers come and go while others train; None where they do not.
+        arbiter: decides who belongs to the group, where workers come and go while others train; else None.
     """
 
     name: str

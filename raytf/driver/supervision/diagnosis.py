@@ -1,9 +1,13 @@
-"""What failed, from the error that Ray, Ray Train or raytf raised, and the error that the user sees if the run ends."""
+"""What failed, from the error that Ray, Ray Train or raytf raised, the error that the user sees if the run ends, and
+attempts that are repeated after it."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import ray
 import ray.train
@@ -13,6 +17,7 @@ from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
 from raytf.config import program
 from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
+from raytf.driver.supervision.retry import Scene, Supervisor
 from raytf.errors import (
     ClusterError,
     GpuError,
@@ -24,7 +29,11 @@ from raytf.errors import (
     one_line,
 )
 from raytf.parameter_server.errors import ProcessDiedError
+from raytf.training.process.monitor_client import MonitorClient
 
+Outcome = TypeVar("Outcome")
+#: Seconds to wait for an answer of the monitor.
+_ANSWER_SECONDS = 30.0
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
 
@@ -147,3 +156,42 @@ def _last_word(error: BaseException, errors: Errors) -> RaytfError:
         return broken
     inner = _unwrapped(error.controller_failure if isinstance(error, ControllerError) else error)
     return _missing_module(inner) or ClusterError(f"training failed: {type(inner).__name__}: {one_line(inner, 600)}")
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+
+
+def until_done(
+    attempt: Callable[[], Outcome],
+    of: tuple[type[Exception], ...],
+    monitor: MonitorClient,
+    max_failures: int,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Repeat an attempt until it succeeds, and return its outcome.
+
+    Args:
+        attempt: raises the error that ends it.
+        of: errors that end an attempt; any other error ends the run.
+        monitor: books each failure in the ledger.
+        max_failures: after how many failures to try again; negative for any number.
+        say: takes a line for the user.
+
+    Raises:
+        RaytfError: another attempt would fail in the same way.
+        RayError: the monitor does not answer, so this process has lost Ray.
+    """
+    supervisor, allowed = Supervisor(), iter(range(max_failures) if max_failures >= 0 else itertools.count())
+    while True:
+        try:
+            return attempt()
+        except of as error:
+            failure = diagnose(error)
+        scene = Scene(monitor.reached(_ANSWER_SECONDS))
+        decision = supervisor.decide(failure, scene, lambda: next(allowed, None) is not None)
+        monitor.book(decision.fault)
+        if decision.message:
+            say(decision.message)
+        if not decision.retry:
+            raise failure.error or ClusterError(f"training failed: {failure.text}", passes=True) from None
+        time.sleep(decision.pause)

@@ -1,24 +1,17 @@
-"""Decide, after each failure of a run, whether and when to try again, and on which nodes."""
+"""Decide, after each failure of a run, whether and when to try again, and on which nodes. No Ray here."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from raytf.driver.supervision.diagnosis import diagnose
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.node_exclusion import KernelFailures, NodeExclusion
-from raytf.errors import ClusterError
 from raytf.runs.events import FaultEvent, short
-from raytf.training.process.monitor_client import MonitorClient
-
-Outcome = TypeVar("Outcome")
 
 #: Failures in a row without a new step after which a run stops: the next would be the same. Deaths do not count.
 FRUITLESS_FAILURES = 5
@@ -30,8 +23,6 @@ FRUITLESS_ERRORS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 #: The most after deaths: if faults are frequent, each second of a pause is one in which the next fault can come.
 LONGEST_DEATH_PAUSE = 10.0
-#: Seconds to wait for an answer of the monitor.
-_ANSWER_SECONDS = 30.0
 #: Steps by which two attempts may differ in where they see the same error: it shows at the end of a call of several.
 _SAME_STEP = 32
 
@@ -117,13 +108,8 @@ def _without_numbers(text: str) -> str:
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of a run when an attempt has failed.
-
-    Attributes:
-        reached: the latest global step that was ever reported.
-        nodes: rank -> Ray's id of its node.
-        noticed: rank on a node with notice -> Ray's id of the node.
-    """
+    """The state of a run when an attempt has failed: the latest global step that was ever reported, the node of each
+    rank, and the node of each rank whose node has notice."""
 
     reached: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
@@ -132,14 +118,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the supervisor decided after a failure.
-
-    Attributes:
-        retry: whether to try again.
-        pause: seconds to wait before that.
-        fault: for the ledger.
-        message: a line for the user; empty if the error itself says everything.
-    """
+    """What the supervisor decided after a failure; `message` is empty if the error itself says everything."""
 
     retry: bool
     pause: float
@@ -247,42 +226,3 @@ def _preemption(noticed: Mapping[int, str]) -> FaultEvent:
     nodes = sorted(set(noticed.values()))
     text = f"node {', '.join(map(short, nodes))} is gone, as announced"
     return FaultEvent(Cause.NODE_LOST, sorted(noticed), nodes, text, preemption=True)
-
-
-# -- attempts ----------------------------------------------------------------------------------------------------------
-
-
-def until_done(
-    attempt: Callable[[], Outcome],
-    of: tuple[type[Exception], ...],
-    monitor: MonitorClient,
-    max_failures: int,
-    say: Callable[[str], None],
-) -> Outcome:
-    """Repeat an attempt until it succeeds, and return its outcome.
-
-    Args:
-        attempt: raises the error that ends it.
-        of: errors that end an attempt; any other error ends the run.
-        monitor: books each failure in the ledger.
-        max_failures: after how many failures to try again; negative for any number.
-        say: takes a line for the user.
-
-    Raises:
-        RaytfError: another attempt would fail in the same way.
-        RayError: the monitor does not answer, so this process has lost Ray.
-    """
-    supervisor, allowed = Supervisor(), iter(range(max_failures) if max_failures >= 0 else itertools.count())
-    while True:
-        try:
-            return attempt()
-        except of as error:
-            failure = diagnose(error)
-        scene = Scene(monitor.reached(_ANSWER_SECONDS))
-        decision = supervisor.decide(failure, scene, lambda: next(allowed, None) is not None)
-        monitor.book(decision.fault)
-        if decision.message:
-            say(decision.message)
-        if not decision.retry:
-            raise failure.error or ClusterError(f"training failed: {failure.text}", passes=True) from None
-        time.sleep(decision.pause)

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from raytf.driver.supervision.diagnosis import ControllerDiedError
+from raytf.driver.supervision.diagnosis import ControllerDiedError, until_done
 from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.retry import Scene, Supervisor, is_preemption, until_done
+from raytf.driver.supervision.retry import Scene, Supervisor, is_preemption
 from raytf.errors import ClusterError, DataError, RaytfError
 from raytf.parameter_server.errors import ProcessDiedError
 from raytf.runs.events import FaultEvent, RunEvent
