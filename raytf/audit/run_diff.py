@@ -102,7 +102,7 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     for i in range(count):
         step = int(one.steps["step"][i])
         difference = _difference(one, other, step)
-        is_loss_equal = not _losses_differ(one, other, i)
+        is_loss_equal = bool(np.array_equal(one.steps["loss"][i], other.steps["loss"][i], equal_nan=True))
         if difference is not None or not is_loss_equal:
             shards = () if difference is None else difference.shards
             ours, theirs = (record_numbers(trace.identity, step, shards) for trace in (one, other))
@@ -173,11 +173,6 @@ def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
     if a[0] != b[0]:  # the models have other weights
         return Difference(tuple(range(a[0].shards)), (), a[0].shards)
     return step_digest.difference(a[0], a[1], b[1])
-
-
-def _losses_differ(one: RunTrace, other: RunTrace, i: int) -> bool:
-    a, b = one.steps["loss"][i], other.steps["loss"][i]
-    return not (a == b or (np.isnan(a) and np.isnan(b)))
 
 
 def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] | None:

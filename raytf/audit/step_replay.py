@@ -133,7 +133,7 @@ def not_computed(run: Storage, again: Storage, step: int, name: str | None = Non
     except (CheckpointError, StorageError) as error:
         return f"checkpoint {name} cannot be compared: {error}"
     names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
-    wrong = [key for key in names if not _are_equal(ours.get(key), theirs.get(key))]
+    wrong = [key for key in names if _bits(ours.get(key)) != _bits(theirs.get(key))]
     return f"checkpoint {name} is not what its steps compute: {', '.join(wrong[:5])}" if wrong else ""
 
 
@@ -141,10 +141,8 @@ def _at(run: Storage, step: int) -> str | None:
     return next((name for name in manifest.list_complete(run) if naming.split_name(name)[0] == step), None)
 
 
-def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return False
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+def _bits(array: np.ndarray | None) -> Any:
+    return None if array is None else (array.dtype, array.shape, array.tobytes())
 
 
 # -- replaying ---------------------------------------------------------------------------------------------------------

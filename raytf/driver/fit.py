@@ -34,7 +34,7 @@ from raytf.driver.resolve import FitArguments, FitCall, resolve
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import follow
 from raytf.driver.tracking.trackers import CallbackTracker
-from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
+from raytf.errors import CheckpointError, ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import digest_log, ledger, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
@@ -123,11 +123,22 @@ def fit(
             SystemExit ends the program with code 0.
     """
     call = resolve(FitArguments(**locals()))
-    with call.config.named_as_typed():
+    with call.config.named_as_typed(), _next_command_shown(call.verbose):
         run, job, document = _place_and_run(call)
         if call.replay is not None:
             raise step_replay.StepsComputed(0)
         return result_of(run, document, model, call.callbacks, job)
+
+
+@contextlib.contextmanager
+def _next_command_shown(verbose: int) -> Iterator[None]:
+    """Show what to type after an error of a checkpoint in a new run: the same command would start yet another run."""
+    try:
+        yield
+    except CheckpointError:
+        if program.change():
+            print(f"to continue: {program.next_command().rstrip(',')}", file=stream_of(verbose), flush=True)
+        raise
 
 
 def _place_and_run(call: FitCall) -> tuple[Storage, TrainingJob, dict[str, Any]]:

@@ -27,7 +27,7 @@ from raytf.driver import run_names
 from raytf.driver.connection import connected
 from raytf.driver.fit import fit
 from raytf.driver.inputs import are_batches
-from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
+from raytf.driver.resolve import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on_stderr

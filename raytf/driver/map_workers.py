@@ -241,7 +241,8 @@ class _WorkerPool:
                 self._assign(worker, name)
             if time.monotonic() - reported_at >= _LINE_SECONDS and not parts.is_done:
                 reported_at = time.monotonic()
-                self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
+                count = sum(number is not None for _, _, number in self._asked.values())
+                self._say(f"{len(parts.answers)} of {parts.total} parts, {count} worker{'s' if count != 1 else ''}")
         self._say(self._summary())
         return [parts.answers[number] for number in range(parts.total)]
 
@@ -270,10 +271,6 @@ class _WorkerPool:
             self._say(f"a worker was lost in part {number}; another one computes it")
             self._parts.lost(number, why)
         self._start_worker()
-
-    def _at_work(self) -> str:
-        count = sum(number is not None for _, _, number in self._asked.values())
-        return f"{count} worker{'s' if count != 1 else ''}"
 
     def _summary(self) -> str:
         shares = list(self._shares.values())

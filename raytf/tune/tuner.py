@@ -44,6 +44,9 @@ _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in s
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
 #: Flags that say how many workers a trial has, or into how many parts they cut a batch.
 _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setting.in_search}
+#: Variables that a trial's command gets from this process instead of from Ray. With the last one, the workers of a job
+#: that was submitted get its files and variables.
+_HANDED_ON = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
 _MOST_EPOCHS = 10**6
@@ -261,7 +264,7 @@ def _search(
         uri=folder.uri,
         goal=search.goal,
         address=address,
-        environment={k: v for k, v in os.environ.items() if _is_handed_on(k)},
+        environment={k: v for k, v in os.environ.items() if k in _HANDED_ON or k.startswith("RAY_TRAIN_")},
         over=over,
     )
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
@@ -289,13 +292,6 @@ def _search(
         tuner.fit()
     if stop.is_set():
         raise KeyboardInterrupt
-
-
-def _is_handed_on(name: str) -> bool:
-    """Return whether a trial's command gets a variable from this process instead of from Ray."""
-    # The last one is how a job that was submitted has its workers get its files and variables.
-    own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
-    return name in own or name.startswith("RAY_TRAIN_")
 
 
 def _scheduler(search: Search) -> Any:

@@ -68,6 +68,13 @@ class HangEvidence(enum.StrEnum):
     IDLE = "idle"  # it is alive and does nothing
 
 
+#: Evidence that a rank is frozen, in words.
+FROZEN = {
+    HangEvidence.STOPPED: "frozen (its process was stopped)",
+    HangEvidence.SILENT_NODE: "its node does not answer",
+}
+
+
 class Heartbeats:
     """The latest heartbeat of each rank of the present group."""
 
@@ -191,10 +198,8 @@ class HangDetector:
         for beat in (s.beat for s in silent):
             seen, age = evidence.get(beat.rank), ages[beat.rank]
             match seen:
-                case HangEvidence.STOPPED:
-                    after, text = 0.0, "frozen (its process was stopped)"
-                case HangEvidence.SILENT_NODE:
-                    after, text = 0.0, "its node does not answer"
+                case HangEvidence.STOPPED | HangEvidence.SILENT_NODE:
+                    after, text = 0.0, FROZEN[seen]
                 case HangEvidence.BUSY:
                     after, text = self.allowed(beat), "computes, but sends no heartbeats"
                 case HangEvidence.IDLE:
@@ -211,8 +216,7 @@ class HangDetector:
             return None
         seconds = max(ages[b.rank] + b.seconds for b in blamed)
         finding = HangFinding(tuple(blamed), seconds, "frozen", texts[0])
-        is_certain = any(evidence.get(b.rank) in (HangEvidence.STOPPED, HangEvidence.SILENT_NODE) for b in blamed)
-        return finding if is_certain else self._remember(finding)
+        return finding if any(evidence.get(b.rank) in FROZEN for b in blamed) else self._remember(finding)
 
     def _stuck(self, beats: list[HeartbeatState]) -> HangFinding | None:
         late = [b for b in beats if b.seconds > self.allowed(b)]

@@ -60,7 +60,7 @@ class Stragglers:
         if len(self._costs[beats[0].rank]) < _LEAST:
             return []
         stragglers = []
-        usual = {rank: _mean_but_longest(costs) for rank, costs in self._costs.items()}
+        usual = {rank: (sum(costs) - max(costs)) / (len(costs) - 1) for rank, costs in self._costs.items()}
         in_order = sorted(usual.values())
         for beat in beats:
             peers = _median_without(in_order, usual[beat.rank])
@@ -90,7 +90,3 @@ def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
     steps = beat.step - before.step
     waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0
     return computing + waiting
-
-
-def _mean_but_longest(costs: deque[float]) -> float:
-    return (sum(costs) - max(costs)) / (len(costs) - 1)

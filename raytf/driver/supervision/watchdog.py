@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 
 from raytf._ray import state
-from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, blamed_for_loss
+from raytf.driver.supervision.hang_detector import FROZEN, HangDetector, HangEvidence, blamed_for_loss
 from raytf.driver.supervision.inspection import Inspector, RankInspection, end, seen_here
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
@@ -209,14 +209,10 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     if not suspects:
         return None
     began, examination = time.monotonic(), Inspector(run, [s.beat for s in sightings])
-    frozen = {
-        HangEvidence.STOPPED: "frozen (its process was stopped)",
-        HangEvidence.SILENT_NODE: "its node does not answer",
-    }
     is_over = False
     while not is_over:
         inspections = examination.collect(0.2)
-        blamed = [beat for beat in suspects if inspections[beat.rank].evidence in frozen]
+        blamed = [beat for beat in suspects if inspections[beat.rank].evidence in FROZEN]
         waited = time.monotonic() - began
         is_enough = bool(blamed) and _is_enough(blamed, inspections, waited)
         is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
@@ -225,7 +221,7 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     ages = {s.beat.rank: s.age for s in sightings}
     evidence = inspections[blamed[0].rank].evidence
     assert evidence is not None
-    finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
+    finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", FROZEN[evidence])
     _blame(monitor, finding)
     return conclude(monitor, run, finding, inspections)
 
