@@ -106,7 +106,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         elif flags.stop_on_interrupt:
             _say(f"interrupted; stopping job {job.name}")
             job.stop()
-            _say(f"{program.next_submission(flags.command)} goes on from the last checkpoint")
+            _say(f"{program.next_submission(flags.command)} continues from the last checkpoint")
         else:
             _say(f"interrupted; job {job.name} goes on, and nobody submits it again. {_how(address, job.name)}")
         return _INTERRUPTED

@@ -93,7 +93,7 @@ def change() -> str:
 
 def from_last_checkpoint() -> str:
     """Return how to continue the run of this process, as a sentence without a capital letter and a period."""
-    return f"{next_command()} goes on from the last checkpoint"
+    return f"{next_command()} continues from the last checkpoint"
 
 
 def next_submission(command: str) -> str:

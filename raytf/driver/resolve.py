@@ -148,48 +148,48 @@ def resolve(asked: FitArguments) -> FitCall:
     size = None if inputs.are_batches(x) else asked.batch_size
     passed = {"batch_size": size, "epochs": asked.epochs, **asked.settings}
     config, overruled = settings(asked.config, passed, is_keras_call)
-    if x is not None:
-        split = asked.validation_split if validation is None else 0.0  # as in Keras
-        x, held_out = inputs.training_data(x, asked.y, asked.sample_weight, split)
-        validation = held_out if validation is None else validation
-    overruled += program_settings.check()
-    own_precision = precision.of_process()
     with config.named_as_typed():
+        if x is not None:
+            split = asked.validation_split if validation is None else 0.0  # as in Keras
+            x, held_out = inputs.training_data(x, asked.y, asked.sample_weight, split)
+            validation = held_out if validation is None else validation
+        overruled += program_settings.check()
+        own_precision = precision.of_process()
         preflight.check_arguments(config, own_precision, asked.model, x, validation, asked.validation_freq)
-    is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
-    config = run_names.named(config, own_program)
-    replay = step_replay.requested(config)
-    config = config if replay is None else step_replay.replay_settings(replay, config)
-    epochs = epochs_left(asked.initial_epoch, config)
-    x, validation, test = inputs.streams(
-        (x, inputs.validation_data(validation), inputs.validation_data(asked.test)),
-        config,
-        asked.batch_size,
-        asked.steps_per_epoch,
-        asked.validation_steps,
-        asked.shuffle,
-        asked.validation_batch_size,
-        epochs,
-    )
-    data = RunData.of(x, validation, test)
-    if data.stream is not None:  # which makes its batches
-        config = config.replace(global_batch_size=inputs.rows_of(data.stream))
-        config.check()
-    return FitCall(
-        arguments=asked,
-        config=config,
-        overruled=overruled,
-        data=data,
-        x=x,
-        callbacks=callbacks,
-        reporting=reporting,
-        epochs=epochs,
-        verbose=verbosity(asked.verbose),
-        precision=own_precision,
-        program=own_program,
-        is_named=is_named,
-        replay=replay,
-    )
+        is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
+        config = run_names.named(config, own_program)
+        replay = step_replay.requested(config)
+        config = config if replay is None else step_replay.replay_settings(replay, config)
+        epochs = epochs_left(asked.initial_epoch, config)
+        x, validation, test = inputs.streams(
+            (x, inputs.validation_data(validation), inputs.validation_data(asked.test)),
+            config,
+            asked.batch_size,
+            asked.steps_per_epoch,
+            asked.validation_steps,
+            asked.shuffle,
+            asked.validation_batch_size,
+            epochs,
+        )
+        data = RunData.of(x, validation, test)
+        if data.stream is not None:  # which makes its batches
+            config = config.replace(global_batch_size=inputs.rows_of(data.stream))
+            config.check()
+        return FitCall(
+            arguments=asked,
+            config=config,
+            overruled=overruled,
+            data=data,
+            x=x,
+            callbacks=callbacks,
+            reporting=reporting,
+            epochs=epochs,
+            verbose=verbosity(asked.verbose),
+            precision=own_precision,
+            program=own_program,
+            is_named=is_named,
+            replay=replay,
+        )
 
 
 def refuse_unknown(arguments: Iterable[str], own: Iterable[str]) -> None:

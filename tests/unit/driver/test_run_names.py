@@ -87,7 +87,7 @@ def replacements(monkeypatch) -> list[tuple[str, str]]:
 
 
 def test_what_continues_a_new_run(tmp_path: Path):
-    assert program.from_last_checkpoint() == "the same command goes on from the last checkpoint"
+    assert program.from_last_checkpoint() == "the same command continues from the last checkpoint"
     settled(tmp_path, None, run="a", new=True)
     assert program.next_command() == "the same command, with run='a' in place of run='a' and new=True,"
     told: list[str] = []
@@ -95,7 +95,7 @@ def test_what_continues_a_new_run(tmp_path: Path):
     own = Program("a")
     run_names.settled(run_names.named(flags, own), own, False, told.append)
     assert told == ["--new starts run a-2; to continue it later, replace --new by --run a-2"]
-    text = "the same command, with --run a-2 in place of --new, goes on from the last checkpoint"
+    text = "the same command, with --run a-2 in place of --new, continues from the last checkpoint"
     assert program.from_last_checkpoint() == text
 
 
