@@ -1,6 +1,6 @@
 """The settings of a run that must not change when it is resumed, as texts that can be compared.
 
-Which settings these are is said at their fields.
+The fields of the settings say which ones these are.
 """
 
 from __future__ import annotations

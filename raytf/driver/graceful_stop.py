@@ -144,7 +144,7 @@ class _GracefulEnd:
         try:
             with contextlib.suppress(Exception, SystemExit):
                 self._leave(f"{reason}, {result}")
-            # The last line, after what the workers said until now and the last status.
+            # The last line, after the workers' messages and the last status.
             with contextlib.suppress(Exception, SystemExit):
                 self._say(f"{reason}: {result}; {program.from_last_checkpoint()}")
         finally:

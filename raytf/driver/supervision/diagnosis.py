@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import ray
@@ -51,10 +52,7 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
         return _of_process(_unwrapped(error))
     errors = worker_errors(error)
     dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
-
-    def with_node() -> bool:
-        return _died_with_node([errors[rank] for rank in dead], died_with_node)
-
+    with_node = partial(_died_with_node, [errors[rank] for rank in dead], died_with_node)
     failure = failure_of(errors, dead, _gpu_errors(error, errors), with_node) or _at_start(error, died_with_node)
     return replace(failure, error=_last_word(error, errors))
 

@@ -40,7 +40,7 @@ _OF_STATUS = {
 _PY_SPY_SECONDS = 4.0
 #: Seconds for a process to write its own stacks.
 _SIGNAL_SECONDS = 2.0
-#: Seconds that a keeper has to look at processes before a task is sent as well.
+#: Seconds that a keeper has to inspect processes before a task is sent as well.
 _KEEPER_SECONDS = 3.0
 #: The same where it is asked to end them.
 _END_SECONDS = 1.0
@@ -56,9 +56,9 @@ class RankInspection:
 
 
 class Inspector:
-    """Looks at ranks on their nodes, in the background.
+    """Inspects ranks on their nodes, in the background.
 
-    On this process's own node it looks itself; on others it asks the run's keeper, or sends a task, whose process has
+    On this process's own node it inspects them itself; on others it asks the run's keeper, or sends a task, whose process has
     to start first, if there is no keeper or it does not answer soon. Evidence on this node is available before the
     stacks, for which py-spy stops a process.
     """

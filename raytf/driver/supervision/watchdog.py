@@ -44,9 +44,9 @@ _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
 _GONE = "The worker's process is gone. A process that it has forked, such as one of a data loader, still runs."
-#: Seconds before the first look.
+#: Seconds before the first inspection of workers that start.
 _FIRST_SECONDS = 10.0
-#: Seconds between two looks; a worker must be found stopped in two in a row.
+#: Seconds between two of them; a worker must be stopped in two in a row.
 _LOOK_SECONDS = 5.0
 #: Name of Ray Train's class of workers.
 _WORKER = "RayTrainWorker"

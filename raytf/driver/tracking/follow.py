@@ -77,7 +77,7 @@ class Following:
                 self._has_trouble = False
             except Exception as error:  # of the tracker's library, or of its server
                 self._trouble(error, "it is tried again")
-                self._known_steps.clear()  # some of it may have been told
+                self._known_steps.clear()  # it may have some of the points
 
     def finish(self) -> None:
         """Report the rest of a run that has ended, with its page and its model."""

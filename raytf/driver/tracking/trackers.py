@@ -25,12 +25,8 @@ from raytf.runs import run_log
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
-#: Names of trackers -> (the package that each needs, how to get it).
-PACKAGES = {
-    "mlflow": ("mlflow", "pip install mlflow"),
-    "wandb": ("wandb", "pip install wandb"),
-    "tensorboard": ("tensorboard", "pip install tensorboard"),
-}
+#: Trackers by name, which is that of the package that each needs.
+PACKAGES = ("mlflow", "wandb", "tensorboard")
 #: The end of a file's name.
 FILE_SUFFIX = ".jsonl"
 #: The tag by which a later start finds the run.
@@ -172,9 +168,8 @@ def check(track: str | None) -> None:
             f"--track {track} is not known. Expected {', '.join(PACKAGES)}, or a file whose name ends with "
             f"{FILE_SUFFIX}."
         )
-    package, how = PACKAGES[track]
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"--track {track} needs {package}, which is not installed: {how}")
+    if importlib.util.find_spec(track) is None:
+        raise ConfigError(f"--track {track} needs {track}, which is not installed: pip install {track}")
 
 
 class FileTracker(Tracker):
