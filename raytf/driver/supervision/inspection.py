@@ -58,9 +58,9 @@ class RankInspection:
 class Inspector:
     """Inspects ranks on their nodes, in the background.
 
-    On this process's own node it inspects them itself; on others it asks the run's keeper, or sends a task, whose process has
-    to start first, if there is no keeper or it does not answer soon. Evidence on this node is available before the
-    stacks, for which py-spy stops a process.
+    On this process's own node it inspects them itself; on others it asks the run's keeper, or sends a task, whose
+    process has to start first, if there is no keeper or it does not answer soon. Evidence on this node is available
+    before the stacks, for which py-spy stops a process.
     """
 
     def __init__(self, run_uri: str, beats: Sequence[HeartbeatState], has_stacks: bool = True):
