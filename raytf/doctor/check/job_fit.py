@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytf.config import setting
 from raytf.config.sections import ClusterSection, RunSection, StrategySection
 from raytf.config.train_config import worker_range
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
@@ -75,7 +76,7 @@ def parse(command: str) -> JobNeeds:
         logical_devices=None if devices is None else int(devices),
         ps=None if servers is None else int(servers),
     )
-    way.check()
+    setting.check(way)
     least, most = worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
     cpus = _flag(words, "--cpus-per-worker")
     gpu: bool | None = None

@@ -76,10 +76,10 @@ def test_a_replay_trains_up_to_its_step_in_another_folder(monkeypatch, tmp_path)
     for name, text in plan.environment().items():
         monkeypatch.setenv(name, text)
     config = TrainConfig(run="a", storage=str(tmp_path / "runs"), workers="1:4")
-    call = resolve(FitArguments(make, X, Y, config=config))
+    call = resolve(FitArguments(make, X, Y, batch_size=16, config=config))
     assert call.replay == plan
     assert (call.config.run.name, call.config.run.storage) == ("replay", plan.folder)
-    assert job_of(call).end_step == 2
+    assert (job_of(call).end_step, job_of(call).total_steps) == (3, 4)
     monkeypatch.delenv(VARIABLE)
     assert resolve(FitArguments(make, X, Y, config=config)).replay is None
 
