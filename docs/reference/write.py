@@ -22,8 +22,7 @@ from typing import Any
 import annotated_types
 
 from raytf.commands.main import COMMANDS, load
-from raytf.config import flags, help_page, setting
-from raytf.config.flags import Flag
+from raytf.config import flags, setting
 from raytf.config.setting import Expected, InSearch, Refused, Setting, When
 from raytf.config.train_config import every_setting, section_types
 from raytf.runs import events, run_folder
@@ -126,12 +125,12 @@ def commands_page() -> str:
 def command_entry(name: str, run: Callable[[Any], object]) -> str:
     groups = flags.of_command(run)
     own = [group for group in groups if group.kind not in section_types().values()]
-    every = [(flag, flags.texts(group.kind).get(flag.setting.name, "")) for group in own for flag in group.flags]
+    every = [(flag, flags.texts(group.kind).get(flag.name, "")) for group in own for flag in group.flags]
     about = inspect.cleandoc(groups[0].kind.__doc__ or "")
     lines = [f"\n## `{name}`"]
     for part in about.split("\n\n"):
         lines += ["", paragraph(part)]
-    lines += [f"\n    {help_page.usage(name, groups)}"]
+    lines += [f"\n    {flags.usage(name, groups)}"]
     if every:
         lines += ["", "| flag | takes | |", "| --- | --- | --- |"]
         lines += [row([flag_names(flag), flag_value(flag), text + flag_default(flag)]) for flag, text in every]
@@ -140,19 +139,19 @@ def command_entry(name: str, run: Callable[[Any], object]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def flag_names(flag: Flag) -> str:
-    its = flag.setting
+def flag_names(flag: Setting) -> str:
     if flag.is_positional:
-        return f"`{flag.value}`"
-    return f"`{its.flag}`" if not flag.is_switch or its.default is False else ", ".join(f"`{n}`" for n in flag.names)
+        return f"`{flag.placeholder}`"
+    is_plain = not flag.is_switch or flag.default is False
+    return f"`{flag.flag}`" if is_plain else ", ".join(f"`{name}`" for name in flag.flag_names)
 
 
-def flag_value(flag: Flag) -> str:
-    return "" if flag.is_switch or flag.is_positional else f"`{flag.value}`"
+def flag_value(flag: Setting) -> str:
+    return "" if flag.is_switch or flag.is_positional else f"`{flag.placeholder}`"
 
 
-def flag_default(flag: Flag) -> str:
-    value = flag.setting.default
+def flag_default(flag: Setting) -> str:
+    value = flag.default
     if flag.is_needed and not flag.is_positional:
         return " Needed."
     if value is None or value is dataclasses.MISSING or value in (False, "", ()):

@@ -44,12 +44,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Interval:
-    """Steps between two checkpoints, which can be computed again.
-
-    Attributes:
-        begin: name of the checkpoint before them; None for the run's beginning.
-        end: name of the one after the last of them.
-    """
+    """The steps between two checkpoints, which can be computed again; `begin` is None for the start of the run."""
 
     begin: str | None
     end: str
@@ -62,11 +57,7 @@ class Interval:
 
 
 def check(run: Storage) -> Records:
-    """Check all that a run's folder says of its steps, and every byte of its checkpoints.
-
-    Raises:
-        StorageError: storage refuses.
-    """
+    """Check all records of a run's steps, and every byte of its checkpoints."""
     problems: list[str] = []
     notes: list[str] = []
     findings = verify.verify(run)
@@ -101,12 +92,8 @@ def intervals(checkpoints: Sequence[str]) -> list[Interval]:
 
 
 def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[Interval]:
-    """Return some of the intervals at random, until they have a share of all steps; at least one.
-
-    Args:
-        share: between 0 and 1.
-        seed: seed of the draw; by default nobody can know it in advance.
-    """
+    """Return some of the intervals at random, at least one, until they have a share (0 to 1) of all steps. Without a
+    seed nobody can know the draw in advance."""
     generator: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
     left, chosen = list(of), list[Interval]()
     wanted = share * sum(len(each.steps) for each in of)

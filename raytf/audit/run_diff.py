@@ -40,7 +40,6 @@ class RunTrace:
     Attributes:
         place: the folder, for people.
         steps: columns of `raytf.read_steps`.
-        digests: the digests of its steps.
         identity: settings, data and model, as its newest checkpoint has them.
         architecture: the model's configuration; None where it cannot be read.
     """
@@ -83,12 +82,7 @@ class Parting:
 
 
 def load(run: Storage) -> RunTrace:
-    """Read a run.
-
-    Raises:
-        DamagedFileError: its log of steps cannot be read.
-        StorageError: storage refuses.
-    """
+    """Read a run."""
     identity: Mapping[str, str] = {}
     for name in manifest.list_complete(run):
         try:
@@ -108,7 +102,7 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     for i in range(count):
         step = int(one.steps["step"][i])
         difference = _difference(one, other, step)
-        is_loss_equal = not _losses_differ(one, other, i)
+        is_loss_equal = bool(np.array_equal(one.steps["loss"][i], other.steps["loss"][i], equal_nan=True))
         if difference is not None or not is_loss_equal:
             shards = () if difference is None else difference.shards
             ours, theirs = (record_numbers(trace.identity, step, shards) for trace in (one, other))
@@ -179,11 +173,6 @@ def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
     if a[0] != b[0]:  # the models have other weights
         return Difference(tuple(range(a[0].shards)), (), a[0].shards)
     return step_digest.difference(a[0], a[1], b[1])
-
-
-def _losses_differ(one: RunTrace, other: RunTrace, i: int) -> bool:
-    a, b = one.steps["loss"][i], other.steps["loss"][i]
-    return not (a == b or (np.isnan(a) and np.isnan(b)))
 
 
 def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] | None:
@@ -268,16 +257,8 @@ def _architecture(run: Storage) -> Any:
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Return the numbers of records, as the data count them from 0.
-
-    Args:
-        identity: the run's identity.
-        step: counted from 1.
-        shards: the logical shards, one after another.
-
-    Returns:
-        None where the run does not keep enough to know them.
-    """
+    """Return the numbers of the records, from 0, in some logical shards of a step; None where a run does not keep
+    enough to know them."""
     if not _ARRAYS.match(identity.get("contents of the training data", "")):
         return None
     try:

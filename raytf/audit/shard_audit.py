@@ -1,6 +1,6 @@
 """Audits: a shard that is computed once more by another rank, and who computed wrongly where the two differ.
 
-Decisions only. Which shard and which rank is a function of seed, step and spans, so all ranks know it without a word.
+Decisions only. Shard and rank are a function of seed, step and spans, so all ranks know them without a message.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from raytf.distributed.step_agreement import ReplicaVerdict
 
 
 class AuditChoice(NamedTuple):
-    """The audit of a step.
-
-    Attributes:
-        shard: the shard that is computed twice.
-        owner: rank that has it.
-        auditor: rank that computes it once more.
-    """
+    """The audit of a step: the shard, the rank that owns it, and the rank that computes it once more."""
 
     shard: int
     owner: int
@@ -47,12 +41,8 @@ class AuditVerdict:
 
 @dataclass
 class Standing:
-    """The step at which a process began to train, and the last step at which an audit agreed with it.
-
-    Attributes:
-        joined: step at which it began; None before that.
-        vouched: step of the latest audit that has agreed with it; as `joined` where there was none.
-    """
+    """The step at which a process began to train (None before that), and the last step at which an audit agreed with
+    it."""
 
     joined: int | None = None
     vouched: int = 0
@@ -76,12 +66,7 @@ def is_due(step: int, every: int) -> bool:
 
 
 def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
-    """Return why a run that is not exact cannot be audited, for people; empty if it can.
-
-    Args:
-        machines: what the bits depend on that a rank computes, by rank.
-        is_on_gpu: whether it computes on GPUs.
-    """
+    """Return why a run that is not exact cannot be audited, by the machine of each rank; empty if it can."""
     if is_on_gpu:
         return "GPUs compute the same bits twice with --exact alone"
     kinds = sorted(set(machines))
@@ -89,13 +74,8 @@ def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
 
 
 def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
-    """Choose a shard at random, and one of the other ranks to compute it again.
-
-    Args:
-        seed: the run's seed.
-        step: counted from 1.
-        spans: shards of each rank, of at least two ranks.
-    """
+    """Choose a shard of a step at random, and one of the other ranks to compute it again; `spans` are the shards of
+    each rank, of at least two ranks."""
     shards = sum(map(len, spans))
     drawn = int.from_bytes(hashlib.sha256(f"audit {seed} {step}".encode()).digest()[:16])
     shard = drawn % shards
@@ -111,15 +91,12 @@ def of_weights(verdict: ReplicaVerdict) -> AuditVerdict:
 
 
 def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
-    """Return whose records of the shard were wrong, where the two ranks had different ones.
+    """Return whose records of the shard were wrong; None where both ranks had the same.
 
     Args:
         choice: of the audit.
-        trained: hashes of the records whose digests the owner and the auditor have reported.
-        again: by rank, that of the records as it reads them now.
-
-    Returns:
-        None where both had the same.
+        trained: hashes of the records of owner and auditor.
+        again: by rank, the hash of the records as it reads them now.
     """
     if trained[0] == trained[1]:
         return None

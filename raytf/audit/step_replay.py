@@ -49,9 +49,6 @@ def words_of(run: Storage, program: str, usage: str) -> list[str]:
         run: its folder. The command that it records is shown and never run.
         program: the command, as one text for a shell.
         usage: the reader's own command up to `--`.
-
-    Raises:
-        ConfigError: there is no command, or it cannot be read.
     """
     if not program:
         raise ConfigError(_no_program(run, usage))
@@ -80,15 +77,8 @@ def _no_program(run: Storage, usage: str) -> str:
 
 
 def seed_before(run: Storage, folder: str, step: int) -> int:
-    """Let the run that computes again begin with the newest whole checkpoint before a step.
-
-    Args:
-        run: folder of the run.
-        folder: in which steps are computed again.
-
-    Returns:
-        The checkpoint's step, 0 where there is none: then it begins anew.
-    """
+    """Let the run that computes again, in a folder, begin with the newest whole checkpoint before a step; return the
+    step of that checkpoint, 0 where there is none."""
     for name in manifest.list_complete(run):
         if naming.split_name(name)[0] < step and seed(run, folder, name):
             return naming.split_name(name)[0]
@@ -112,11 +102,7 @@ def seed(run: Storage, folder: str, name: str) -> bool:
 
 
 def compute(words: list[str], plan: ReplayPlan) -> Storage:
-    """Run the program; returns the folder of the run that computed again.
-
-    Raises:
-        ConfigError: it did not come to the call that trains the run.
-    """
+    """Run the program, and return the folder of the run that computed again."""
     say(f"running {shlex.join(['python' if word == sys.executable else word for word in words])}")
     # On this machine, where the folders are: not on a cluster that this shell has chosen.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -134,15 +120,8 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
 
 
 def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
-    """Return how a checkpoint differs from what the steps before it compute.
-
-    Args:
-        run, again: folders of the run, and of the one that has computed up to a step again.
-        name: the checkpoint's; by default any of that step.
-
-    Returns:
-        One line for people; empty where all is equal, and where the run keeps no checkpoint of the step.
-    """
+    """Return how a checkpoint (by default any of the step) differs from what `again`, which has computed the steps
+    again, has; empty where all is equal, and where the run keeps no checkpoint of the step."""
     name = name or _at(run, step)
     if name is None:
         return ""
@@ -154,7 +133,7 @@ def not_computed(run: Storage, again: Storage, step: int, name: str | None = Non
     except (CheckpointError, StorageError) as error:
         return f"checkpoint {name} cannot be compared: {error}"
     names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
-    wrong = [key for key in names if not _are_equal(ours.get(key), theirs.get(key))]
+    wrong = [key for key in names if _bits(ours.get(key)) != _bits(theirs.get(key))]
     return f"checkpoint {name} is not what its steps compute: {', '.join(wrong[:5])}" if wrong else ""
 
 
@@ -162,16 +141,18 @@ def _at(run: Storage, step: int) -> str | None:
     return next((name for name in manifest.list_complete(run) if naming.split_name(name)[0] == step), None)
 
 
-def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return False
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+def _bits(array: np.ndarray | None) -> Any:
+    return None if array is None else (array.dtype, array.shape, array.tobytes())
 
 
 # -- replaying ---------------------------------------------------------------------------------------------------------
 #
 # The program is the run's own. Its call of `fit` for that run trains in another folder, from a copy of a checkpoint up
-# to the step that is wanted, and ends the process: what comes after it in the program belongs to the run.
+# to the step that is wanted, and ends the program: what comes after it in the program belongs to the run.
+
+
+class StepsComputed(SystemExit):
+    """Raised by `fit` in a program that `raytf replay` or `raytf prove` has started, once the steps are computed."""
 
 
 @dataclass(frozen=True)
@@ -225,25 +206,16 @@ def _plan(environment: Mapping[str, str]) -> ReplayPlan | None:
 
 
 def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -> None:
-    """Do nothing where no step is computed again; else refuse to train a run that is not the one that is asked for.
-
-    Raises:
-        ConfigError: it has not finished.
-        StorageError: storage refuses.
-    """
+    """Refuse, where steps are computed again, to train another run than the one that is asked for."""
     if is_requested(environment) and not run.exists(run_log.RESULT):
         raise ConfigError(
             f"the program trains {run.locate('')}, which has not finished, before it comes to the run whose steps are "
-            "to be computed again. Give a command after `--` that trains that run, with the same --storage and --run."
+            "to be computed again. Pass a command after `--` that trains that run, with the same --storage and --run."
         )
 
 
 def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
-    """Return the settings with which steps are computed again: the same arithmetic, in another folder.
-
-    Raises:
-        ConfigError: nobody can compute them again.
-    """
+    """Return the settings with which steps are computed again: the same arithmetic, in another folder."""
     if config.strategy.strategy == "parameter-server":
         raise ConfigError(
             "steps of parameter servers depend on which worker comes first, so that none can be computed again. "
@@ -257,12 +229,7 @@ def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
 
 @dataclass(frozen=True)
 class NotedSteps:
-    """The digests and losses that a run has recorded.
-
-    Attributes:
-        digests: the digests of steps that have one.
-        losses: the losses of all steps, by step from 1.
-    """
+    """The digests that a run has recorded, and the losses of all steps, by step from 1."""
 
     digests: RunDigests
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -297,25 +264,15 @@ class StepComparison:
 
 
 def read_noted(run: Storage) -> NotedSteps:
-    """Read the digests and losses that a run has recorded.
-
-    Raises:
-        DamagedFileError: a segment of its log is none that raytf has written.
-        StorageError: storage refuses.
-    """
+    """Read the digests and losses that a run has recorded."""
     table = run_log.read_steps(run.uri)
     losses = dict(zip(table["step"].tolist(), table["loss"].tolist(), strict=True))
     return NotedSteps(digest_log.read(run, run_log.STEPS), losses)
 
 
 def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepComparison:
-    """Compare the digests of some steps, in order, up to the first that differs; losses where digests cannot be.
-
-    Args:
-        noted: by the run.
-        again: computed again.
-        steps: the steps to compare.
-    """
+    """Compare the recorded digests of steps with those computed again, in order, up to the first that differs; losses
+    where digests cannot be compared."""
     same, unknown, why = 0, list[int](), ""
     differs, difference = None, None
     for step in steps:

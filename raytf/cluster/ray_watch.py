@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from raytf.config import continuing
+from raytf.config import program
 from raytf.config.command_line import EXIT_AGAIN
 
 
@@ -203,7 +203,7 @@ def leave(loss: Loss) -> None:
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
-            how = f"T{continuing.next_command()[1:]} continues where this one stopped."
+            how = f"T{program.next_command()[1:]} continues where this one stopped."
             os.write(terminal, f"error: {loss.text}; {why}. {how}\n".encode())
     finally:
         os._exit(EXIT_AGAIN)

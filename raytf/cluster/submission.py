@@ -22,7 +22,7 @@ from raytf.cluster.resubmission import (
     ResubmissionDecision,
     ResubmissionLimits,
 )
-from raytf.config import continuing, program
+from raytf.config import program
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
@@ -172,7 +172,7 @@ class Submission:
     def _submit(self, number: int) -> None:
         package = self.runtime_env.get("working_dir")
         if package is not None and not os.path.exists(package):
-            again = continuing.next_submission(self.command).rstrip(",")
+            again = program.next_submission(self.command).rstrip(",")
             raise ClusterError(f"the packed working directory {package} was deleted. Run {again} again.")
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{self._first + number}"

@@ -95,8 +95,8 @@ def with_rest(run: Callable[[Any], object], args: list[str]) -> list[str]:
     at = args.index("--")
     for group in flags.of_command(run):
         for flag in group.flags:
-            if any(isinstance(note, Rest) for note in flag.setting.notes):
-                return [*args[:at], f"{flag.setting.flag}={shlex.join(args[at + 1 :])}"]
+            if any(isinstance(note, Rest) for note in flag.notes):
+                return [*args[:at], f"{flag.flag}={shlex.join(args[at + 1 :])}"]
     return args
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 from annotated_types import Gt
 
-from raytf.config import continuing
+from raytf.config import program
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
 from raytf.doctor import local_environment
@@ -106,7 +106,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         elif flags.stop_on_interrupt:
             _say(f"interrupted; stopping job {job.name}")
             job.stop()
-            _say(f"{continuing.next_submission(flags.command)} continues from the last checkpoint")
+            _say(f"{program.next_submission(flags.command)} continues from the last checkpoint")
         else:
             _say(f"interrupted; job {job.name} continues, and nobody submits it again. {_how(address, job.name)}")
         return _INTERRUPTED

@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from raytf import _process
-from raytf.config import continuing, exit_codes, flag_errors, flags, help_page
+from raytf.config import exit_codes, flags, program
 from raytf.config.terminal_text import printable, visible
 from raytf.config.train_config import TrainConfig
 from raytf.errors import JobError, RaytfError, one_line
@@ -32,9 +32,9 @@ EXIT_AGAIN = exit_codes.AGAIN.code
 def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
 
-    Ends with the codes of `endings`. A `RaytfError` ends as one line on standard error (after its traceback, where the
-    job's own code raised); anything else is a defect and keeps its traceback. SIGTERM and SIGHUP end it as Ctrl-C does,
-    so that what was begun is cleaned up.
+    The exit codes are those of `raytf.config.exit_codes`. A `RaytfError` becomes one line on standard error, after its
+    traceback where the job's own code raised it; anything else is a defect and keeps its traceback. SIGTERM and SIGHUP
+    end the process as Ctrl-C does, so that what was started is cleaned up.
 
     Args:
         main: a function with one annotated argument, a dataclass.
@@ -56,7 +56,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         word = "interrupted" if ending.number is None else f"told to stop ({ending.number.name})"
-        _leave(visible(error) or f"{word}; {continuing.from_last_checkpoint()}.", ending.code)
+        _leave(visible(error) or f"{word}; {program.from_last_checkpoint()}.", ending.code)
     except BrokenPipeError:
         _unless_nobody_reads()
         raise
@@ -64,7 +64,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         # A name on the command line that is not of this machine's encoding, which no library takes.
         if "surrogates" not in error.reason:
             raise
-        _leave(f"error: {visible(error.object)!s:.500} is not text in UTF-8. Give another name.", EXIT_REFUSED)
+        _leave(f"error: {visible(error.object)!s:.500} is not text in UTF-8. Choose another name.", EXIT_REFUSED)
     except RaytfError as error:
         trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
         _leave(f"{trace}error: {visible(one_line(error))}", exit_codes.of_error(error).code)
@@ -76,11 +76,10 @@ def _show_help_or_refuse(main: Callable[[Any], object], argv: Sequence[str], pro
     if not groups:  # subcommands
         return
     own = argv[: argv.index("--")] if "--" in argv else argv
-    asked = [arg for arg in own if arg in ("-h", "--help", "--help-all")]
-    if asked:
-        print(help_page.page(prog, groups, "--help-all" in asked, shutil.get_terminal_size().columns), flush=True)
+    if {"-h", "--help", "--help-all"} & set(own):
+        print(flags.page(prog, groups, "--help-all" in own, shutil.get_terminal_size().columns), flush=True)
         sys.exit(0)
-    problem = flag_errors.wrong(groups, own)
+    problem = flags.wrong(groups, own)
     if problem:
         print(f"error: {visible(problem)}", file=sys.stderr)
         sys.exit(EXIT_REFUSED)
@@ -102,7 +101,7 @@ def _checked(main: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _unless_nobody_reads() -> None:
-    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
+    """Exit quietly if nobody reads standard output any more, as after `| head`."""
     out = sys.stdout.fileno()
     poll = select.poll()
     poll.register(out, 0)
@@ -112,7 +111,7 @@ def _unless_nobody_reads() -> None:
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
-    """Return a function to call instead of `main`, which writes the values of all flags."""
+    """Return a function to call instead of `main`, which writes the values of all flags to a file."""
 
     @functools.wraps(main)
     def tell(*args: Any, **named: Any) -> None:

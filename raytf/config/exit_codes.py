@@ -24,13 +24,7 @@ class AfterEnding(enum.Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """A way to end.
-
-    Attributes:
-        what: has happened, for people.
-        code: as a shell shows it.
-        then: what `raytf submit` does.
-    """
+    """A way to end: what has happened, the exit code as a shell shows it, and what `raytf submit` does then."""
 
     what: str
     code: int

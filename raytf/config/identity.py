@@ -1,6 +1,6 @@
 """The settings of a run that must not change when it is resumed, as texts that can be compared.
 
-Which settings these are is said at their fields.
+The fields of the settings say which ones these are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.config.setting import Identity, Setting, When
-from raytf.config.train_config import TrainConfig, as_keyword_arguments, every_setting
+from raytf.config.train_config import TrainConfig, every_setting
 
 #: Flags that distinguish runs with parameter servers from others, and from each other.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
@@ -19,8 +19,7 @@ OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity
 
 def beside(config: TrainConfig) -> str:
     """Return what to do where a run in storage is not the wanted one, in the words of the flags or of the program."""
-    text = "To start another run beside it, pass --new, or another --run name."
-    return text if config.is_from_flags else as_keyword_arguments(text)
+    return config.as_typed("To start another run beside it, pass --new, or another --run name.")
 
 
 def strategy_identity(config: TrainConfig) -> dict[str, str]:
@@ -29,12 +28,7 @@ def strategy_identity(config: TrainConfig) -> dict[str, str]:
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow.
-
-    Args:
-        records: of the training data.
-        own: what the job has set in Keras.
-    """
+    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow."""
     return {
         **_of_settings(config, tuple(When)),
         # In place of the flag alone: what layers compute with when it is left out.
@@ -70,12 +64,12 @@ _EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
 
 def _of_settings(config: TrainConfig, when: Collection[When]) -> dict[str, str]:
     return {
-        setting.flag: _text(setting, setting.identity, config)
+        setting.flag: _text(setting, its, config)
         for setting in every_setting()
-        if setting.identity is not None
-        and setting.identity.when in when
-        and setting.identity.within is None
-        and _counts(setting, setting.identity.when, config)
+        if (its := setting.identity) is not None
+        and its.when in when
+        and its.within is None
+        and _counts(setting, its.when, config)
     }
 
 

@@ -53,26 +53,14 @@ class MetricObjective:
         return cls(text, large)
 
     def value(self, logs: Mapping[str, Any]) -> float | None:
-        """Return the metric's value in the logs of an epoch.
-
-        Returns:
-            None where there is none, or none that can be compared.
-        """
+        """Return the metric's value in the logs of an epoch; None if there is none that can be compared."""
         value = flat(logs).get(self.metric)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
             return None
         return None if math.isnan(value) else float(value)
 
     def value_at(self, step: int, history: list[dict[str, Any]]) -> float | None:
-        """Return the metric's value at the end of an epoch.
-
-        Args:
-            step: global steps done.
-            history: logs of all epochs so far, each with its `step`.
-
-        Returns:
-            None for a step inside of one.
-        """
+        """Return the metric's value after a global step: that of the last epoch in `history`; None inside an epoch."""
         return self.value(history[-1]) if history and history[-1].get("step") == step else None
 
     def is_better(self, value: float | None, than: float | None) -> bool:

@@ -60,10 +60,6 @@ def parse(document: Any) -> Precision:
 def choose(flag: str | None, own: Precision) -> Precision:
     """Return the precision that is set when a model function is called.
 
-    Args:
-        flag: of `--mixed-precision`; None where it was not given.
-        own: what the job has set.
-
     Raises:
         ConfigError: they contradict each other.
     """
@@ -79,16 +75,8 @@ def choose(flag: str | None, own: Precision) -> Precision:
 
 
 def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> None:
-    """Refuse a model that computes otherwise than the flag says.
-
-    Args:
-        flag: of `--mixed-precision`; None where it was not given.
-        after: what is set once the model function has returned.
-        layers: policies of the model's layers.
-
-    Raises:
-        ConfigError: says which policy.
-    """
+    """Refuse a model that computes otherwise than `--mixed-precision` says, by the precision `after` its function has
+    returned, and by the policies of its layers."""
     if flag is None:
         return
     if after.policy.startswith(_MIXED) if flag == "off" else after.policy != POLICIES[flag]:
@@ -99,15 +87,11 @@ def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> Non
 
 
 def check_for_servers(policy: str) -> None:
-    """Refuse what asks for a loss scale, with parameter servers.
-
-    Raises:
-        ConfigError: says why, and what to take.
-    """
+    """Refuse a policy that needs a loss scale, with parameter servers."""
     if policy == POLICIES["float16"]:
         raise ConfigError(
             f"the dtype policy {policy} with --strategy parameter-server: the loss scale would be one more number that "
-            "all workers write at once. Take mixed_bfloat16, which needs none."
+            "all workers write at once. Use mixed_bfloat16, which needs none."
         )
 
 

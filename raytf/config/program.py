@@ -1,8 +1,9 @@
-"""The program that trains: the name that its runs have by default, and its file."""
+"""The program that trains: the name that its runs have by default, its file, and what to type to continue a run."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,17 @@ NO_NAME, NOTEBOOK = "run", "notebook"
 _NOTEBOOK_SUFFIX = ".ipynb"
 #: Folders of modules that are installed, such as pytest. Their names say nothing about the run.
 _INSTALLED = {"site-packages", "dist-packages"}
+_SAME = "the same command"
+#: What is typed to continue each new run that this process has started, and in place of what.
+_replacements: list[tuple[str, str]] = []
 #: Ray copies a job's working directory below a folder of this name, anew for each version of its files.
 _COPIED = "runtime_resources"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program.
-
-    Attributes:
-        name: of its runs, where nobody names them.
-        path: of its file, without links; empty where it has none, or where that is a temporary copy.
-    """
+    """The name of a program's runs, where nobody names them, and the path of its file, without links; empty where it
+    has none, or where that is a temporary copy."""
 
     name: str
     path: str = ""
@@ -44,12 +44,7 @@ def of_process(in_notebook: bool) -> Program:
 
 
 def choose(files: list[str], in_notebook: bool) -> Program:
-    """Return the program of a process.
-
-    Args:
-        files: paths that the process may have been started with, the best one first.
-        in_notebook: whether it is the kernel of a notebook.
-    """
+    """Return the program of a process."""
     if in_notebook:
         path = next((file for file in files if _NOTEBOOK_SUFFIX in file), "")
         # VS Code appends an id to the name that it gives to Jupyter.
@@ -71,3 +66,40 @@ def name_of(path: str) -> str:
 def lasting(path: str) -> str:
     """Return a program's path, or nothing where the next start of the same program may have another one."""
     return "" if {_COPIED, *_INSTALLED} & set(Path(path).parts) or not os.path.exists(path) else path
+
+
+# -- continuing --------------------------------------------------------------------------------------------------------
+#
+# A run continues by the same command, unless that started a new run.
+
+
+def replace_new(new: str, name: str) -> None:
+    """Note that `new`, which was typed, has started a run, and that `name`, such as `--run mnist-2`, continues it."""
+    _replacements.append((new, name))
+
+
+def next_command() -> str:
+    """Return the command that continues the run of this process, as the subject of a sentence."""
+    return f"{_SAME}{change()}"
+
+
+def change() -> str:
+    """Return what to change in the command or cell that started a new run, between commas; empty for no new run."""
+    if not _replacements:
+        return ""
+    new, name = _replacements[-1]
+    return f", with {name} in place of {new},"
+
+
+def from_last_checkpoint() -> str:
+    """Return how to continue the run of this process, as a sentence without a capital letter and a period."""
+    return f"{next_command()} continues from the last checkpoint"
+
+
+def next_submission(command: str) -> str:
+    """Return the command that continues the run of a submitted job, as the subject of a sentence."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    return f"{_SAME}, with --run and the name that the job printed in place of --new," if "--new" in words else _SAME

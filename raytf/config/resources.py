@@ -11,12 +11,7 @@ _UNITS = 10_000
 
 
 def fitting(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
-    """Return how many workers fit into a node's free resources.
-
-    Args:
-        free: amounts by resource.
-        worker: amounts of one worker, some of them above 0.
-    """
+    """Return how many workers fit into a node's free resources."""
     return min(_times(name, free.get(name, 0), amount) for name, amount in worker.items() if amount)
 
 
@@ -32,15 +27,8 @@ def _times(name: str, free: float, amount: float) -> int:
 def placed(
     free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
 ) -> list[Mapping[str, float]] | None:
-    """Return the resources that nodes have left after processes are placed on them.
-
-    Args:
-        free: of each node.
-        needs: of each process; they are placed in this order.
-
-    Returns:
-        None where one of these has no place.
-    """
+    """Return the resources that nodes have left after processes are placed on them, in order; None where one of these
+    has no place."""
     left = [dict(node) for node in free]
     for need in needs:
         # Tightest first: what a worker leaves on a node may still do for a smaller process.
@@ -55,13 +43,8 @@ def placed(
 def possible_workers(
     free: Sequence[Mapping[str, float]], worker: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
 ) -> int:
-    """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do not fit.
-
-    Args:
-        free: of each node.
-        worker: amounts of one worker.
-        helpers: what each process beside the workers takes.
-    """
+    """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do
+    not fit."""
     for workers in range(most, -1, -1):
         if placed(free, [worker] * workers + [*helpers]) is not None:
             return workers
@@ -79,7 +62,7 @@ def resources(
 
     Args:
         use_gpu: whether workers compute on GPUs.
-        nodes: all of each living node.
+        nodes: the resources of each living node.
     """
     worker = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
     if strategy.strategy == "tpu":

@@ -29,43 +29,32 @@ WorkerRange = Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), AlsoTake
 
 #: The smallest part of a GPU that Ray can give.
 LEAST_GPU = 1e-4
-
-#: How many workers there are by default.
 DEFAULT_WORKERS = "2"
-
 #: Strategies of one process: one worker, whose devices share the work.
 ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
-
 #: Those that take all GPUs of their machine, or logical CPU devices in their place.
 ALL_DEVICES = ("mirrored", "central-storage")
-
 #: Those whose workers add gradients over the network.
 OVER_THE_NETWORK = ("multi-worker-mirrored",)
 #: Those whose weights are on servers.
 SERVERS = ("parameter-server",)
 
 
-def all_but(*names: str) -> tuple[str, ...]:
-    """Return the other strategies."""
+def _all_but(*names: str) -> tuple[str, ...]:
     return tuple(name for name in get_args(Strategy) if name not in names)
 
 
 def not_with_servers(
     why: str, start: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
 ) -> Refused:
-    """Return the refusal of a setting that parameter servers ignore or cannot use.
-
-    Args:
-        start: of the message.
-        unless, sync_replicas: as of `Refused`.
-    """
+    """Return the refusal of a setting that parameter servers ignore or cannot use."""
     message = f"{start} with --strategy {{strategy}}: {why}. Leave it out."
     return Refused(SERVERS, message, unless, sync_replicas)
 
 
 #: Of a setting of parameter servers.
 OF_SERVERS = Refused(
-    all_but(*SERVERS),
+    _all_but(*SERVERS),
     "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
     "leave out {flag}.",
 )
@@ -73,6 +62,11 @@ OF_SERVERS = Refused(
 ONLY_DEVICES = (
     f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
     "machine. "
+)
+#: What is wrong with --communication nccl where workers have no GPU.
+NCCL_WITHOUT_GPU = (
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
+    "--communication host."
 )
 
 
@@ -168,11 +162,7 @@ class WorkerSection:
         return bounds
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to fix it.
-        """
+        """Refuse values that cannot work, with a ConfigError."""
         _ = self.worker_range
         setting.check(self)
 
@@ -222,11 +212,7 @@ class NoticeSection:
     this flag, warnings are only shown."""
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to fix it.
-        """
+        """Refuse values that cannot work, with a ConfigError."""
         setting.check(self)
         if self.notice_url is None:
             return
@@ -330,7 +316,7 @@ class ComputeSection:
     overlap: Annotated[
         bool,
         Refused(
-            all_but(*OVER_THE_NETWORK),
+            _all_but(*OVER_THE_NETWORK),
             "{flag} with --strategy {strategy}: only multi-worker-mirrored adds gradients over workers while they are "
             "computed. Leave out {flag}.",
         ),
@@ -367,7 +353,7 @@ class StrategySection:
     communication: Annotated[
         Communication,
         Refused(
-            all_but(*OVER_THE_NETWORK),
+            _all_but(*OVER_THE_NETWORK),
             "{typed} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
             "{flag}.",
         ),
@@ -424,14 +410,6 @@ class StrategySection:
     def helpers(self) -> int:
         """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
         return (self.ps or 1) + 1 if self.has_servers else 0
-
-    def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to fix it.
-        """
-        setting.check(self)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import annotated_types
+import tyro
 
 from raytf.errors import ConfigError, one_line
 
+#: The notes of a field that is a place in the command instead of a flag, and of a flag that may be repeated.
+POSITIONAL = typing.get_args(tyro.conf.Positional[str])[1]
+APPENDED = typing.get_args(tyro.conf.UseAppendAction[str])[1]
+#: What a flag takes, for the usage.
+_PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
 #: What a program may pass, for messages.
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
 #: Kind of bound -> its attribute, whether a value holds it, and what it expects.
@@ -120,14 +126,8 @@ class InSearch(enum.Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, read from its field.
-
-    Attributes:
-        name: of the field; the flag has dashes.
-        kind: its type, without what is said beside it.
-        default: None where the setting is left open.
-        notes: what is said beside it.
-    """
+    """One setting, read from its field: its type without annotations, its default (None where it is left open), and the
+    annotations."""
 
     name: str
     kind: Any
@@ -137,6 +137,50 @@ class Setting:
     @property
     def flag(self) -> str:
         return flag(self.name)
+
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """The names under which a command takes it."""
+        if self.is_positional:
+            return ()
+        return (self.flag, f"--no-{self.flag[2:]}") if self.is_switch else (self.flag,)
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it has a place in the command and no name."""
+        return POSITIONAL in self.notes
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value."""
+        return self.kinds == (bool,)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the command requires it."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def takes_several(self) -> bool:
+        return typing.get_origin(self.kinds[0]) in (tuple, list)
+
+    @property
+    def parts(self) -> tuple[type, ...]:
+        """The types of its values, if its flag takes a fixed number of them."""
+        inner = typing.get_args(self.kinds[0]) if self.takes_several else ()
+        return () if typing.get_origin(self.kinds[0]) is list or ... in inner else inner
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for its value in a usage."""
+        own = next((note.metavar for note in self.notes if getattr(note, "metavar", None)), None)
+        if own:
+            return str(own)
+        if self.is_positional:
+            return self.name.upper() + ("..." if self.takes_several else "")
+        if self.choices:
+            return "|".join(self.choices)
+        return " ".join(_PLACEHOLDERS.get(kind, "TEXT") for kind in self.parts or self.kinds[:1])
 
     @property
     def identity(self) -> Identity | None:
@@ -159,9 +203,8 @@ class Setting:
     def kinds(self) -> tuple[Any, ...]:
         """The types that a value can have, without None."""
         is_union = isinstance(self.kind, types.UnionType) or typing.get_origin(self.kind) is typing.Union
-        return (
-            tuple(part for part in typing.get_args(self.kind) if part is not type(None)) if is_union else (self.kind,)
-        )
+        parts = typing.get_args(self.kind) if is_union else (self.kind,)
+        return tuple(part for part in parts if part is not type(None))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -185,24 +228,13 @@ class Setting:
 
     def typed(self, value: Any) -> str:
         """Return the flag with a value, as on a command line."""
-        return (
-            self.flag
-            if value is True
-            else f"--no-{self.flag[2:]}"
-            if value is False
-            else f"{self.flag} {_plain(value)}"
-        )
+        if isinstance(value, bool):
+            return self.flag if value else f"--no-{self.flag[2:]}"
+        return f"{self.flag} {value:g}" if isinstance(value, float) else f"{self.flag} {value}"
 
     def from_python(self, value: Any, argument: str = "") -> Any:
-        """Return a value that a program passed as the flag would have it.
-
-        Args:
-            value: of any type.
-            argument: the keyword argument's name; by default that of the setting.
-
-        Raises:
-            ConfigError: names the argument, and says what was expected.
-        """
+        """Return a value that a program passed as `argument` (the name of the setting by default), as the flag would
+        have it."""
         if value is None and self.default is None:
             return None
         typed = f"{argument or self.name}={one_line(repr(value), 100)}"
@@ -219,15 +251,8 @@ class Setting:
         raise ConfigError(f"{typed}: expected {expected}.")
 
     def check(self, value: Any, typed: str = "") -> None:
-        """Refuse a value that the setting cannot have.
-
-        Args:
-            value: of the setting's type.
-            typed: what the user typed; by default the flag with the value.
-
-        Raises:
-            ConfigError: says what was expected.
-        """
+        """Refuse a value that the setting cannot have; `typed` is what the user typed, by default the flag and the
+        value."""
         if value is None:
             return
         typed = typed or f"{self.flag} {value}"
@@ -271,11 +296,7 @@ def values(section: Any) -> Iterator[tuple[Setting, Any]]:
 
 
 def check(section: Any) -> None:
-    """Refuse values of a section that are none of its settings'.
-
-    Raises:
-        ConfigError: says which setting, and what was expected.
-    """
+    """Refuse values that the settings of a section cannot have."""
     for setting, value in values(section):
         setting.check(value)
 
@@ -301,11 +322,7 @@ def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
 
 
 def _as(kind: type, value: Any) -> Any:
-    """Return a value of NumPy or another library as one of a plain type.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it is no such value.
-    """
+    """Return a value of NumPy or another library as one of a plain type; raise where it is no such value."""
     if kind is os.PathLike:
         return os.fspath(value)
     is_switch = type(value).__name__ in ("bool", "bool_")  # bool_ is NumPy's
@@ -315,7 +332,3 @@ def _as(kind: type, value: Any) -> Any:
     if kind is int and plain != value:
         raise ValueError
     return plain
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,10 +15,12 @@ from typing import Any, Unpack, get_type_hints
 
 import tyro
 
-from raytf.config import setting, strategy_rules
+from raytf.config import setting
 from raytf.config.keywords import Settings
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
+    NCCL_WITHOUT_GPU,
+    ONE_WORKER,
     BatchSection,
     CheckpointSection,
     ClusterSection,
@@ -31,7 +33,7 @@ from raytf.config.sections import (
     WorkerSection,
 )
 from raytf.config.setting import Setting
-from raytf.errors import ConfigError, ModelError
+from raytf.errors import ClusterError, ConfigError, ExactnessError, ModelError
 from raytf.storage import uris
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
@@ -71,9 +73,9 @@ class TrainConfig:
         # Whole sections, too, which tyro passes when it has parsed flags. Two of them are called as a setting in them.
         passed: dict[str, Any] = dict(settings)
         for name, kind in section_types().items():
-            is_section = isinstance(passed.get(name), kind)
-            section = passed.pop(name) if is_section else kind()
-            if is_section:
+            section = kind()
+            if isinstance(passed.get(name), kind):
+                section = passed.pop(name)
                 object.__setattr__(self, "is_from_flags", True)
             values = {its.name: passed.pop(its.name) for its in setting.of(kind) if its.name in passed}
             object.__setattr__(self, name, dataclasses.replace(section, **_plain(values)))
@@ -81,11 +83,7 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **settings: Unpack[Settings]) -> TrainConfig:
-        """Build a configuration, as `TrainConfig(...)` does: `of(global_batch_size=64, run="a")`.
-
-        Raises:
-            ConfigError: a name is not a setting, or a value is not one that the setting can have.
-        """
+        """Build a configuration, as `TrainConfig(...)` does."""
         return cls(**settings)
 
     @classmethod
@@ -96,9 +94,14 @@ class TrainConfig:
         return config
 
     @property
+    def sections(self) -> dict[str, Any]:
+        """Name -> section."""
+        return {name: getattr(self, name) for name in section_types()}
+
+    @property
     def settings(self) -> dict[str, str]:
         """Flag name -> section, of all settings."""
-        return {f.name: s.name for s in dataclasses.fields(self) for f in dataclasses.fields(getattr(self, s.name))}
+        return {its.name: name for name, kind in section_types().items() for its in setting.of(kind)}
 
     @property
     def values(self) -> dict[str, Any]:
@@ -113,32 +116,21 @@ class TrainConfig:
         return {flag: words.get(text, text) for flag, text in texts.items()}
 
     def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
-        """Return a copy with some settings changed.
-
-        Raises:
-            ConfigError: a name is not a setting, or a value is not one that the setting can have.
-        """
+        """Return a copy with some settings changed; a name or a value that is not a setting's raises ConfigError."""
         return self._with(_plain(settings))
 
     def _with(self, settings: Mapping[str, Any]) -> TrainConfig:
-        """Return a copy with some settings changed, whose values are taken as they are."""
         sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             sections.setdefault(self.settings[name], {})[name] = value
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
-        unchanged = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        config = TrainConfig(**{**unchanged, **changed})
+        config = TrainConfig(**{**self.sections, **changed})
         for name in ("is_from_flags", "program"):
             object.__setattr__(config, name, getattr(self, name))
         return config
 
     def of_program(self, storage: str, call: int) -> TrainConfig:
-        """Return a copy for one of the runs of a program that `raytf run` started.
-
-        Args:
-            storage: URI of the folder of the program's runs.
-            call: number of the `fit` that the run is, from 1.
-        """
+        """Return a copy for one of the runs of a program that `raytf run` started."""
         config = self.replace(storage=storage, run=str(call))
         object.__setattr__(config, "program", self.run.name)
         return config
@@ -169,9 +161,6 @@ class TrainConfig:
         """Return the logical shards of a new run on GPUs if none are set: the power of two from the most such GPUs up.
 
         There is no least: a GPU computes one large part faster than several small ones.
-
-        Args:
-            gpus: of a worker.
         """
         most = math.ceil(self.worker_range[1] * max(1.0, gpus))
         return 1 << (most - 1).bit_length()
@@ -179,18 +168,17 @@ class TrainConfig:
     @property
     def worker_range(self) -> tuple[int, int]:
         """The fewest and the most workers that the strategy allows."""
-        return strategy_rules.worker_range(self.strategy, self.cluster)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Examples in the largest logical shard of a full global batch."""
-        return -(-self.batch.global_batch_size // self.logical_shards)
+        return worker_range(self.strategy, self.cluster)
 
     @property
     def storage_uri(self) -> str:
         """`--storage`, with `~` and relative folders made absolute."""
         uri = self.run.storage
         return os.path.abspath(os.path.expanduser(uri)) if uris.is_folder(uri) else uri
+
+    def as_typed(self, text: str) -> str:
+        """Return a text with settings as the user typed them: as flags, or as keyword arguments."""
+        return text if self.is_from_flags else as_keyword_arguments(text)
 
     def named_as_typed(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which errors name settings as the user typed them: as flags, or as keyword arguments."""
@@ -207,15 +195,14 @@ class TrainConfig:
 
     def _check(self) -> None:
         self._check_run()
-        sections = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        self.strategy.check()
-        strategy_rules.worker_range(self.strategy, self.cluster)
-        for section in sections:
+        setting.check(self.strategy)
+        worker_range(self.strategy, self.cluster)
+        for section in self.sections.values():
             setting.check(section)
         self.notices.check()
-        for section in sections:
-            strategy_rules.check_taken(section, self.strategy)
-        strategy_rules.check(self.strategy, self.cluster, self.compute)
+        for section in self.sections.values():
+            _check_taken(section, self.strategy)
+        _check_together(self.strategy, self.cluster, self.compute)
         self._check_exact()
         if not self.run.storage:
             raise ConfigError(f"--storage is empty. {uris.EXPECTED}.")
@@ -227,7 +214,7 @@ class TrainConfig:
     def _check_run(self) -> None:
         run, length = self.run.run, self.length
         if length.epochs is not None and length.steps is not None:
-            raise ConfigError("--epochs and --steps exclude each other: give one of them.")
+            raise ConfigError("--epochs and --steps exclude each other: pass one of them.")
         if run is None:
             return
         if not run or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
@@ -242,7 +229,7 @@ class TrainConfig:
         if self.compute.exact and self.compute.jit and not self.cluster.use_gpu:
             raise ConfigError(
                 "--exact with --jit: on CPUs XLA may fuse and order the same arithmetic in another way on each machine "
-                "and change last bits. Leave out --jit, or --exact; on GPUs of one kind give --use-gpu, too."
+                "and change last bits. Leave out --jit, or --exact; on GPUs of one kind, pass --use-gpu, too."
             )
 
     def _check_shards(self) -> None:
@@ -251,18 +238,18 @@ class TrainConfig:
         if shards < devices:
             raise ConfigError(
                 f"--logical-devices {devices} with {shards} logical shards: a device without a shard has nothing to "
-                f"do. Give at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
+                f"do. Use at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
             )
         if self.compute.compress_gradients and shards > MOST_COMPRESSED_SHARDS:
             raise ConfigError(
                 f"--compress-gradients with {shards} logical shards: their sum must fit 16 bits, which leaves each "
-                f"fewer than 8. Leave it out, or give --logical-shards {MOST_COMPRESSED_SHARDS} or fewer."
+                f"fewer than 8. Leave it out, or pass --logical-shards {MOST_COMPRESSED_SHARDS} or fewer."
             )
         most = self.parts
         if shards < most:
             raise ConfigError(
                 f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "
-                f"Give at least {most} shards or at most {shards} workers."
+                f"Use at least {most} shards or at most {shards} workers."
             )
         size = self.batch.global_batch_size
         if size % shards and self.strategy.has_servers:
@@ -282,6 +269,70 @@ class TrainConfig:
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
 
 
+def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
+    """Return the fewest and the most workers, or refuse a number that the strategy does not have."""
+    if strategy.strategy not in ONE_WORKER:
+        return cluster.worker_range
+    if cluster.workers is not None and cluster.worker_range != (1, 1):
+        raise ConfigError(
+            f"--workers {cluster.workers} with --strategy {strategy.strategy}: that is one worker, whose devices share "
+            "the work. Leave out --workers, or take --strategy multi-worker-mirrored."
+        )
+    return 1, 1
+
+
+def _check_taken(section: Any, strategy: StrategySection) -> None:
+    """Refuse settings of a section that the strategy does not take."""
+    name = strategy.strategy
+    for its, value in setting.values(section):
+        for refused in its.refusals:
+            is_fine = value == its.default or value in refused.unless
+            if name in refused.by and refused.sync_replicas in (None, strategy.sync_replicas) and not is_fine:
+                raise ConfigError(refused.message.format(typed=its.typed(value), flag=its.flag, strategy=name))
+
+
+def _check_together(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSection) -> None:
+    """Refuse flags that do not go together."""
+    if strategy.logical_devices is not None and cluster.use_gpu:
+        raise ConfigError(
+            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "
+            "one of them."
+        )
+    if strategy.communication == "nccl" and cluster.use_gpu is False:
+        raise ConfigError(NCCL_WITHOUT_GPU)
+    share = cluster.gpus_per_worker
+    if strategy.communication == "nccl" and share < 1:
+        raise ConfigError(
+            f"--communication nccl with --gpus-per-worker {share:g}: NCCL refuses two workers on one GPU. Leave out "
+            "one of them; by default workers that share a GPU add their gradients in the host's memory."
+        )
+    if share != 1 and (cluster.use_gpu is False or strategy.is_without_gpus):
+        why = "--no-use-gpu" if cluster.use_gpu is False else f"--strategy {strategy.strategy} on other devices"
+        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Pass one of them.")
+    if compute.compress_gradients and compute.reduction == "float":
+        raise ConfigError(
+            "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
+            "depends on its order and loses what is small. Leave out one of them."
+        )
+    _check_aggregation(strategy, worker_range(strategy, cluster)[1])
+
+
+def _check_aggregation(strategy: StrategySection, most_workers: int) -> None:
+    parts = strategy.replicas_to_aggregate
+    if parts is None:
+        return
+    if not strategy.sync_replicas:
+        raise ConfigError(
+            f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
+            "Add --sync-replicas, or leave it out."
+        )
+    if not isinstance(parts, int) or not 1 <= parts <= most_workers:
+        raise ConfigError(
+            f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
+            "The workers beyond it are backups."
+        )
+
+
 @functools.cache
 def section_types() -> dict[str, type]:
     """Return the class of each section."""
@@ -295,11 +346,7 @@ def every_setting() -> tuple[Setting, ...]:
 
 
 def by_name(name: str) -> Setting:
-    """Return a setting.
-
-    Raises:
-        ConfigError: there is no such setting.
-    """
+    """Return a setting, or raise a ConfigError that names the one that was probably meant."""
     known = {its.name: its for its in every_setting()}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -339,19 +386,13 @@ def as_keyword_arguments(message: str) -> str:
 def _named_as_keyword_arguments() -> Iterator[None]:
     try:
         yield
-    except (ConfigError, ModelError) as error:
+    except (ClusterError, ConfigError, ExactnessError, ModelError) as error:
         error.args = (as_keyword_arguments(str(error)),)
         raise
 
 
 def _value_of(its: Setting, word: str, is_likely: bool) -> str | None:
-    """Return a word of a message as Python has the value; None where it is no value of the setting.
-
-    Args:
-        its: the setting.
-        word: that follows its flag; empty for none.
-        is_likely: the word is a value if the setting takes any text.
-    """
+    """Return a word of a message as Python has the value; None where it is no value of the setting."""
     if word.startswith("'") or re.fullmatch(r"-?[\d.]+", word):
         return word
     is_text = bool(word) and not its.choices and its.kinds == (str,)

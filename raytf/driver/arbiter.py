@@ -1,8 +1,8 @@
-"""The arbiter of a run: says who belongs to its group of workers. It lives in the driver, which owns the run's lease.
+"""The arbiter of a run, which decides who belongs to its group of workers; a thread of the driver.
 
 Each worker keeps a connection with it, which the kernel closes when its process dies; one that is stopped or cut off is
-silent. What follows from that is decided in `raytf.driver.arbitration`, and how both talk is described in
-`raytf.distributed.membership.arbiter_link`.
+silent. `raytf.driver.arbitration` decides what follows, and `raytf.distributed.membership.arbiter_link` describes the
+protocol.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FULL_SECONDS = 0.5
 
 
 class ArbiterServer:
-    """Answers the workers of one run, in a thread.
+    """Answers the workers of one run, in a thread, at its `address`.
 
     Args:
         host: address of this machine at which workers reach it.
@@ -65,9 +65,6 @@ class ArbiterServer:
         all_silent_seconds: the same for the members of a generation, where none of them gives one.
         leave_seconds: how long members may take to leave a generation after the first one has.
         most: workers of a group.
-
-    Attributes:
-        address: how workers reach it.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class ArbiterServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End; workers lose their connections. May be called again."""
+        """Close all connections with workers. May be called again."""
         while self._loop is None and self._thread.is_alive():
             self._thread.join(0.01)  # it is just starting
         if self._loop is not None and not self._loop.is_closed():
@@ -109,11 +106,7 @@ class ArbiterServer:
         await door.close()
 
     def _greet(self, connection: Connection, line: bytes) -> None:
-        """Let a worker in, or the connection for its heartbeats.
-
-        Raises:
-            ValueError: it is a stranger.
-        """
+        """Let a worker in, or the connection for its heartbeats; raise ValueError for a stranger."""
         greeting = Greeting.of_line(line)
         worker, is_worker = self._workers.get(greeting.name), greeting.role == WORKER
         if is_worker:
@@ -137,7 +130,7 @@ class ArbiterServer:
 
         def hear(line: bytes) -> None:
             try:
-                self._hear(name, seal.opened(line))
+                self._carry_out(self._arbitration.hear(name, of_worker(seal.opened(line))))
             except ValueError as error:
                 connection.write(encoded({"end": f"the driver's arbiter does not understand this worker: {error}"}))
                 raise
@@ -166,14 +159,6 @@ class ArbiterServer:
         worker.beside = connection
         connection.write(encoded({}))
 
-    def _hear(self, name: str, line: bytes) -> None:
-        """Hear what a worker says.
-
-        Raises:
-            ValueError: it cannot be understood.
-        """
-        self._carry_out(self._arbitration.hear(name, of_worker(line)))
-
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -193,14 +178,11 @@ class ArbiterServer:
 @contextlib.contextmanager
 def arbitrating(config: TrainConfig, gpus: float, shards: int) -> Iterator[ArbiterAddress | None]:
     """Run an arbiter for the workers of a run until the `with` statement ends. Yields None where the workers of the run
-    cannot meet again.
-
-    They do where a sum of theirs does not depend on TensorFlow's cluster, nor on who adds.
+    cannot meet again: where their sums depend on TensorFlow's cluster, or on who adds.
 
     Args:
-        config: of the run.
         gpus: of each worker.
-        shards: logical shards; a group has no more workers, who would have nothing to do.
+        shards: logical shards; a group has no more workers, which would have nothing to do.
     """
     strategy, compute = config.strategy, config.compute
     meets_again = (
@@ -235,7 +217,7 @@ class Connection(asyncio.Protocol):
         greet: called with the first line; calls `let_in`, or raises ValueError for a stranger.
 
     Attributes:
-        challenge: random; who knows the run's secret answers it with a proof.
+        challenge: random; a worker proves with it that it knows the run's secret.
         key: of this connection, once it was let in.
         beside: the connection for heartbeats of the same worker.
     """
@@ -254,7 +236,7 @@ class Connection(asyncio.Protocol):
         """Accept this connection as one of the run's.
 
         Args:
-            hear: called with each further line; raises ValueError if it is none that can be understood.
+            hear: called with each further line; raises ValueError for one that cannot be understood.
             gone: called when the connection has ended.
             most_bytes: of a line.
             key: seals what is written from now on.
@@ -315,13 +297,8 @@ class Connection(asyncio.Protocol):
 
 
 class Door:
-    """Accepts connections with the arbiter; used within asyncio's loop alone.
-
-    Args:
-        listening: accepts connections; closed in the end.
-        greet: as of `Connection`.
-        seconds: for a connection to prove that it belongs to the run.
-    """
+    """Accepts connections with the arbiter, which must prove within seconds that they belong to the run; used within
+    asyncio's loop alone."""
 
     def __init__(
         self, listening: socket.socket, greet: Callable[[Connection, bytes], None], seconds: float = CALL_SECONDS

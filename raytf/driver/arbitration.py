@@ -21,12 +21,7 @@ CUT_OFF = "the other workers and this one cannot reach each other, so they conti
 
 
 class Tell(NamedTuple):
-    """Send a message to workers.
-
-    Attributes:
-        names: of the workers.
-        message: one with "generation" also needs a nonce, from which the members derive their key.
-    """
+    """Send a message to workers; one with "generation" also needs a nonce, from which the members derive their key."""
 
     names: tuple[str, ...]
     message: dict[str, Any]
@@ -62,8 +57,7 @@ class Arbitration:
         self._slow = (0, 0)
 
     def greeting(self) -> dict[str, Any]:
-        """Return what a worker is told when it comes: whether a group is running, and the result of a run that is
-        over."""
+        """Return the greeting of a new worker: whether a group is running, and the result of a run that is over."""
         return {"running": self._membership.generation is not None, "over": self._result}
 
     def come(self, name: str) -> None:
@@ -110,8 +104,7 @@ class Arbitration:
         return self._messages_for(self._membership.lose(name))
 
     def poll(self) -> Commands:
-        """Return the commands that are due because time has passed: hang up on workers that are silent, or that do not
-        leave their generation."""
+        """Hang up on workers that are silent, or that do not leave their generation."""
         commands: Commands = []
         self._membership.count_look()
         for name in self._silence.poll(self._membership.living):
@@ -126,7 +119,7 @@ class Arbitration:
         return commands
 
     def _messages_for(self, generation: Generation | None) -> Commands:
-        """Tell members of the next generation, if there is one, and of what has become of the present one."""
+        """Return messages about the next generation, if there is one, and about the present one."""
         commands: Commands = []
         if generation is not None:
             commands += self._tell(generation.members, {"generation": asdict(generation)})

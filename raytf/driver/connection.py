@@ -27,17 +27,15 @@ _cpus = 0.0
 
 @contextlib.contextmanager
 def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
-    """Connect to Ray, or start it on this machine. Yields whether it was started here.
-
-    Args:
-        config: of the run.
-        stage: shows the user what goes on.
-    """
+    """Connect to Ray, or start it on this machine. Yields whether it was started here; `stage` shows what goes on."""
     stage(_described())
     _set_up_ray_train()
-    with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:
+    with contextlib.ExitStack() as stack:
+        local = stack.enter_context(ray_for(lambda: preflight.cpus_here(config), config.run.verbose))
         sockets.close_connections_with(worker_process.local_sockets())
         yield local
+        with _process.working("leaving Ray"):  # which takes seconds for a Ray of this machine
+            stack.close()
 
 
 @contextlib.contextmanager

@@ -33,13 +33,7 @@ _WHOLE_BYTES, _TOGETHER_SECONDS = 1 << 20, 0.05
 
 @contextlib.contextmanager
 def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]:
-    """Make batches while the `with` statement lasts. Yields what workers get them by.
-
-    Args:
-        stream: of the batches.
-        plan: how steps lie in epochs, and how a batch is divided.
-        total: steps of the run.
-    """
+    """Make the batches of a run of `total` steps while the `with` statement lasts. Yields the client of its workers."""
     size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek()))
     ahead = max(_AHEAD_LEAST, min(_AHEAD_MOST, _AHEAD_BYTES // max(1, size)))
     # On the driver's node, where all batches are made.
@@ -62,13 +56,7 @@ def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]
 
 
 class _Producer:
-    """Brings the batches that the mailbox wishes.
-
-    Args:
-        stream, plan, total: as for `feeding`.
-        most: batches that travel together.
-        mailbox: handle of the actor.
-    """
+    """Brings the batches for which the mailbox asks, at most `most` together."""
 
     def __init__(self, stream: Stream, plan: BatchPlan, total: int, most: int, mailbox: Any):
         self._stream, self._plan, self._total, self._most = stream, plan, total, most
@@ -95,7 +83,7 @@ class _Producer:
                 ray.get(self._mailbox.offer.remote(offer))
 
     def _surely_made(self, start: int) -> Offer:
-        """Make batches as `_made` does. Any error becomes an answer, since workers wait for one."""
+        """Make batches. Any error becomes an answer, since workers wait for one."""
         try:
             return self._made(start)
         except Exception as error:  # such as a store without room
@@ -103,7 +91,7 @@ class _Producer:
             return Offer(start, [], [], text + one_line(error, 300))
 
     def _made(self, start: int) -> Offer:
-        """Make batches from a step on: as many as are small together and soon made, at least one."""
+        """Make batches from a step on: at least one, and more as long as they are small and made quickly."""
         batches: list[list[np.ndarray]] = []
         failure, began = "", time.monotonic()
         while start + len(batches) < self._total:
@@ -126,8 +114,8 @@ class _Producer:
             return str(error)
         if batch is None:
             return (
-                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Give as many as there "
-                "are, or make data without end, as with dataset.repeat()."
+                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Ask for as many as "
+                "there are, or make data without end, as with dataset.repeat()."
             )
         why = misfit(batch, self._spec)
         if why:
@@ -177,11 +165,9 @@ class Offer(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """A request of the mailbox to the driver.
+    """A request of the mailbox to the driver: batches from a step on; None for nothing more.
 
-    Attributes:
-        step: from which on it should bring batches; None for nothing more.
-        floor: no earlier batch will be asked for, unless a checkpoint turns out to be damaged.
+    Batches before the `floor` are asked for again only if a checkpoint turns out to be damaged.
     """
 
     step: int | None
@@ -189,12 +175,7 @@ class Wish(NamedTuple):
 
 
 class Mailbox:
-    """Batches between the driver and the workers, by global step.
-
-    Args:
-        total: steps of the run.
-        ahead: batches that may wait here for the workers, about.
-    """
+    """Batches between the driver and the workers, by global step; about `ahead` of them may wait for the workers."""
 
     def __init__(self, total: int, ahead: int):
         self._total, self._ahead = total, ahead
@@ -219,11 +200,7 @@ class Mailbox:
             return offer
 
     async def wish(self, position: int) -> Wish:
-        """Wait until the driver has something to do, and return what that is.
-
-        Args:
-            position: the step after the newest one that it has made.
-        """
+        """Wait until the driver has something to bring, after the steps before `position`, and return that."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or self._next(position) is not None)
             return Wish(None if self._is_closed else self._next(position), self._floor)
@@ -243,7 +220,7 @@ class Mailbox:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Close the mailbox: the driver needs to bring nothing more."""
+        """Have the driver bring nothing more."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -5,65 +5,45 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Unpack
 
 import ray
 
-from raytf._tensorflow import summaries
 from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
 from raytf.cluster.connect import is_connected
-from raytf.config import continuing, identity, precision, program
+from raytf.config import identity, program
 from raytf.config.keywords import FitSettings, Settings
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, run_names
+from raytf.driver import preflight, run_names
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.connection import has_trained, staying_connected
 from raytf.driver.feed import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
-from raytf.driver.inputs import are_batches, rows_of
 from raytf.driver.model_dry_run import Rehearsal, has_own_environment, rehearsing
 from raytf.driver.monitor.reader import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.ray_train.warm_processes import start_ahead
+from raytf.driver.resolve import FitArguments, FitCall, resolve
 from raytf.driver.result import Result, result_of, summary
-from raytf.driver.tracking import follow, trackers
+from raytf.driver.tracking import follow
 from raytf.driver.tracking.trackers import CallbackTracker
-from raytf.errors import ClusterError, RaytfError, WholeBatchError, one_line
+from raytf.errors import CheckpointError, ClusterError, RaytfError, WholeBatchError, one_line
 from raytf.runs import digest_log, ledger, notebook, run_log, start_command, ui_address
 from raytf.runs.display import Display, stream_of
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
-from raytf.runs.program_output import log_levels
 from raytf.runs.status import StatusFile
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, run_identity
-from raytf.training.job import Sources, TrainingJob, UserCode
-from raytf.training.process.monitor_client import MonitorClient
-from raytf.training.user import program_settings
-from raytf.training.user.user_code import Parcel
-
-
-@dataclasses.dataclass(frozen=True)
-class _Session:
-    """Objects that a driver needs while it trains a run: `run` is its folder, `rehearsal` that of the model of a new
-    run."""
-
-    run: Storage
-    display: Display
-    status_file: StatusFile
-    lease: Lease
-    book: RunLedger
-    rehearsal: Rehearsal
+from raytf.training.job import Sources, TrainingJob
 
 
 def fit(
@@ -139,238 +119,207 @@ def fit(
 
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
-        SystemExit: `raytf replay` runs the program, and has what it wants.
+        StepsComputed: `raytf replay` or `raytf prove` runs the program, and has what it wants. Uncaught, this
+            SystemExit ends the program with code 0.
     """
-    keras_arguments.refuse_unknown(settings, fit)
-    shown = keras_arguments.verbosity(verbose)
-    callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
-    callbacks, reporting = trackers.split(callbacks, model)
-    x = inputs.one_of("x", x, "train", train)
-    validation = inputs.one_of("validation_data", validation_data, "validation", validation)
-    is_whole = (keras_arguments.is_plain(x) or y is not None) and steps_per_epoch is None
-    asked = {"batch_size": None if are_batches(x) else batch_size, "epochs": epochs, **settings}
-    config, overruled = keras_arguments.settings(config, asked, is_whole)
-    if x is not None:
-        split = validation_split if validation is None else 0.0  # as in Keras
-        x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
-        validation = held_out if validation is None else validation
-    overruled += program_settings.check()
-    own = precision.of_process()
-    with config.named_as_typed():
-        preflight.check_arguments(config, own, model, x, validation, validation_freq)
-    is_named, own_program = config.run.run is not None, program.of_process(notebook.in_notebook())
-    config = run_names.named(config, own_program)
-    replay = step_replay.requested(config)
-    config = config if replay is None else step_replay.replay_settings(replay, config)
-    parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
-    left = keras_arguments.epochs_left(initial_epoch, config)
-    lengths = batch_size, steps_per_epoch, validation_steps, shuffle, validation_batch_size, left
-    x, validation, test = keras_arguments.streams(parts, config, *lengths)
-    run_data = inputs.RunData.of(x, validation, test)
-    if run_data.stream is not None:  # which makes its batches
-        config = config.replace(global_batch_size=rows_of(run_data.stream))
-        config.check()
+    call = resolve(FitArguments(**locals()))
+    with call.config.named_as_typed(), _next_command_shown(call.verbose):
+        run, job, document = _place_and_run(call)
+        if call.replay is not None:
+            raise step_replay.StepsComputed(0)
+        return result_of(run, document, model, call.callbacks, job)
+
+
+@contextlib.contextmanager
+def _next_command_shown(verbose: int) -> Iterator[None]:
+    """Show what to type after an error of a checkpoint in a new run: the same command would start yet another run."""
+    try:
+        yield
+    except CheckpointError:
+        if program.change():
+            print(f"to continue: {program.next_command().rstrip(',')}", file=stream_of(verbose), flush=True)
+        raise
+
+
+def _place_and_run(call: FitCall) -> tuple[Storage, TrainingJob, dict[str, Any]]:
+    """Choose the run's folder, put data there that must be written, and train; returns folder, job and result."""
+    config, replay, lines = call.config, call.replay, list(call.overruled)
     if not is_connected():
         preflight.cpus_here(config)  # refuses more workers than this machine can hold, before anything is written
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
     if replay is None:
-        config = run_names.settled(config, own_program, is_named, overruled.append)
+        config = run_names.settled(config, call.program, call.is_named, lines.append)
     run = storage.child(config.run.name)
     preflight.check_folder(run)
     if replay is None:
         step_replay.check_other_run(run)
-    sources = run_data.sources(run, config.batch.pipeline, validation_steps, shown)
+    sources = call.data.sources(run, config.batch.pipeline, call.arguments.validation_steps, call.verbose)
     original = run if replay is None else Storage(replay.run)
-    weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    around = tuple(warnings.filters), log_levels(), summaries.default_writer()
-    code = Parcel(UserCode(model, callbacks, augment, *around))
-    for line in overruled:
-        print(line, file=stream_of(shown), flush=True)
+    code, has_old_digests = call.code(), digest_log.are_old(original, run_log.STEPS)
 
-    def finish(config: TrainConfig) -> tuple[dict[str, Any], TrainingJob]:
-        plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
-        if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
-            config = config.replace(global_batch_size=plan.global_batch_size)
-        job = TrainingJob(
-            code=code,
-            config=config,
-            sources=None,
-            monitor=MonitorClient(None),
-            run_uri=run.uri,
-            plan=plan,
-            total_steps=config.length.steps or plan.epoch_start(left),
-            first_epoch=initial_epoch,
-            class_weight=weights,
-            shuffle=keras_arguments.draws_order(shuffle),
-            validation_freq=validation_freq,
-            precision=own,
-            settings=program_settings.of_process(),
-            verbose=shown,
-            asked_verbose=verbose,
-            stop_step=None if replay is None else replay.step,
-            dump="" if replay is None else replay.dump,
-            has_old_digests=digest_log.are_old(original, run_log.STEPS),
-        )
-        tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
-        return _finish(job, sources, run_data.stream, stored, run, status_file, tracker), job
+    def say(line: str) -> None:
+        print(line, file=stream_of(call.verbose), flush=True)
+
+    for line in lines:
+        say(line)
+
+    def train(config: TrainConfig) -> tuple[Storage, TrainingJob, dict[str, Any]]:
+        job = call.job(config, code, sources, run.uri, has_old_digests)
+        reporting = call.reporting if replay is None else []
+        tracker = CallbackTracker(run, reporting, call.arguments.model, job) if reporting else None
+        return run, job, _Driver(run, sources, call.data.stream, stored, status_file, tracker).run(job)
 
     try:
-        document, job = finish(_with_shards_of(stored, config, shown))
+        return train(_with_shards_of(stored, config, say))
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        message = "the model takes whole batches, and no parts of them: one worker computes each"
-        print(message, file=stream_of(shown), flush=True)
-        document, job = finish(config.replace(**_ONE_SHARD))
-    if replay is not None:
-        sys.exit(0)
-    return result_of(run, document, model, callbacks, job)
+        say("the model takes whole batches, and no parts of them: one worker computes each")
+        return train(config.replace(**_ONE_SHARD))
 
 
 #: Settings with which nothing is divided.
 _ONE_SHARD: Settings = {"logical_shards": 1, "workers": "1"}
 
 
-def _with_shards_of(stored: dict[str, str], config: TrainConfig, verbose: int) -> TrainConfig:
+def _with_shards_of(stored: dict[str, str], config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
     """Return the settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
     if shards == 1 and config.worker_range[1] > 1:  # its step takes whole batches, or it began with one GPU
-        print("the run has one logical shard, so one worker trains", file=stream_of(verbose), flush=True)
+        say("the run has one logical shard, so one worker trains")
         config = config.replace(**_ONE_SHARD)
     config = config.replace(logical_shards=shards)
     config.check()
     return config
 
 
-def _finish(
-    job: TrainingJob,
-    sources: Sources,
-    stream: Stream | None,
-    stored: dict[str, str],
-    run: Storage,
-    status_file: StatusFile,
-    tracker: CallbackTracker | None,
-) -> dict[str, Any]:
-    """Train to the end, unless the run has already finished.
+@dataclasses.dataclass(frozen=True)
+class _Driver:
+    """Trains a run on Ray.
 
-    Args:
-        job: to train.
-        sources: the run's data.
+    Attributes:
+        folder: the run's.
         stream: of the training data, if it has batches.
         stored: settings that the run was made with; empty for a new run.
-        run: its folder.
         status_file: shows the progress to programs.
         tracker: the program's callbacks of trackers.
-
-    Returns:
-        The contents of `result.json`.
     """
-    name = job.config.run_name
-    with notebook.display(job.verbose, job.config.run.verbose) as display:
-        display.say(f"run {name} in {run.locate('')}")
-        # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
-        page = ui_address.page_of(run.uri)
-        display.say(f"its page: {page}" if page else f"its page, at any time: {ui_address.command_for(run)}")
-        with Lease(run, display.say, latest_term=partial(ledger.latest_term, run)) as lease:
-            finished = preflight.finished(run, job.total_steps, display.say)
-            preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
-            if finished is not None:
-                finished_run.compare(job, sources, finished_run.stored(finished) or stored, display.say)
-                if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
-                    with follow.tracked(job.config, run, display.say, tracker):
-                        pass
-                how = identity.beside(job.config)
-                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do. {how}")
-                return finished
-            run_log.abort_uploads(run)
-            job = dataclasses.replace(job, identity=run_identity.of_run(job, sources), term=lease.owner["term"])
-            command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
-            with start_command.recorded(run, command) as is_same:
-                # A model that may be another one is compared: of a run that had finished, or of another command.
-                before = stored if stored and (run.exists(run_log.RESULT) or not is_same) else None
-                is_late = has_trained() or job.stop_step is not None or stream is not None
-                train = None if is_late or (stored and before is None) else sources.train
-                with (
-                    follow.tracked(job.config, run, display.say, tracker),
-                    booked(run, job.config, lease.owner["term"]) as book,
-                    rehearsing(job, train, job.config, before) as rehearsal,
-                ):
-                    session = _Session(run, display, status_file, lease, book, rehearsal)
-                    with staying_connected(job.config, display.stage) as local:
-                        document = _train(job, sources, stream, local, session)
-                    book.note(Driver("ended", outcome="finished"))
-                    add_times(document, run, book)
-                    run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
-        display.say(summary(document))
+
+    folder: Storage
+    sources: Sources
+    stream: Stream | None
+    stored: dict[str, str]
+    status_file: StatusFile
+    tracker: CallbackTracker | None
+
+    def run(self, job: TrainingJob) -> dict[str, Any]:
+        """Train to the end, unless the run has already finished; returns the contents of `result.json`."""
+        run, name = self.folder, job.config.run_name
+        with notebook.display(job.verbose, job.config.run.verbose) as display:
+            display.say(f"run {name} in {run.locate('')}")
+            # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
+            page = ui_address.page_of(run.uri)
+            display.say(f"its page: {page}" if page else f"its page, at any time: {ui_address.command_for(run)}")
+            with Lease(run, display.say, latest_term=partial(ledger.latest_term, run)) as lease:
+                finished = preflight.finished(run, job.total_steps, display.say)
+                preflight.compare_batch(self.stored, job.config, job.plan.records, job.precision)
+                if finished is not None:
+                    self._report_finished(job, finished, display.say)
+                    return finished
+                run_log.abort_uploads(run)
+                own = run_identity.of_run(job, self.sources)
+                document = self._train(dataclasses.replace(job, identity=own, term=lease.owner["term"]), display, lease)
+            display.say(summary(document))
+            return document
+
+    def _report_finished(self, job: TrainingJob, finished: dict[str, Any], say: Callable[[str], None]) -> None:
+        finished_run.compare(job, self.sources, finished_run.stored(finished) or self.stored, say)
+        if not follow.has_all(job.config, self.folder, self.tracker):  # the start that ended it was killed, or had none
+            with follow.tracked(job.config, self.folder, say, self.tracker):
+                pass
+        how = identity.beside(job.config)
+        say(f"run {job.config.run_name} has finished ({finished['steps']} steps); nothing to do. {how}")
+
+    def _train(self, job: TrainingJob, display: Display, lease: Lease) -> dict[str, Any]:
+        """Train a run that has not finished, and write its result."""
+        run, stored = self.folder, self.stored
+        command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
+        with start_command.recorded(run, command) as is_same:
+            # A model that may be another one is compared: of a run that had finished, or of another command.
+            before = stored if stored and (run.exists(run_log.RESULT) or not is_same) else None
+            is_late = has_trained() or job.stop_step is not None or self.stream is not None
+            train = None if is_late or (stored and before is None) else self.sources.train
+            with (
+                follow.tracked(job.config, run, display.say, self.tracker),
+                booked(run, job.config, lease.owner["term"]) as book,
+                rehearsing(job, train, before) as rehearsal,
+            ):
+                with staying_connected(job.config, display.stage) as local:
+                    document = self._train_on_ray(job, local, display, lease, book, rehearsal)
+                book.note(Driver("ended", outcome="finished"))
+                add_times(document, run, book)
+                run.put(run_log.RESULT, strict_json.dumps(document, indent=1).encode())
         return document
 
-
-def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: bool, session: _Session) -> dict[str, Any]:
-    """Train on the Ray that this process is connected to.
-
-    Args:
-        job: to train.
-        sources: the run's data.
-        stream: of the training data, if it has batches.
-        local: whether this process started Ray.
-        session: what this driver needs for the run.
-    """
-    run, display, lease, book = session.run, session.display, session.lease, session.book
-    resources = preflight.check_cluster(job.config, local, display.say)
-    job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    preflight.check_job_can_be_sent(job, display.say)
-    start_ahead(job.config, resources)
-    with (
-        monitoring(run_log.attempt_names(run), invalidated_states.read(run), book.clock) as monitor,
-        _fed(job, sources, stream) as sources,
-        arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
-    ):
-        job = dataclasses.replace(
-            job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"], arbiter=arbiter
-        )
-        reader = MonitorReader(monitor, book)
-
-        def leave(why: str) -> None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                reader.read(1)  # the messages since the last read, such as that of the save
-            book.note(Driver("ended", outcome="stopped", why=why))
-            book.flush()
-            lease.release()
-
+    def _train_on_ray(
+        self, job: TrainingJob, local: bool, display: Display, lease: Lease, book: RunLedger, rehearsal: Rehearsal
+    ) -> dict[str, Any]:
+        """Train on the Ray that this process is connected to, and has started itself if `local`."""
+        run = self.folder
+        resources = preflight.check_cluster(job.config, local, lambda line: display.say(job.config.as_typed(line)))
+        job = _for_gpus(job, self.sources, resources.get("GPU", 0.0))
+        preflight.check_job_can_be_sent(job, display.say)
+        start_ahead(job.config, resources)
         with (
-            listening(reader, display, session.status_file, lease),
-            exported(job.config.run.name, monitor, book),
-            saving_first(monitor, display.say, leave),
-            ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
+            monitoring(run_log.attempt_names(run), invalidated_states.read(run), book.clock) as monitor,
+            self._fed(job) as sources,
+            arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
         ):
-            own = has_own_environment(ray.get_runtime_context().runtime_env, os.environ)
-            poll = partial(session.rehearsal.poll, display.say_early, "GPU" in resources or own, local)
-            document = _run(job, run, resources, display.say, poll)
-    if document is None:
-        raise RaytfError(f"training ended without a result; {continuing.from_last_checkpoint()}.")
-    check_owner(run, lease.owner["id"])
-    memory_keeper.dismiss(run.uri)
-    return document
+            job = dataclasses.replace(
+                job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"], arbiter=arbiter
+            )
+            reader = MonitorReader(monitor, book)
+
+            def leave(why: str) -> None:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    reader.read(1)  # the messages since the last read, such as that of the save
+                book.note(Driver("ended", outcome="stopped", why=why))
+                book.flush()
+                lease.release()
+
+            with (
+                listening(reader, display, self.status_file, lease),
+                exported(job.config.run.name, monitor, book),
+                saving_first(monitor, display.say, leave),
+                ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
+            ):
+                own = has_own_environment(ray.get_runtime_context().runtime_env, os.environ)
+                poll = partial(rehearsal.poll, display.say_early, "GPU" in resources or own, local)
+                document = _attempt(job, run, resources, display.say, poll)
+        if document is None:
+            raise RaytfError(f"training ended without a result; {program.from_last_checkpoint()}.")
+        check_owner(run, lease.owner["id"])
+        memory_keeper.dismiss(run.uri)
+        return document
+
+    @contextlib.contextmanager
+    def _fed(self, job: TrainingJob) -> Iterator[Sources]:
+        """Make batches meanwhile, if the training data are made while the run trains. Yields the sources with them."""
+        if self.stream is None or not isinstance(self.sources.train, LiveBatches):
+            yield self.sources
+            return
+        assert isinstance(job.plan, BatchPlan)
+        with feeding(self.stream, job.plan, job.total_steps) as fetch:
+            yield dataclasses.replace(self.sources, train=self.sources.train.fed(fetch))
 
 
-@contextlib.contextmanager
-def _fed(job: TrainingJob, sources: Sources, stream: Stream | None) -> Iterator[Sources]:
-    """Make batches meanwhile, if the training data are made while the run trains. Yields the sources that get them."""
-    if stream is None or not isinstance(sources.train, LiveBatches):
-        yield sources
-        return
-    assert isinstance(job.plan, BatchPlan)
-    with feeding(stream, job.plan, job.total_steps) as fetch:
-        yield dataclasses.replace(sources, train=sources.train.fed(fetch))
-
-
-def _run(
+def _attempt(
     job: TrainingJob,
     run: Storage,
     resources: dict[str, float],
@@ -380,17 +329,16 @@ def _run(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
-            from raytf.driver.supervision.attempts import Budget, until_done
+            from raytf.driver.supervision.diagnosis import until_done
             from raytf.parameter_server.group import run_group
 
-            train = partial(run_group, job, "GPU" in resources, say)
-            budget = Budget(job.config.cluster.max_failures)
-            return until_done(train, (RaytfError, ray.exceptions.RayError), job.monitor, budget, say)
+            train, errors = partial(run_group, job, "GPU" in resources, say), (RaytfError, ray.exceptions.RayError)
+            return until_done(train, errors, job.monitor, job.config.cluster.max_failures, say)
         from raytf.driver.ray_train import run as controllers
 
         return controllers.run(job, run, resources, poll)
     except ray.exceptions.RayError as error:
-        text = f"Ray failed: {one_line(error, 400)}; {continuing.from_last_checkpoint()}."
+        text = f"Ray failed: {one_line(error, 400)}; {program.from_last_checkpoint()}."
         raise ClusterError(text, passes=True) from None
 
 

@@ -1,4 +1,4 @@
-"""Saves before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
+"""Save before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
 terminal sends, and on Ctrl-C."""
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from raytf.cluster.ray_watch import Loss
-from raytf.config import continuing
+from raytf.config import program
 from raytf.training.process.heartbeat_types import Activity
 from raytf.training.process.monitor_client import MonitorClient
 
@@ -35,27 +34,6 @@ _NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal
 _INTERRUPTED = "interrupted"
 
 
-class _Asked:
-    """The signals that this process has received.
-
-    Attributes:
-        first: the first signal; None until there is one.
-        interrupts: how often Ctrl-C was pressed.
-        is_saved: whether the save is over, whether it succeeded or not.
-    """
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.interrupts = 0
-        self.is_saved = False
-
-    def interrupt(self, number: int, frame: Any) -> None:
-        """Handle Ctrl-C in the main thread, which has called `fit`."""
-        self.interrupts += 1
-        if self.interrupts > 1 or self.is_saved:
-            raise KeyboardInterrupt
-
-
 @contextlib.contextmanager
 def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
     """Have the ranks save on SIGTERM, SIGHUP and SIGINT during the `with` statement.
@@ -67,8 +45,6 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
     Outside the main thread nothing is changed.
 
     Args:
-        monitor: the driver's.
-        say: takes a line for the user.
         leave: writes what is left to write and releases the run before the process ends; takes the reason, for the
             ledger.
     """
@@ -77,16 +53,15 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    asked = _Asked()
-    ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: asked.interrupt}
+    ending = _GracefulEnd(monitor, say, leave)
+    ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: ending.interrupt}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as `nohup` does
         del ours[signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ours}
     for number in ours:
         signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    ending = _GracefulEnd(asked, threading.Event(), others, monitor, say, leave)
-    thread = threading.Thread(target=ending.watch, args=(reader,), daemon=True)
+    thread = threading.Thread(target=ending.watch, args=(reader, others), daemon=True)
     thread.start()
     try:
         yield
@@ -103,26 +78,24 @@ def _nothing(number: int, frame: Any) -> None:
     """Do nothing: the thread that reads the pipe acts on the signal."""
 
 
-@dataclass(frozen=True)
 class _GracefulEnd:
-    """Saves, and ends the process, when a signal asks for it.
+    """Saves, and ends the process, when a signal asks for it; `over` is set at the end of the `with` statement."""
 
-    Attributes:
-        asked: the signals so far.
-        over: set at the end of the `with` statement.
-        others: file descriptor that had been set for signals before, -1 for none.
-        monitor, say, leave: see `saving_first`.
-    """
+    def __init__(self, monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]):
+        self._monitor, self._say, self._leave = monitor, say, leave
+        self.over = threading.Event()
+        #: The first signal, how often Ctrl-C was pressed, and whether the save is over, successful or not.
+        self._first: int | None = None
+        self._interrupts, self._is_saved = 0, False
 
-    asked: _Asked
-    over: threading.Event
-    others: int
-    monitor: MonitorClient
-    say: Callable[[str], None]
-    leave: Callable[[str], None]
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Handle Ctrl-C in the main thread, which has called `fit`."""
+        self._interrupts += 1
+        if self._interrupts > 1 or self._is_saved:
+            raise KeyboardInterrupt
 
-    def watch(self, reader: int) -> None:
-        """Read signals from a pipe, until it is closed."""
+    def watch(self, reader: int, others: int) -> None:
+        """Read signals from a pipe until it is closed, and pass them on to another descriptor; -1 for none."""
         with open(reader, "rb", buffering=0) as pipe:
             while not self.over.is_set():
                 if not select.select([pipe], [], [], _END_SECONDS)[0]:
@@ -130,17 +103,17 @@ class _GracefulEnd:
                 numbers = pipe.read(64)
                 if not numbers:
                     return
-                if self.others != -1:
+                if others != -1:
                     with contextlib.suppress(OSError):
-                        os.write(self.others, numbers)
+                        os.write(others, numbers)
                 for number in numbers:
                     self._hear(number)
 
     def _hear(self, number: int) -> None:
         if number not in (*_NAMES, signal.SIGINT):
             return
-        if self.asked.first is None:
-            self.asked.first = number
+        if self._first is None:
+            self._first = number
             threading.Thread(target=self._end, args=(number,), daemon=True).start()
         elif number != signal.SIGINT:
             os._exit(128 + number)
@@ -150,48 +123,37 @@ class _GracefulEnd:
         saved: bool | None = False
         # Whatever goes wrong meanwhile, the process must end.
         with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
+            self._say(
+                f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else "")
+            )
         step = None
         with contextlib.suppress(Exception):
-            saved = save(self.monitor)
-            step = self.monitor.durable(_DURABLE_SECONDS) if saved else None
-        self.asked.is_saved = True
+            saved = save(self._monitor)
+            step = self._monitor.durable(_DURABLE_SECONDS) if saved else None
+        self._is_saved = True
         if self.over.is_set():
             return  # the run has finished meanwhile, and this process ends anyway
-        result = (
-            (f"saved step {step}" if step else "saved")
-            if saved
-            else "not saved"
-            if saved is False
-            else "no workers were training"
-        )
+        result = "no workers were training" if saved is None else "saved" if saved else "not saved"
+        result += f" step {step}" if step else ""
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{reason}: {result}")
-            if self.asked.interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
+                self._say(f"{reason}: {result}")
+            if self._interrupts == 1:  # else the main thread is leaving already, and must not be interrupted there
                 os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
             return
         try:
             with contextlib.suppress(Exception, SystemExit):
-                self.leave(f"{reason}, {result}")
-            # The last line, after what the workers said until now and the last status.
+                self._leave(f"{reason}, {result}")
+            # The last line, after the workers' messages and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{reason}: {result}; {continuing.from_last_checkpoint()}")
+                self._say(f"{reason}: {result}; {program.from_last_checkpoint()}")
         finally:
             os._exit(128 + number)
 
 
 def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None]) -> str:
-    """Have the ranks that live save, because something has died that this process needs.
-
-    Args:
-        monitor: the driver's.
-        loss: what has died.
-        leave: see `saving_first`.
-
-    Returns:
-        What to tell the user.
-    """
+    """Have the living ranks save, because something has died that this process needs, and return the outcome for the
+    user."""
     saved = loss.is_reachable and save(monitor, LOST_SECONDS)
     outcome = "the workers saved first" if saved else "the workers could no longer save"
     leave(f"{loss.text}, {outcome}")
@@ -201,16 +163,7 @@ def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None
 def save(
     monitor: MonitorClient, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> bool | None:
-    """Have the ranks save, and wait for that.
-
-    Args:
-        monitor: the driver's.
-        seconds: to wait at most.
-        clock: seconds, of any clock that only goes forward.
-
-    Returns:
-        Whether they could save; None if no workers are training.
-    """
+    """Have the ranks save, wait for that, and return whether they could; None if no workers are training."""
     deadline = clock() + seconds
 
     def left() -> float:

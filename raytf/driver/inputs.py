@@ -1,7 +1,10 @@
-"""Turn the data that `fit` was given into sources, streams of batches, or data sets that are written once."""
+"""Turn the data that `fit` takes, as Keras or raytf has them, into sources, streams of batches, or data sets that are
+written once."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +13,21 @@ import numpy as np
 
 from raytf._tensorflow.datasets import is_dataset
 from raytf.config.train_config import TrainConfig
-from raytf.data import tree
+from raytf.data import class_weights, sparse_rows, tree
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.data.sources.recording import NotRecordableError, recorded
-from raytf.data.streams import Stream, from_generator, from_iterable, from_py_dataset, from_tf_dataset
+from raytf.data.streams import Stream, from_arrays, from_generator, from_iterable, from_py_dataset, from_tf_dataset
 from raytf.errors import ConfigError, DataError
 from raytf.runs import notebook
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.job import Sources
 
+#: The size of batches of a run for which nobody has passed one.
+_USUAL = TrainConfig().batch.global_batch_size
 #: Types with `len()` and `[i]` that are a mistake where a data set is expected.
 _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 #: Data of up to this many bytes are recorded if nothing else is said: about as much as is written in some minutes.
@@ -31,11 +36,7 @@ _RECORDED_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's data.
-
-    Attributes:
-        parts: by name: sources, streams of batches, Ray Datasets that must still be written, or None.
-    """
+    """A run's data by name: sources, streams of batches, Ray Datasets that must still be written, or None."""
 
     parts: dict[str, Any]
 
@@ -47,11 +48,7 @@ class RunData:
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
-        """Make it from the arguments of `fit`.
-
-        Raises:
-            DataError: one of them is not data, or is empty, or their labels are numbered by different classes.
-        """
+        """Make it from the arguments of `fit`; refuse what is not data, and labels that different classes number."""
         parts = {"train": train, "validation": validation, "test": test}
         parsed: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
         own = [data for data in parsed.values() if getattr(data, "classes", None) is not None]
@@ -62,17 +59,7 @@ class RunData:
     def sources(
         self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
     ) -> Sources:
-        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held.
-
-        Args:
-            run: its folder.
-            pipeline: --pipeline.
-            validation_steps: batches of the validation data, if not all.
-            verbose: as of Keras's `fit`.
-
-        Raises:
-            DataError: a data set failed, or does not contain numbers.
-        """
+        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held."""
         parts = dict(self.parts)
         unread = {name: data for name, data in parts.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:
@@ -90,11 +77,7 @@ class RunData:
 
 
 def source(data: Any, name: str) -> Source | Stream | None:
-    """Return the source for an argument of `fit`.
-
-    Raises:
-        DataError: it is not data.
-    """
+    """Return the source for an argument of `fit`, or refuse what is not data."""
     if data is None or isinstance(data, Stream) or (hasattr(data, "take") and hasattr(data, "spec")):
         return data
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
@@ -110,13 +93,9 @@ def source(data: Any, name: str) -> Source | Stream | None:
 
 
 def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
-    """Return the value of two arguments of which at most one may be given.
-
-    Raises:
-        DataError: both are.
-    """
+    """Return the value of two arguments of which at most one may be passed."""
     if value is not None and other_value is not None:
-        raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
+        raise DataError(f"fit(...) got {name} and {other}, which are the same. Pass one of them.")
     return value if other_value is None else other_value
 
 
@@ -126,7 +105,7 @@ def is_py_dataset(data: Any) -> bool:
 
 
 def are_batches(data: Any) -> bool:
-    """Return whether something gives batches, one after another."""
+    """Return whether something yields batches, one after another."""
     return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
 
 
@@ -148,17 +127,13 @@ def stream_of(
     Args:
         data: the batches.
         name: of the argument, for people.
-        steps: batches of an epoch, as the program says.
+        steps: batches of an epoch, by the program.
         config: the run's settings.
         epochs: how often the batches are read.
         shuffle: whether a PyDataset's batches have another order in each epoch.
-
-    Raises:
-        ConfigError: a flag asks for another size of batches than they have.
-        DataError: they cannot be read, or nobody says how many there are.
     """
     seed, asked = config.batch.seed, config.batch.global_batch_size
-    is_asked = asked != TrainConfig().batch.global_batch_size and name == "train"
+    is_asked = asked != _USUAL and name == "train"
     if is_dataset(data):
         return from_tf_dataset(data.rebatch(asked) if is_asked else data, name, steps, seed)
     if is_py_dataset(data):
@@ -188,22 +163,18 @@ def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -
 
 
 def rows_of(stream: Stream) -> int:
-    """Return records of the first batch."""
+    """Return the number of records in the first batch."""
     return len(next(leaf for _, leaf in tree.flatten(stream.peek())))
 
 
 def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[str], None]) -> Source:
-    """Return a source for training: records, or batches that are made while the run trains.
+    """Return a source for training: records in a folder, or batches that are made while the run trains.
 
     Args:
         stream: the batches.
         how: --pipeline: auto, record or live.
         folder: for records.
-        say: told what was chosen, and why.
-
-    Raises:
-        ConfigError: batches cannot be recorded, and --pipeline asks for it.
-        DataError: the data fails.
+        say: takes a line on what was chosen, and why.
     """
     if how == "record" and stream.batches is not None:
         raise ConfigError(
@@ -248,14 +219,189 @@ def _why_live(stream: Stream, how: str) -> str:
 
 
 def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
-    """Return a source for validation or a test, which reads its batches once.
-
-    Args:
-        steps: how many batches, if the program says so.
-
-    Raises:
-        DataError: the data fails, or its batches have records of different shapes.
-    """
+    """Return a source for validation or a test, which reads its first `steps` batches once, by default all."""
     records = recorded(stream, folder, say, most=steps)
     stream.end()
     return records
+
+
+# -- what Keras takes --------------------------------------------------------------------------------------------------
+
+
+def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -> dict[int, float] | None:
+    """Return `class_weight` of a call with plain numbers; refuse it with data (as `streams` returns it, with this spec
+    of a record) with which Keras takes none."""
+    weights = class_weights.checked(class_weight)
+    if weights is not None:
+        is_source = not isinstance(data, (tuple, Stream))  # which Keras does not have
+        has_positions = is_source or (isinstance(data, Stream) and data.is_dataset)
+        class_weights.refuse(spec, "train", has_positions, is_weighted=is_source)
+    return weights
+
+
+def is_plain(data: Any) -> bool:
+    """Return whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas,
+    or what is sparse or ragged."""
+    if isinstance(data, (dict, list)) or sparse_rows.is_compressed(data):
+        return True
+    return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
+
+
+def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = "x") -> tuple[Any, Any]:
+    """Return (training data, validation data) of a call, for `RunData.of`.
+
+    Args:
+        x, y, sample_weight: as `keras.Model.fit` takes them; anything that raytf takes as training data without y.
+        split: the part of the records that is held out, the last ones, as in Keras.
+
+    Raises:
+        DataError: one argument does not go with another one.
+    """
+    has_targets = y is not None and isinstance(x, tuple)  # so that it is a tuple of inputs
+    if not is_plain(x) and not has_targets:
+        if y is not None or sample_weight is not None:
+            raise DataError(
+                f"{name} is a {type(x).__name__}, which has its targets and weights in it. Leave out y and "
+                "sample_weight, or pass arrays."
+            )
+        if split and not isinstance(x, tuple):
+            raise DataError(
+                f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Pass validation_data, or "
+                "split the data with raytf.hold_out."
+            )
+    is_whole = isinstance(x, tuple) and not has_targets
+    parts = x if is_whole else (x, y, sample_weight) if has_targets or is_plain(x) else None
+    if parts is None:
+        return x, None
+    arrays = _arrays(parts)
+    if not split:
+        return arrays, None
+    if not 0 < split < 1:
+        raise DataError(f"validation_split={split}: expected a number from 0 to below 1.")
+    records = _records(arrays)
+    at = math.floor(records * (1 - split))
+    if not 0 < at < records:
+        raise DataError(f"validation_split={split} of {records} records leaves none on one side.")
+    return _part(arrays, 0, at), _part(arrays, at, records)
+
+
+def validation_data(data: Any) -> Any:
+    """Return validation data of a call, for `RunData.of`."""
+    if isinstance(data, list) and 1 <= len(data) <= 3:
+        data = tuple(data)
+    elif is_plain(data):
+        data = (data,)
+    return training_data(data, None, None, 0.0, "validation_data")[0] if isinstance(data, tuple) else data
+
+
+def as_array(path: str, leaf: Any) -> Any:
+    """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is; refuse what Keras does
+    not take for an array, such as a list of numbers."""
+    if sparse_rows.is_compressed(leaf):
+        return sparse_rows.rows_of(leaf, path)
+    if hasattr(leaf, "to_numpy"):
+        array = leaf.to_numpy()
+        is_column = array.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
+        return array[:, None] if is_column else array  # as Keras does
+    if isinstance(leaf, (int, float, complex, str, bytes)):
+        raise DataError(
+            f"{path} is the {type(leaf).__name__} {leaf!r}. Expected an array: in Keras, too, a list is a list of "
+            "arrays. Convert lists of numbers with np.array."
+        )
+    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+
+def _arrays(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (x, y, sample_weight) with rows for everything that Keras takes as an array."""
+    converted = []
+    for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
+        converted.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
+    return tuple(converted)
+
+
+def _records(arrays: tuple[Any, ...]) -> int:
+    return len(next(leaf for _, leaf in tree.flatten(arrays)))
+
+
+def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
+    """Return rows [first, stop) of all arrays."""
+    return tuple(tree.map_leaves(lambda leaf: sparse_rows.part(leaf, first, stop), part) for part in arrays)
+
+
+def _refuse_servers(config: TrainConfig, why: str) -> None:
+    """Refuse batches with parameter servers."""
+    if config.strategy.has_servers:
+        raise ConfigError(
+            f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or pass records: arrays "
+            "or files."
+        )
+
+
+def _check_arrays(name: str, steps: int, data: Any) -> None:
+    """Refuse a number of steps of data that are neither arrays nor batches."""
+    if not isinstance(data, tuple) or steps < 1:
+        raise DataError(
+            f"{name}={steps} with {type(data).__name__}: expected 1 or more, with arrays or batches (a "
+            "tf.data.Dataset, a PyDataset, a generator). Leave it out: an epoch is a pass over all records."
+        )
+
+
+def streams(
+    parts: tuple[Any, Any, Any],
+    config: TrainConfig,
+    batch_size: int | None,
+    steps_per_epoch: int | None,
+    validation_steps: int | None,
+    shuffle: bool | str,
+    validation_batch_size: int | None = None,
+    epochs: int = 1,
+) -> tuple[Any, Any, Any]:
+    """Return (training, validation, test) data, with streams in place of data that give batches, for a call of `fit`
+    that trains so many epochs."""
+    train, validation, test = parts
+    if are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
+        _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
+        train = stream_of(train, "train", steps_per_epoch, config, epochs, bool(shuffle))
+    elif steps_per_epoch is not None:
+        train = _stream_of_arrays(train, config, batch_size, steps_per_epoch, draws_order(shuffle))
+    if isinstance(train, Stream):
+        _warn_of_short_epochs(train, epochs)
+    if validation_steps is not None and not are_batches(validation):
+        _check_arrays("validation_steps", validation_steps, validation)
+        records = _records(validation)
+        size = validation_batch_size or batch_size or math.ceil(records / validation_steps)
+        validation = _part(validation, 0, min(records, validation_steps * size))
+    if are_batches(validation):
+        validation = evaluated_of(validation, "validation", validation_steps, config)
+    return train, validation, evaluated_of(test, "test", None, config) if are_batches(test) else test
+
+
+def draws_order(shuffle: bool | str) -> bool:
+    """Return whether records are in another order in each epoch. Keras's "batch" has the same records in each batch, in
+    another order within it, which changes nothing."""
+    return bool(shuffle) and shuffle != "batch"
+
+
+def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int, draws: bool) -> Any:
+    """Return arrays as batches; or unchanged, where an epoch is a pass over their records."""
+    _check_arrays("steps_per_epoch", steps, train)
+    records, size = _records(train), config.batch.global_batch_size
+    if batch_size is None and size == _USUAL:
+        size = math.ceil(records / steps)
+    elif batch_size is not None and steps == math.ceil(records / size):
+        return train
+    _refuse_servers(config, "steps_per_epoch makes batches of arrays")
+    return from_arrays(train, size, steps, config.batch.seed if draws else None)
+
+
+def _warn_of_short_epochs(stream: Stream, epochs: int) -> None:
+    """Warn as Keras does where an epoch ends before `steps_per_epoch` because a pass over the data ends."""
+    batches, steps = stream.batches, stream.steps
+    if batches is not None and steps is not None and batches % steps and epochs >= math.ceil(batches / steps):
+        warnings.warn(
+            f"Your input ran out of data; interrupting training. A pass over the data has {batches} batches, and "
+            f"steps_per_epoch is {steps}, so that some epochs have fewer steps. Make sure that your dataset or "
+            "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` "
+            "function when building your dataset.",
+            stacklevel=3,
+        )

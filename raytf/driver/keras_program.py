@@ -27,7 +27,7 @@ from raytf.driver import run_names
 from raytf.driver.connection import connected
 from raytf.driver.fit import fit
 from raytf.driver.inputs import are_batches
-from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
+from raytf.driver.resolve import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on_stderr
@@ -90,12 +90,7 @@ def _explained() -> Iterator[None]:
 
 
 def _joined(error: Exception, below: str) -> str:
-    """Return one traceback of the program's lines: those that called `fit`, and those that ran in a worker.
-
-    Args:
-        error: of the program.
-        below: the traceback from the worker.
-    """
+    """Return one traceback of the program's lines: those that called `fit`, and those below it that ran in a worker."""
     package = str(Path(raytf.__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     first = max(i for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>") + 1

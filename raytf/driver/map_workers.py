@@ -16,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import ray
 
+from raytf.config import terminal_text
 from raytf.config.sections import WorkerSection
-from raytf.config.terminal_text import say
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import preflight
@@ -78,10 +79,11 @@ def on_workers(
         gpus_per_worker=section.gpus_per_worker,
         mixed_gpus=True,  # parts are not replicas of one model
     )
-    say = say or _print
+    say = say or partial(terminal_text.say, lines=True)
     if not len(parts):
         return []
-    with connected(config) as local:
+    typed = contextlib.nullcontext() if isinstance(workers, WorkerSection) else config.named_as_typed()
+    with typed, connected(config) as local:
         need = preflight.check_cluster(config, local, say)
         try:
             ray.cloudpickle.dumps(function)
@@ -134,10 +136,6 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-def _print(text: str) -> None:
-    say(text, lines=True)
-
-
 class _Worker:
     """A process that computes parts, one at a time."""
 
@@ -166,14 +164,7 @@ class _Worker:
 
 @dataclass
 class PartQueue(Generic[Answer]):
-    """The parts that wait, and the answers so far. No Ray here.
-
-    Attributes:
-        total: number of parts.
-        waiting: numbers of the parts that no worker computes.
-        losses: how many workers ended while they computed a part, by its number.
-        answers: by the number of the part.
-    """
+    """The parts that wait, the answers so far, and how many workers ended while they computed a part. No Ray here."""
 
     total: int
     waiting: collections.deque[int] = field(default_factory=collections.deque)
@@ -193,11 +184,7 @@ class PartQueue(Generic[Answer]):
         return self.losses.total()
 
     def take(self) -> int | None:
-        """Return the next part for an idle worker.
-
-        Returns:
-            None if no part waits.
-        """
+        """Return the next part for an idle worker; None if no part waits."""
         return self.waiting.popleft() if self.waiting else None
 
     def done(self, number: int, answer: Answer) -> None:
@@ -206,11 +193,7 @@ class PartQueue(Generic[Answer]):
         self.answers[number] = answer
 
     def lost(self, number: int, why: str) -> None:
-        """Put the part of a worker that has ended first in the queue.
-
-        Raises:
-            ClusterError: this happened to the part too often.
-        """
+        """Put the part of a worker that has ended first in the queue, unless this happened to it too often."""
         self.losses[number] += 1
         if self.losses[number] >= LOSSES_OF_A_PART:
             raise ClusterError(
@@ -221,14 +204,7 @@ class PartQueue(Generic[Answer]):
 
 
 class _WorkerPool:
-    """Workers, and the parts that they compute.
-
-    Args:
-        start: starts a worker.
-        work: the parts.
-        most: workers at a time.
-        say: takes a line for the user.
-    """
+    """Workers, `most` at a time, and the parts that they compute."""
 
     def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
         self._start, self._work, self._say = start, work, say
@@ -265,7 +241,8 @@ class _WorkerPool:
                 self._assign(worker, name)
             if time.monotonic() - reported_at >= _LINE_SECONDS and not parts.is_done:
                 reported_at = time.monotonic()
-                self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
+                count = sum(number is not None for _, _, number in self._asked.values())
+                self._say(f"{len(parts.answers)} of {parts.total} parts, {count} worker{'s' if count != 1 else ''}")
         self._say(self._summary())
         return [parts.answers[number] for number in range(parts.total)]
 
@@ -294,10 +271,6 @@ class _WorkerPool:
             self._say(f"a worker was lost in part {number}; another one computes it")
             self._parts.lost(number, why)
         self._start_worker()
-
-    def _at_work(self) -> str:
-        count = sum(number is not None for _, _, number in self._asked.values())
-        return f"{count} worker{'s' if count != 1 else ''}"
 
     def _summary(self) -> str:
         shares = list(self._shares.values())

@@ -1,9 +1,9 @@
 """A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do. The
 model of a run that had finished and is trained further, or whose command has changed, is built there and compared.
 
-On two cores a run that has no mistake starts one or two seconds later for it; a busy machine, where it would come too
-late, tries nothing. What is found ends the run only where workers would find the same: on CPUs, and mistakes in code
-rather than what this machine lacks.
+On two cores a run without a mistake starts one or two seconds later for it; a busy machine, where it would come too
+late, tries nothing. An error ends the run only where workers would have the same one: on CPUs, and because of mistakes
+in code rather than of what this machine lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raytf.config.train_config import TrainConfig
 from raytf.data.sources import Source
 from raytf.errors import ExactnessError, JobError, RaytfError, WholeBatchError
 from raytf.training import finished_run, model_probe
@@ -26,31 +25,21 @@ _PACKAGES = ("pip", "uv", "conda", "container", "image_uri", "worker_process_set
 
 
 def is_busy(load: float, cpus: int) -> bool:
-    """Return whether a machine has so much to do that a model would be tried too late.
-
-    Args:
-        load: processes that ran or waited for a CPU in the last minute, on average.
-        cpus: that it has.
-    """
+    """Return whether a machine with that load in the last minute would try a model too late."""
     return load > _BUSY * cpus
 
 
 def has_own_environment(runtime_env: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Return whether workers get variables, packages or a hook that this process does not have.
-
-    Args:
-        runtime_env: Ray's, of the workers.
-        environ: of this process.
-    """
+    """Return whether workers, with Ray's `runtime_env`, get variables, packages or a hook that this process does not
+    have."""
     variables = runtime_env.get("env_vars") or {}
     return any(environ.get(name) != value for name, value in variables.items()) or any(map(runtime_env.get, _PACKAGES))
 
 
 def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
-    """Return whether workers would fail in the same way.
+    """Return whether workers would fail in the same way as the process that tried.
 
     Args:
-        error: of the process that tried.
         has_more: workers have what this process does not: GPUs, or an environment of their own.
         is_here: they run on this machine alone.
     """
@@ -60,21 +49,14 @@ def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
 
 
 @contextlib.contextmanager
-def rehearsing(
-    job: TrainingJob, train: Source | None, config: TrainConfig, before: Mapping[str, str] | None = None
-) -> Iterator[Rehearsal]:
-    """Begin to try a job's model; the process ends with the `with` statement.
+def rehearsing(job: TrainingJob, train: Source | None, before: Mapping[str, str] | None = None) -> Iterator[Rehearsal]:
+    """Start to try a job's model; the process ends with the `with` statement.
 
     Args:
-        job: whose model.
         train: the training data; None tries nothing.
-        config: of the run.
         before: the identity of the run in storage, with whose model it is compared instead of being tried.
-
-    Raises:
-        DataError, StorageError: the first records cannot be read.
     """
-    if train is None or config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
+    if train is None or job.config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
         return
     with model_probe.asked(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
@@ -82,12 +64,7 @@ def rehearsing(
 
 
 class Rehearsal:
-    """A model that is being tried.
-
-    Args:
-        asked: the process that tries it; None where none does.
-        check: takes its answer, and raises what is wrong with it.
-    """
+    """A model that a process tries; `check` takes the answer, and raises what is wrong with it."""
 
     def __init__(
         self, asked: model_probe.Asked | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None
@@ -95,12 +72,8 @@ class Rehearsal:
         self._asked, self._check = asked, check
 
     def poll(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
-        """Say what was found until now, or raise it if workers would fail in the same way; never waits.
-
-        Args:
-            say: gets the lines that a worker will say of the model.
-            has_more, is_here: see `is_decisive`.
-        """
+        """Show what a worker will say of the model, or raise its error if workers would fail in the same way, too (see
+        `is_decisive`); never waits."""
         if self._asked is None:
             return
         try:

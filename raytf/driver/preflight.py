@@ -15,12 +15,12 @@ from raytf.checkpoint import manifest
 from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
-from raytf.config import precision, resources, strategy_rules
+from raytf.config import precision, resources
 from raytf.config.identity import OF_STRATEGY, batch_identity, beside, differences, strategy_identity
 from raytf.config.objective import MetricObjective
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.sections import ALL_DEVICES, ONE_WORKER
+from raytf.config.sections import ALL_DEVICES, NCCL_WITHOUT_GPU, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.driver.tracking import trackers
@@ -62,18 +62,9 @@ _YOUNG_SECONDS = 30.0
 def finished(
     run: Storage, total_steps: int, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any] | None:
-    """Return the result of a run that has nothing left to do.
+    """Return the result of a run that has nothing left to do, or None.
 
-    Args:
-        run: its folder.
-        total_steps: that the run must reach.
-        say: takes a line about a result that cannot be read and will be made again from the newest checkpoint.
-
-    Returns:
-        None if there is work left.
-
-    Raises:
-        DamagedFileError: the result cannot be read, and there is no checkpoint to make it again from.
+    A result that cannot be read is made again from the newest checkpoint, and refused if there is none.
     """
     try:
         result = run_log.read_result(run)
@@ -103,15 +94,7 @@ def stored_identity(run: Storage) -> dict[str, str]:
 def check_folder(run: Storage) -> None:
     """Refuse a run's folder in which a file lies where raytf writes a folder, the other way round, a link that leads
     out of it, or a folder in which this process may not write: a save or the final result would fail, or another run
-    would be written to.
-
-    Args:
-        run: its folder.
-
-    Raises:
-        DamagedFileError: says what lies where.
-        StorageError: a file cannot be written.
-    """
+    would be written to."""
     if not run.is_local or not os.path.isdir(run.root):
         return
     for name in run_folder.FOLDERS:
@@ -135,17 +118,7 @@ def check_folder(run: Storage) -> None:
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:
-    """Return --logical-shards of the run in storage.
-
-    Args:
-        identity: from `stored_identity`.
-
-    Returns:
-        None if it has none.
-
-    Raises:
-        CheckpointError: it is not a number.
-    """
+    """Return --logical-shards of the run in storage, by its `stored_identity`; None if it has none."""
     text = identity.get("--logical-shards")
     if text is None:
         return None
@@ -159,22 +132,14 @@ def stored_shards(identity: dict[str, str]) -> int | None:
 
 def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
     """Refuse to resume with parameter servers a run without them or the other way round, or asynchronously a run whose
-    gradients were aggregated. Synchronous strategies learn the same and may replace each other.
-
-    Args:
-        before: from `stored_identity`.
-        config: of this command.
-
-    Raises:
-        RunMismatchError: shows the difference.
-    """
+    gradients were aggregated. Synchronous strategies learn the same and may replace each other."""
     now = strategy_identity(config)
-    was: dict[str, str] = {key: before[key] for key in OF_STRATEGY if key in before}
+    was = {key: before[key] for key in OF_STRATEGY if key in before}
     if not before or was == now:
         return
     raise RunMismatchError(
         f"run {config.run_name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn differently, so one cannot continue the other's steps: give the strategy as it was. " + beside(config)
+        "learn differently, so one cannot continue the other's steps: pass the strategy as it was. " + beside(config)
     )
 
 
@@ -186,17 +151,7 @@ def _named(identity: dict[str, str]) -> str:
 
 
 def compare_batch(before: dict[str, str], config: TrainConfig, records: int, precision: Precision = DEFAULT) -> None:
-    """Refuse a changed batch before anything is started; the workers compare the model.
-
-    Args:
-        before: from `stored_identity`.
-        config: of this command.
-        records: of the training data.
-        precision: of this process.
-
-    Raises:
-        RunMismatchError: shows the difference.
-    """
+    """Refuse a changed batch, number of records or precision; the workers compare the model."""
     if not before:
         return
     now = batch_identity(config, records, precision)
@@ -212,9 +167,6 @@ def cpus_here(config: TrainConfig) -> float:
     """Return the CPUs for a Ray that is started on this machine for a run.
 
     A laptop may run more workers than it has cores, more slowly, but not more than fit into its memory.
-
-    Raises:
-        ClusterError: there are too many workers; names a number that fits.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = max(1, total // _WORKER_BYTES - config.strategy.helpers)
@@ -229,30 +181,30 @@ def cpus_here(config: TrainConfig) -> float:
 
 
 def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> dict[str, float]:
-    """Return the resources of each worker; refuse what the cluster can never give.
+    """Return the resources of each worker, such as {"CPU": 1.0}; refuse what the cluster can never provide.
 
     Args:
-        config: of the run.
         local: Ray was started on this machine for the run.
         say: takes a line for the user.
-
-    Returns:
-        Resources by Ray's names, such as {"CPU": 1.0}.
-
-    Raises:
-        ClusterError, ConfigError: says what the cluster has.
     """
     have, most, is_known = _when_settled(config, local)
     strategy, cluster = config.strategy, config.cluster
-    if strategy.strategy == "tpu" and not max(have.get("TPU", 0), most.get("TPU", 0) if most else 0):
+
+    def best(kind: str) -> float:
+        return max(have.get(kind, 0), most.get(kind, 0) if most else 0)
+
+    if strategy.strategy == "tpu" and not best("TPU"):
         raise ConfigError(
             "--strategy tpu: no node of this cluster has a TPU (Ray's resource `TPU`). Run on a TPU VM, add a node "
             "that has one, or use another --strategy."
         )
-    gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
+    gpus = best("GPU")
     use_gpu = not strategy.is_without_gpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
     if use_gpu and not gpus and is_known:
-        raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
+        raise ConfigError(
+            "--use-gpu: no node of this cluster has a GPU, and none can be added. Add a GPU node type, or use "
+            "--no-use-gpu."
+        )
     wanted, alive, helpers = config.worker_range[0], _alive(), strategy.helpers
     cpu = resources.resources(strategy, cluster, False, alive)
     need = resources.resources(strategy, cluster, use_gpu, alive)
@@ -263,23 +215,9 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         use_gpu, need = False, cpu
         fits = _fits(need, most, helpers)
     if strategy.communication == "nccl" and not use_gpu:
-        raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
+        raise ConfigError(NCCL_WITHOUT_GPU)
     if fits < wanted and is_known:
-        each = " and ".join(f"{v:g} {k}" for k, v in need.items())
-        if strategy.strategy in ONE_WORKER:
-            raise ClusterError(
-                f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster can give that. Use "
-                f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
-                "machine."
-            )
-        beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
-        fixes = [f"--workers {fits}"] if fits else []
-        fixes += ["--mixed-gpus"] * (_fits(need, most, helpers) > fits)
-        fixes += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
-        raise ClusterError(
-            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
-            f"{beside}. Use {', '.join(fixes)}, or add nodes."
-        )
+        raise _too_small(config, need, fits, _fits(need, most, helpers))
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
     if not use_gpu and strategy.strategy in ALL_DEVICES and strategy.logical_devices is None:
@@ -292,13 +230,31 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     return need
 
 
+def _too_small(config: TrainConfig, need: dict[str, float], fits: int, fits_mixed: int) -> ClusterError:
+    """Return the error for a cluster on which too few workers fit, of one kind of GPU or of several."""
+    strategy, helpers = config.strategy, config.strategy.helpers
+    each = " and ".join(f"{v:g} {k}" for k, v in need.items())
+    if strategy.strategy in ONE_WORKER:
+        fewer = "--logical-devices or " if strategy.logical_devices else ""
+        return ClusterError(
+            f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster has that. Use fewer "
+            f"{fewer}--cpus-per-worker, or a larger machine."
+        )
+    beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
+    fixes = [f"--workers {fits}"] * (fits > 0) + ["--mixed-gpus"] * (fits_mixed > fits)
+    fixes += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * ("GPU" in need)
+    return ClusterError(
+        f"--workers {config.cluster.workers or config.worker_range[0]} with {each} each: this cluster has room for "
+        f"{fits} at the most{beside}. Use {', '.join(fixes)}, or add nodes."
+    )
+
+
 def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
     """Explain why existing GPUs stay idle, and which setting would use them.
 
     Args:
         wanted: number of workers.
-        fits: workers for which there are GPUs of one kind.
-        of_all_kinds: workers for which there are GPUs of any kind.
+        fits, of_all_kinds: workers for which there are GPUs of one kind, and of any kind.
         each: GPUs per worker.
     """
     if of_all_kinds >= wanted:
@@ -312,18 +268,13 @@ def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
-    """Wait until the cluster has enough or had time to settle, and return what it has and what an autoscaler may add.
-
-    Returns:
-        Resources that the cluster has; resources of the nodes that may be added, None if not known; and whether these
-        are the limit.
-    """
+    """Wait until the cluster has enough or had time to settle. Return its resources, those of the nodes that an
+    autoscaler may add (None if not known), and whether these are the limit."""
     wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
     need = resources.resources(config.strategy, config.cluster, uses_gpu, [])
     begin = time.monotonic()
-    growth = (
-        Growth.NO if local else autoscaler_limits.find(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
-    )
+    port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
+    growth = Growth.NO if local else autoscaler_limits.find(int(port))
     most = None if isinstance(growth, Growth) else growth
     while True:
         waited = time.monotonic() - begin
@@ -340,11 +291,9 @@ def _age() -> float:
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
-    """Return how many workers fit on the nodes, now or once the cluster has grown, in addition to some helpers.
+    """Return how many workers fit on the nodes, now or once nodes with `most` were added, beside some helpers.
 
     Args:
-        need: resources of each worker.
-        most: resources of the nodes that may be added; None for none.
         helpers: processes for parameter servers and coordinator.
         mixed: the workers' nodes may have GPUs of several kinds.
     """
@@ -359,12 +308,7 @@ def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, m
 
 
 def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
-    """Return the nodes with the kind of GPU on which most workers fit.
-
-    Args:
-        nodes: all resources of each node.
-        need: resources of each worker.
-    """
+    """Return the nodes with the kind of GPU on which most workers fit."""
     of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
     kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
     return [node for i, node in enumerate(nodes) if of[str(i)] == kind]
@@ -383,11 +327,7 @@ def _alive() -> list[dict[str, float]]:
 def check_arguments(
     config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
 ) -> None:
-    """Refuse wrong settings and arguments before anything is touched.
-
-    Raises:
-        RaytfError: a setting or an argument is wrong.
-    """
+    """Refuse wrong settings and arguments before anything is touched."""
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)
@@ -400,7 +340,9 @@ def check_arguments(
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more, or a list of epochs.")
     best = config.checkpoints.keep_best
     if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
-        raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
+        raise ConfigError(
+            f"--keep-best {best}: there is no validation data. Pass some, or choose a metric of training."
+        )
     if is_function(model):
         return
     if not hasattr(model, "compile"):
@@ -412,21 +354,13 @@ def check_arguments(
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before fit.")
     if config.strategy.has_servers:
         raise ModelError(
-            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Give fit "
-            "a function that returns the model, or leave the strategy out."
+            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Pass a "
+            "function that returns the model, or leave the strategy out."
         )
 
 
 def check_job_can_be_sent(job: TrainingJob, say: Callable[[str], None]) -> None:
-    """Refuse a job that cannot be sent to workers.
-
-    Args:
-        job: the run.
-        say: called with a line for each object of the program that is not sent.
-
-    Raises:
-        ConfigError: says what cannot be pickled.
-    """
+    """Refuse a job that cannot be sent to workers; `say` takes a line for each object that stays in this process."""
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -440,11 +374,7 @@ def check_job_can_be_sent(job: TrainingJob, say: Callable[[str], None]) -> None:
 
 
 def _check_callbacks(callbacks: Any) -> None:
-    """Refuse callbacks that hold something that cannot be sent.
-
-    Raises:
-        ConfigError: says where it is.
-    """
+    """Refuse callbacks that hold something that cannot be sent, and say where it is."""
     if not callbacks or callable(callbacks):
         return
     from raytf.training.user import object_graph  # it imports TensorFlow, which the callbacks have done already

@@ -13,7 +13,7 @@ from raytf.runs.status import number_text
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
-#: A run that is shorter is mostly start, which says nothing of what follows.
+#: A shorter run is mostly start.
 _LONG_SECONDS = 300.0
 
 
@@ -90,13 +90,7 @@ class Result:
 
 
 def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any, job: TrainingJob) -> Result:
-    """Return the result of a run, from its `result.json`.
-
-    Args:
-        model: that of `fit`: a function, or a keras.Model, which gets the trained weights.
-        callbacks: those of `fit`: a function, or objects, which get what theirs have kept.
-        job: the run.
-    """
+    """Return the result of a run, from its `result.json`; objects of the program get the trained state."""
     figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
     if job.code.variables():
         from raytf.training.model import program_variables  # it needs Keras, which is loaded where there are variables
@@ -152,8 +146,7 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def _goodput(document: dict[str, Any]) -> str:
-    """Return the share of the time that went into new steps, of runs so long that their start is no large part of
-    it."""
+    """Return the share of the time that went into new steps; empty for short runs, which are mostly start."""
     is_long = sum(document.get("seconds", {}).values()) >= _LONG_SECONDS
     return f"goodput {document['goodput']:.0%}, " if is_long and "goodput" in document else ""
 

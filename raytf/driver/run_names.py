@@ -1,4 +1,4 @@
-"""Settles which run a program trains: the one that was named, that of the program, or with --new another one."""
+"""Settle which run a program trains: the one that was named, that of the program, or with --new another one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 
 from raytf.audit import step_replay
-from raytf.config import continuing
-from raytf.config.program import Program
+from raytf.config.program import Program, replace_new
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError, RunMismatchError
 from raytf.runs import run_folder, start_command
@@ -23,11 +22,7 @@ _STARTED: set[str] = set()
 
 
 def named(config: TrainConfig, program: Program) -> TrainConfig:
-    """Return the settings with the program's name for the run, unless the user named it.
-
-    Raises:
-        ConfigError: the process computes steps of a run again, and is to start another run.
-    """
+    """Return the settings with the program's name for the run, unless the user named it."""
     if config.run.new and step_replay.is_requested():
         raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
     return config.replace(run=program.name) if config.run.run is None else config
@@ -46,21 +41,17 @@ def settled(
     Args:
         config: with a name, see `named`.
         program: this one.
-        is_named: the user named the run.
+        is_named: the user named the run; otherwise it must not be another program's.
         say: takes a line for the user.
         first: where the first run lies below the name, for the runs of one program.
         started: the runs that this process has started with --new.
-
-    Raises:
-        RunMismatchError: nobody named the run, and one of that name belongs to another program.
-        StorageError: storage refuses.
     """
     storage, name = Storage(config.storage_uri), config.run.name
     if config.run.new:
         free = _new(storage, name, start_command.of_process(program.path), first, started)
         new, run = ("--new", "--run {}") if config.is_from_flags else ("new=True", "run={!r}")
         before = f"{run.format(name)} and {new}" if is_named else new
-        continuing.replace_new(before, run.format(free))
+        replace_new(before, run.format(free))
         say(f"{new} starts run {free}; to continue it later, replace {before} by {run.format(free)}")
         return config.replace(run=free, new=False)
     if not is_named:
@@ -76,12 +67,7 @@ def settled(
 
 @contextlib.contextmanager
 def unused_removed(config: TrainConfig, is_new: bool) -> Iterator[None]:
-    """Delete the folder of a program's runs at the end of the program, if it has trained nothing.
-
-    Args:
-        config: with the program's name.
-        is_new: --new has created the folder.
-    """
+    """Delete the folder of a program's runs, which --new has created, if the program ends and has trained nothing."""
     try:
         yield
     finally:
@@ -91,12 +77,8 @@ def unused_removed(config: TrainConfig, is_new: bool) -> Iterator[None]:
 
 
 def conflict(entries: Collection[str], is_program: bool) -> str:
-    """Return what lies where a run, or the runs of a program, would be kept; empty where nothing is in their way.
-
-    Args:
-        entries: names in the folder; those of folders end with a slash.
-        is_program: whether it is the runs of a program that would be kept there.
-    """
+    """Return what lies in a folder, with these entries, in which a run, or the runs of a program, cannot be kept; empty
+    for none."""
     names = {entry.rstrip("/") for entry in entries}
     if run_folder.SEARCH in names:
         return "a search of `raytf tune`"

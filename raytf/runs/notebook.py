@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from raytf.config import continuing
+from raytf.config import program
 from raytf.config.terminal_text import visible
 from raytf.errors import one_line
 from raytf.runs.display import QUIET_SECONDS, Display, stream_of
@@ -117,7 +117,7 @@ def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
     if error is None:
         return lines[-1] if lines else ""
     if isinstance(error, KeyboardInterrupt):
-        return f"stopped: interrupted; run the cell again{continuing.change()} to continue from the last checkpoint"
+        return f"stopped: interrupted; run the cell again{program.change()} to continue from the last checkpoint"
     return f"failed: {type(error).__name__}: {one_line(error, 600)}"
 
 

@@ -46,7 +46,6 @@ class TrialRecord:
         number: of the trial, from 0.
         parameters: values of the searched flags.
         value: of the metric, at the end; None where the trial has none.
-        epochs: that have ended.
         why: it failed or was stopped.
         history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that continues.
         metrics: all metrics at the end.
@@ -68,16 +67,7 @@ def run_name(number: int) -> str:
 
 
 def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
-    """Note what is searched; refuse another search under the same name.
-
-    Args:
-        search: the folder of the search.
-        identity: what must stay.
-        name: of the search.
-
-    Raises:
-        RunMismatchError: shows the difference.
-    """
+    """Record the identity of a search in its folder; refuse another search under the same name."""
     before = untrusted_json.read(search, f"{SEARCH}/{SEARCH_IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
         search.put(f"{SEARCH}/{SEARCH_IDENTITY}", json.dumps(identity, indent=1).encode())
@@ -91,7 +81,7 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
 
 
 def write(search: Storage, record: TrialRecord) -> None:
-    """Keep what became of a trial."""
+    """Record how a trial ended."""
     document = {**asdict(record), "outcome": record.outcome.value}
     search.put(f"{SEARCH}/{TRIALS}/{record.number:03d}.json", json.dumps(document, indent=1).encode())
 

@@ -32,13 +32,7 @@ _EXAMPLE = "--search 'learning_rate=loguniform(1e-4,1e-1)'"
 
 @dataclass(frozen=True)
 class Dimension:
-    """A flag and the values that are tried for it.
-
-    Attributes:
-        name: of the flag, with underscores.
-        kind: one of `KINDS`.
-        values: bounds (and step), or the values themselves.
-    """
+    """A flag, by its name with underscores, and the values that are tried for it: bounds (and step), or a list."""
 
     name: str
     kind: str
@@ -66,14 +60,7 @@ class Dimension:
 
 
 class SearchSpace:
-    """All flags that are searched.
-
-    Args:
-        texts: of `--search`.
-
-    Raises:
-        ConfigError: says which one, what was expected and how to fix it.
-    """
+    """All flags that are searched, from the texts of `--search`."""
 
     def __init__(self, texts: Sequence[str]):
         if not texts:
@@ -94,11 +81,7 @@ class SearchSpace:
 
     @property
     def grid_points(self) -> int | None:
-        """The number of points if nothing is drawn.
-
-        Returns:
-            None where something is.
-        """
+        """The number of points; None if some are drawn."""
         return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
 
     def point(self, seed: int, index: int) -> dict[str, Any]:
@@ -113,11 +96,7 @@ class SearchSpace:
 
 
 def parse(text: str) -> Dimension:
-    """Parse `NAME=KIND(VALUES)`.
-
-    Raises:
-        ConfigError: says what is wrong with it.
-    """
+    """Parse `NAME=KIND(VALUES)`, or say in a ConfigError what is wrong with it."""
     name, equals, expression = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
     if not equals or not name.isidentifier():
@@ -195,7 +174,7 @@ def flags(values: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             args.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            args.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
+            args.append(f"--{flag}={value}")
     return args
 
 

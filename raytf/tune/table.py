@@ -22,15 +22,7 @@ _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed"
 
 @dataclass
 class TrialRow:
-    """One trial.
-
-    Attributes:
-        parameters: values of the searched flags.
-        state: waiting, running, or an `TrialOutcome`'s text.
-        epoch, step: so far.
-        value: of the metric, after the last epoch.
-        why: it failed or was stopped.
-    """
+    """A trial, whose state is waiting, running, or the text of a `TrialOutcome`."""
 
     parameters: dict[str, Any]
     state: str = "waiting"
@@ -42,11 +34,7 @@ class TrialRow:
 
 @dataclass
 class TrialTable:
-    """All trials of a search, in order.
-
-    Attributes:
-        names: of the searched flags.
-    """
+    """All trials of a search, in order, and the names of the searched flags."""
 
     names: list[str]
     goal: MetricObjective
@@ -55,8 +43,7 @@ class TrialTable:
     def settle(self, record: TrialRecord) -> None:
         """Show a trial as ended."""
         row = self.rows[record.number]
-        row.state, row.value, row.epoch = record.outcome.value, record.value, record.epochs
-        row.why = record.why
+        row.state, row.value, row.epoch, row.why = record.outcome.value, record.value, record.epochs, record.why
 
     def columns(self) -> list[str]:
         return ["", "trial", "state", *self.names, "epoch", self.goal.metric, "why"]
@@ -114,7 +101,7 @@ def table(board: TrialTable) -> Table:
 
 
 def epochs_text(count: int) -> str:
-    """Return a number of epochs, for people."""
+    """Return a number of epochs in words."""
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""A trial: the job's own command in its own process, what Ray Tune learns of it, and what happens to it there.
+"""A trial: the job's own command in its own process, what Ray Tune gets to know of it, and how it ends there.
 
 The actor takes no CPU: workers are placed by the run, all of a group or none, so trials that do not fit beside the
 others wait whole. It is pinned to the machine of the command that searches, where the job's file is.
@@ -52,8 +52,7 @@ class SearchPlan:
         folder: in which it runs.
         points: values of the searched flags, by trial, as flags.
         uri: of the search's folder.
-        address: of Ray.
-        environment: that the command gets beside what Ray gives its processes.
+        environment: variables of the command beside those of Ray's processes.
         over: trials that were over before.
     """
 
@@ -87,10 +86,9 @@ class TrialRun(tune.Trainable):
         before = plan.over.get(self._number)
         if before is not None:
             self._epochs.extend(before.history)
-            self._end = {"outcome": before.outcome.value, "why": before.why, "metrics": before.metrics}
-            if before.value is not None:
-                self._end["score"] = before.value
-            self._end["epoch"] = before.epochs
+            score = {} if before.value is None else {"score": before.value}
+            ending = {"outcome": before.outcome.value, "why": before.why, "metrics": before.metrics}
+            self._end = {**ending, **score, "epoch": before.epochs}
             return
         search = Storage(plan.uri)
         self._run = search.child(run_name(self._number))
@@ -245,7 +243,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class StopWhenTold(tune.Stopper):
+class EventStopper(tune.Stopper):
     """Ends a search when an event is set: Ray Tune then stops all trials, which save."""
 
     def __init__(self, stop: threading.Event):
@@ -262,14 +260,8 @@ class StopWhenTold(tune.Stopper):
 
 
 class Watcher(tune.Callback):
-    """Keeps the table and the storage up to date with Ray Tune's trials.
-
-    Args:
-        folder: of the search.
-        points: values of the searched flags, by trial.
-        over: trials that were over before.
-        stop: set once the search is to stop; trials that end then are not finished.
-    """
+    """Keeps the table and the storage up to date with Ray Tune's trials. Those that end after `stop` is set are not
+    finished."""
 
     def __init__(
         self,
@@ -303,13 +295,13 @@ class Watcher(tune.Callback):
         row = self._board.rows[number]
         row.step = result["step"]
         if "epoch" in result and "outcome" not in result and result["epoch"] > row.epoch:
-            self._tell_what_lacks(number, result)
+            self._warn_of_missing_metric(number, result)
             row.epoch, row.value = result["epoch"], result.get("score")
             known = {k: result[k] for k in ("epoch", "score") if k in result}
             self._histories.setdefault(number, []).append(known)
         self._view.show()
 
-    def _tell_what_lacks(self, number: int, result: dict[str, Any]) -> None:
+    def _warn_of_missing_metric(self, number: int, result: dict[str, Any]) -> None:
         """Warn once, early in the search, that a trial lacks the metric: such a trial fails."""
         metric = self._board.goal.metric
         if "known" in result and not self._has_warned and not metric.startswith("test_"):

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from raytf.config import resources
 from raytf.config.command_line import DESCRIBE
 from raytf.config.identity import strategy_identity
 from raytf.config.objective import MetricObjective
+from raytf.config.resources import placed
 from raytf.config.setting import InSearch, flag
 from raytf.config.train_config import TrainConfig, every_setting
 from raytf.errors import ConfigError, one_line
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
-from raytf.tune.resources import TrialResources, largest, share
 from raytf.tune.search_record import TrialOutcome, TrialRecord
 from raytf.tune.space import SearchSpace, flags
 from raytf.tune.table import LiveTable, TrialRow, TrialTable
@@ -42,6 +42,11 @@ _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in s
 #: Flags that do not change what a trial learns: a command that continues a search can have others. Those of the
 #: strategy that must not change are added.
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
+#: Flags that say how many workers a trial has, or into how many parts they cut a batch.
+_SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setting.in_search}
+#: Variables that a trial's command gets from this process instead of from Ray. With the last one, the workers of a job
+#: that was submitted get its files and variables.
+_HANDED_ON = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
 _MOST_EPOCHS = 10**6
@@ -51,10 +56,9 @@ _ACTOR_FAILURES = 3
 
 @dataclass(frozen=True)
 class Search:
-    """The job, the searched values, and how the search runs.
+    """The job's file, the searched values, and how the search runs.
 
     Attributes:
-        job: the job's file.
         texts: of `--search`.
         trials: how many; None for all points of a grid, else 8.
         fixed: flags of the job that all trials have.
@@ -81,11 +85,7 @@ class Search:
 
 
 def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the values of all flags of a job, as it reads them itself.
-
-    Raises:
-        ConfigError: there is no such job, or it refuses them.
-    """
+    """Return the values of all flags of a job, as the job itself reads them."""
     path = Path(job)
     if not path.is_file():
         raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
@@ -117,17 +117,17 @@ _NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
 
 
 def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[TrialTable, TrialRecord | None, Storage]:
-    """Search to the end: all trials, the best one, and where its copy is.
+    """Search to the end, and return all trials, the best one, and where its copy is.
 
     Raises:
-        RaytfError: one line that says what is wrong and how to fix it.
         KeyboardInterrupt: a signal asked for it; all trials have saved.
     """
     from raytf.runs.lease import Lease
 
     space = SearchSpace(search.texts)
     trials = _count(search, space)
-    points = [_point(search, space, number) for number in range(trials)]
+    points: list[dict[str, Any]] = [{}] if search.try_default else []
+    points += [space.point(search.seed, index) for index in range(trials - len(points))]
     for name in _OURS:
         if name in space.names or any(f.split("=")[0].replace("_", "-") == flag(name) for f in search.fixed):
             raise ConfigError(
@@ -155,7 +155,8 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
             for number in [n for n, record in over.items() if record.outcome is TrialOutcome.FAILED]:
                 search_record.forget(folder, number)
                 del over[number]
-        board = TrialTable(space.names, search.goal, [TrialRow(p or _own(own, space.names)) for p in points])
+        defaults = {name: own.get(name) for name in space.names}
+        board = TrialTable(space.names, search.goal, [TrialRow(point or defaults) for point in points])
         over = {number: record for number, record in over.items() if number < trials}
         for record in over.values():
             board.settle(record)
@@ -184,22 +185,8 @@ def _count(search: Search, space: SearchSpace) -> int:
     return search.trials
 
 
-def _point(search: Search, space: SearchSpace, number: int) -> dict[str, Any]:
-    if search.try_default:
-        return {} if number == 0 else space.point(search.seed, number - 1)
-    return space.point(search.seed, number)
-
-
-def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    return {name: own.get(name) for name in names}
-
-
 def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
-    """Return what must not change when a command continues a search.
-
-    Args:
-        values: of all flags of the job.
-    """
+    """Return what must not change when a command continues a search, by the values of all flags of the job."""
     kept = {flag(name): str(value) for name, value in values.items() if name not in _FREE}
     kept |= strategy_identity(TrainConfig.among(values))
     for name in space.names:
@@ -268,7 +255,7 @@ def _search(
     import ray
     from ray import tune
 
-    from raytf.tune.trial import SearchPlan, StopWhenTold, TrialRun, Watcher
+    from raytf.tune.trial import EventStopper, SearchPlan, TrialRun, Watcher
 
     plan = SearchPlan(
         command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],
@@ -277,7 +264,7 @@ def _search(
         uri=folder.uri,
         goal=search.goal,
         address=address,
-        environment={k: v for k, v in os.environ.items() if _is_handed_on(k)},
+        environment={k: v for k, v in os.environ.items() if k in _HANDED_ON or k.startswith("RAY_TRAIN_")},
         over=over,
     )
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
@@ -296,7 +283,7 @@ def _search(
                 name="search",
                 storage_path=scratch,
                 verbose=0,
-                stop=StopWhenTold(stop),
+                stop=EventStopper(stop),
                 failure_config=tune.FailureConfig(max_failures=_ACTOR_FAILURES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 callbacks=[Watcher(folder, points, over, board, view, stop)],
@@ -305,13 +292,6 @@ def _search(
         tuner.fit()
     if stop.is_set():
         raise KeyboardInterrupt
-
-
-def _is_handed_on(name: str) -> bool:
-    """Return whether a trial's command gets a variable from this process instead of from Ray."""
-    # The last one is how a job that was submitted has its workers get its files and variables.
-    own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
-    return name in own or name.startswith("RAY_TRAIN_")
 
 
 def _scheduler(search: Search) -> Any:
@@ -341,3 +321,72 @@ def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None
 
     with signal_handler(tell):
         yield
+
+
+# -- how trials share a cluster ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialResources:
+    """How many trials run at a time, and the flags with which they fit beside each other."""
+
+    parallel: int
+    flags: list[str] = field(default_factory=list)
+
+
+def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> TrainConfig:
+    """Return the configuration of the trial that takes the most CPUs, from the values of all flags of the job, and
+    those of the searched flags by trial; refuse a search of which no trial can have its workers."""
+    configs: list[tuple[float, TrainConfig]] = []
+    refused = ConfigError("there is no trial.")
+    for point in points:
+        try:
+            config = TrainConfig.among({**values, **point})
+            config.cluster.check()
+            configs.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
+        except ConfigError as error:
+            refused = error  # of one trial among others; that trial will say it
+        except TypeError:
+            continue  # a word where the flag takes a number, likewise
+    if not configs:
+        raise refused
+    return max(configs, key=lambda pair: pair[0])[1]
+
+
+def share(
+    config: TrainConfig,
+    nodes: Sequence[Mapping[str, float]],
+    worker: Mapping[str, float],
+    trials: int,
+    parallel: int | None,
+    searched: Sequence[str],
+) -> TrialResources:
+    """Decide how trials share a cluster. By default each has the most workers that it asks for, and as many run as fit.
+
+    With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
+    logical shards stay those of the most workers, so it learns the same.
+
+    Args:
+        config: of the trial that takes the most.
+        nodes, worker: resources of each living node, and of one worker.
+        trials, parallel: how many, and how many at a time; None for as many as fit.
+        searched: names of flags.
+    """
+    low, high = config.worker_range
+
+    def fit(workers: int, most: int) -> int:
+        needs, left = [worker] * workers + [resources.HELPER] * config.strategy.helpers, list(nodes)
+        for count in range(most):
+            after = placed(left, needs)
+            if after is None:
+                return count
+            left = after
+        return most
+
+    count = min(trials, parallel) if parallel is not None else max(1, fit(high, trials))
+    # Gradients are not aggregated from more parts than there may be workers.
+    least = max(low, config.strategy.replicas_to_aggregate or low)
+    part = next((workers for workers in range(high, least, -1) if fit(workers, count) == count), least)
+    if part == high or _SIZES & set(searched):
+        return TrialResources(count)
+    return TrialResources(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])

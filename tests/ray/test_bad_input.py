@@ -112,7 +112,7 @@ def test_two_live_runs_of_one_name(start, tmp_path: Path):
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 130
     assert re.search(r"^interrupted: saved step \d+$", first.output, re.MULTILINE)
-    assert first.output.splitlines()[-1] == "interrupted; the same command goes on from the last checkpoint."
+    assert first.output.splitlines()[-1] == "interrupted; the same command continues from the last checkpoint."
     assert not (tmp_path / "a" / "lease.json").exists()
 
 

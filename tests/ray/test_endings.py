@@ -89,7 +89,7 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         return job
 
     job = told(signal.SIGTERM, True)
-    assert "the same command goes on from the last checkpoint" in job.output.splitlines()[-1]
+    assert "the same command continues from the last checkpoint" in job.output.splitlines()[-1]
     assert not (tmp_path / "a" / "lease.json").exists()
     told(signal.SIGKILL, False)
     # Before it trains; test_stopping.py sends these to drivers whose workers have something to save.

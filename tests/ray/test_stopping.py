@@ -73,7 +73,7 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, there: d
         # The last line is the one that says how to go on.
         assert output.endswith(
             "left: the terminal is gone (SIGHUP), saved\n"
-            "the terminal is gone (SIGHUP): saved; the same command goes on from the last checkpoint\n"
+            "the terminal is gone (SIGHUP): saved; the same command continues from the last checkpoint\n"
         )
         assert code == 128 + signal.SIGHUP
 
@@ -98,7 +98,7 @@ def test_a_driver_that_is_told_to_stop(tmp_path: Path, there: dict[str, str], ra
     else:
         assert output.endswith(
             f"left: told to stop (SIGTERM), {result}\n"
-            f"told to stop (SIGTERM): {result}; the same command goes on from the last checkpoint\n"
+            f"told to stop (SIGTERM): {result}; the same command continues from the last checkpoint\n"
         )
 
 

@@ -111,7 +111,7 @@ def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster
         assert job.ended(120) == 130
         print(f"a job was stopped {time.monotonic() - told:.1f} s after Ctrl-C")
     saved = manifests(tmp_path / "a")[-1]
-    assert f"told to stop (SIGTERM): saved step {saved}; the same command goes on" in job.output
+    assert f"told to stop (SIGTERM): saved step {saved}; the same command continues" in job.output
     assert saved > at
     assert raytf.read_steps(str(tmp_path / "a"))["step"][-1] == saved
     assert not (tmp_path / "a" / "lease.json").exists()

@@ -16,7 +16,7 @@ from keras import layers
 from raytf.data import tree
 from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import LiveBatches, plan_of
-from raytf.driver import inputs, keras_arguments
+from raytf.driver import inputs, resolve
 from raytf.driver.inputs import are_batches, rows_of
 from raytf.storage.storage import Storage
 from tests.tf.ranks import train
@@ -172,13 +172,13 @@ def of_raytf(
     shuffle = given.get("shuffle", False)
     is_whole = not are_batches(x) and steps is None
     asked = {"batch_size": None if are_batches(x) else size, "epochs": epochs}
-    config, _ = keras_arguments.settings(None, asked, is_whole)
-    data, _ = keras_arguments.training_data(x, given.get("y"), given.get("sample_weight"), 0.0)
-    made, _, _ = keras_arguments.streams((data, None, None), config, size, steps, None, shuffle, None, epochs or 1)
+    config, _ = resolve.settings(None, asked, is_whole)
+    data, _ = inputs.training_data(x, given.get("y"), given.get("sample_weight"), 0.0)
+    made, _, _ = inputs.streams((data, None, None), config, size, steps, None, shuffle, None, epochs or 1)
     run_data = inputs.RunData.of(made, None, None)
     stream, source = run_data.stream, run_data.sources(Storage(folder), verbose=0).train
     rows = config.batch.global_batch_size if stream is None else rows_of(stream)
-    weights = keras_arguments.class_weights_of(given.get("class_weight"), made, source.spec)
+    weights = inputs.class_weights_of(given.get("class_weight"), made, source.spec)
     shards = 1 if isinstance(source, ArraySource) else 4  # each of which has its own records of arrays
     plan = plan_of(source, rows, shards)
     total = plan.epoch_start(epochs or 1)
@@ -191,7 +191,7 @@ def of_raytf(
             return [leaf[cuts[own.start] : cuts[own.stop]] for leaf in batches[step]], count
 
         source = source.fed(fetch)
-    options = {"shuffle": keras_arguments.draws_order(shuffle), "class_weight": weights}
+    options = {"shuffle": inputs.draws_order(shuffle), "class_weight": weights}
     keras.utils.set_random_seed(0)
     found = train(make, source, plan.global_batch_size, shards, total, **options)
     return [plan.locate(step) for step in range(total)], found[0][1]
@@ -237,5 +237,5 @@ def test_what_keras_refuses_is_refused_in_one_line(name: str, tmp_path: Path):
         warnings.simplefilter("ignore")
         with pytest.raises((ValueError, TypeError, AttributeError)):
             dense().fit(**given(), verbose=0)
-    with pytest.raises(keras_arguments.DataError, match=words):
+    with pytest.raises(inputs.DataError, match=words):
         of_raytf(dense, given(), str(tmp_path))

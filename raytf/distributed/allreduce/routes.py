@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from raytf.config import strategy_rules
-from raytf.config.sections import Communication
+from raytf.config.sections import NCCL_WITHOUT_GPU, Communication
 from raytf.errors import ConfigError
 
 #: Prefix of the UUID of a part of a GPU.
@@ -118,7 +117,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
     with_gpu = [seat.gpu for seat in seats if seat.gpu is not None]
     if not with_gpu:
         if communication == "nccl":
-            raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
+            raise ConfigError(NCCL_WITHOUT_GPU)
         why = "" if communication == "auto" else is_asked
         return SumRoute({"auto": SumPath.CPU, "host": SumPath.HOST, "ring": SumPath.RING}[communication], why)
     if len(with_gpu) < len(seats):

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.config import strategy_rules
+from raytf.config import setting
 from raytf.config.sections import ClusterSection, RunSection, StrategySection
+from raytf.config.train_config import worker_range
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.errors import ConfigError
 
@@ -75,8 +76,8 @@ def parse(command: str) -> JobNeeds:
         logical_devices=None if devices is None else int(devices),
         ps=None if servers is None else int(servers),
     )
-    way.check()
-    least, most = strategy_rules.worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
+    setting.check(way)
+    least, most = worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
     cpus = _flag(words, "--cpus-per-worker")
     gpu: bool | None = None
     if "--no-use-gpu" in words or _flag(words, "--use-gpu") == "False":

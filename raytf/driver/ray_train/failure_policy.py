@@ -1,4 +1,4 @@
-"""Decides in Ray Train's controller which failures of a worker group are worth another attempt."""
+"""Decide in Ray Train's controller which failures of a worker group are worth another attempt."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ _ANSWER_SECONDS = 10.0
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray Train's retry budgets, and the Supervisor's decisions; tells user and ledger what failed.
+    """Ray Train's retry budgets, and the Supervisor's decisions; reports to user and ledger what failed.
 
     Args:
-        failure_config: Ray Train's.
-        monitor: the driver's.
         run_uri: the run's folder, to which stacks of frozen workers are written; None to not look for frozen workers.
         supervisor: of the run, shared with the scaling policy.
-        is_partial: workers that are left when others are lost go on.
+        is_partial: the workers that are left when others are lost continue.
 
     Attributes:
-        lost: ranks that are gone while the others go on; None where all have to start again.
-        size: how many workers there are, as the controller tells.
-        left: ranks of workers that have left as planned, as the controller tells.
+        lost: ranks that are gone while the others continue; None where all have to start again.
+        size: how many workers there are; the controller sets it.
+        left: ranks of workers that have left as planned; the controller sets it.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Decide when a run changes its number of workers, which ones leave, and how long that is waited for. No Ray here."""
+"""Decide when a run changes its number of workers, on which nodes they are, which ones leave, and how long that is
+waited for. No Ray here."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import enum
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+
+from raytf.driver.supervision.node_exclusion import without
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
 #: together, and a node that comes and goes is not worth a restart.
@@ -121,6 +124,40 @@ class Resizer:
         return last is not None and self._saved_at < last <= view.now
 
 
+@dataclass(frozen=True)
+class NodeChoice:
+    """The nodes on which workers may start, and those that are left out: workers fail on them, or their GPUs are of
+    another kind."""
+
+    nodes: set[str]
+    failing: frozenset[str]
+    other_kinds: frozenset[str]
+
+
+def choose_nodes(
+    usable: Collection[str],
+    unwanted: Sequence[str],
+    slow: Sequence[str],
+    fewest: int,
+    count: Callable[[Collection[str]], int],
+    of_one_kind: Callable[[set[str]], set[str]],
+) -> NodeChoice:
+    """Choose nodes without those on which workers fail, and without slow ones that can be replaced.
+
+    Args:
+        usable: all of them.
+        unwanted: nodes on which workers fail, the worst first; they are used where a run could not start without them.
+        slow: nodes of stragglers.
+        fewest: workers that a run needs at least.
+        count: returns how many workers nodes can run.
+        of_one_kind: returns those of some nodes whose GPUs have the kind of the run.
+    """
+    sound = without(usable, unwanted, fewest, lambda some: count(of_one_kind(some)))
+    alike = of_one_kind(sound)
+    others = frozenset(node for node in sound - alike if count([node]))
+    return NodeChoice(without(alike, slow, count(alike), count), frozenset(set(usable) - sound), others)
+
+
 def next_size(possible: int | None, survivors: int, fewest: int) -> int | None:
     """Return how many workers the next group has; None while there are too few.
 
@@ -135,25 +172,23 @@ def next_size(possible: int | None, survivors: int, fewest: int) -> int | None:
 
 
 def ranks_to_replace(nodes: Sequence[str], lost: Collection[int], wanted: int, usable: Collection[str]) -> list[int]:
-    """Return the lost ranks that new workers on the same nodes take; the group continues without the other lost ones.
+    """Return the lost ranks that new workers take on the same nodes, which must be usable; the group continues without
+    the other lost ones.
 
     Args:
         nodes: of the workers, by rank.
-        lost: ranks of workers that are gone.
         wanted: how many workers the group should have.
-        usable: nodes on which a worker can start.
     """
     room = wanted - (len(nodes) - len(lost))
     return [rank for rank in sorted(lost) if nodes[rank] in usable][: max(0, room)]
 
 
 def planned_change(nodes: Sequence[str], wanted: int, usable: Collection[str]) -> tuple[list[int], int]:
-    """Return the ranks that leave, and how many workers are added before that.
+    """Return the ranks that leave, those on unusable nodes first, and how many workers are added before that.
 
     Args:
         nodes: of the workers, by rank.
         wanted: how many workers the group should have.
-        usable: nodes on which a worker can start; the workers on other nodes leave.
     """
     going = [rank for rank, node in enumerate(nodes) if node not in usable]
     more = wanted - (len(nodes) - len(going))
@@ -168,21 +203,15 @@ def planned_change(nodes: Sequence[str], wanted: int, usable: Collection[str]) -
 
 
 class Departures:
-    """Notes who is to leave, and who has left. Whatever names a worker is its place.
-
-    Args:
-        clock: seconds, of any clock that only goes forward.
-    """
+    """Notes which workers were dismissed, by their places, and which have left. `clock` only goes forward."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._dismissed: set[Hashable] = set()
-        self._gone: set[int] = set()
-        self._rests_until = float("-inf")
+        self.reset()
 
     def reset(self) -> None:
         """Forget everything: a new group starts."""
-        self._dismissed, self._gone = set(), set()
+        self._dismissed, self._gone = set[Hashable](), set[int]()
         self.go_on()
 
     @property
@@ -203,12 +232,8 @@ class Departures:
         self._dismissed, self._rests_until = set(workers), self._clock() + _LEAVE_SECONDS
 
     def left(self, places: Sequence[Hashable], ended: Collection[int]) -> set[int]:
-        """Return the ranks of workers that have left as they were told to, never all.
-
-        Args:
-            places: of the workers, by rank.
-            ended: ranks of the workers that do not run any more.
-        """
+        """Return the ranks that have left as dismissed, never all: of the workers at these places, by rank, of which
+        some have ended."""
         self._gone = {rank for rank, place in enumerate(places) if place in self._dismissed and rank in ended}
         if len(self._gone) == len(places):
             self._gone = set()

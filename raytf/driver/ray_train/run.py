@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 import ray
 import ray.train
+from ray.train.backend import Backend, BackendConfig
 
-from raytf._ray import partial_group
+from raytf._ray import partial_group, train
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
-from raytf.config import strategy_rules
+from raytf.config.sections import ONE_WORKER
 from raytf.config.train_config import TrainConfig
+from raytf.distributed.membership.rendezvous import Meeting
 from raytf.driver.ray_train import warm_processes
-from raytf.driver.ray_train.backend import MwmsConfig
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy, remove_abandoned
 from raytf.driver.ray_train.warm_processes import env_of_workers
-from raytf.driver.supervision.attempts import until_done
-from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
+from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose, until_done
 from raytf.driver.supervision.retry import Supervisor
-from raytf.errors import ClusterError, one_line
+from raytf.errors import ClusterError, GpuError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
@@ -36,16 +38,12 @@ _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGrou
 
 
 def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Callable[[], None]) -> Any:
-    """Train a job to its end.
+    """Train a job to its end, and return its result.
 
     Args:
-        job: to train.
         run: its folder.
         resources: of each worker.
         poll: called a few times a second meanwhile; what it raises ends the run.
-
-    Returns:
-        Its result.
 
     Raises:
         RaytfError: the controller's failure policy made no further attempt, or controllers keep dying.
@@ -55,7 +53,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Calla
     def attempt() -> Any:
         return _fit(_trainer(job, run, resources, poll)).return_value
 
-    return until_done(attempt, (ControllerDiedError,), job.monitor, lambda: True, job.monitor.say)
+    return until_done(attempt, (ControllerDiedError,), job.monitor, -1, job.monitor.say)
 
 
 def _fit(trainer: Trainer) -> Any:
@@ -122,18 +120,14 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
         quiet=not config.run.verbose,
         exact=config.compute.exact,
         jit=config.compute.jit,
-        one_worker=config.strategy.strategy in strategy_rules.ONE_WORKER,
+        one_worker=config.strategy.strategy in ONE_WORKER,
         logical_devices=config.strategy.logical_devices or 1,
         is_next_soon=config.cluster.warm_workers and in_notebook(),
     )
 
 
 def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
-    """Return the number of TensorFlow's threads in each worker.
-
-    Returns:
-        None for the node's CPUs per GPU.
-    """
+    """Return the number of TensorFlow's threads in each worker; None for the node's CPUs per GPU."""
     cluster = config.cluster
     if on_gpu and cluster.cpus_per_worker is None and not config.compute.exact:
         return None
@@ -150,14 +144,8 @@ def _train_function(job: TrainingJob) -> Callable[[], Any]:
 
 
 class Trainer(TensorflowTrainer):
-    """TensorflowTrainer with raytf's policies.
-
-    Args:
-        train_loop: run by each worker.
-        context: the run for which the policies decide.
-        poll: called a few times a second while the controller runs; what it raises ends it.
-        **kwargs: Ray Train's own arguments.
-    """
+    """TensorflowTrainer with raytf's policies. `poll` is called a few times a second while the controller runs; what it
+    raises ends the run."""
 
     def __init__(self, train_loop: Callable[[], Any], context: PolicyContext, poll: Callable[[], None], **kwargs: Any):
         self._context, self._poll = context, poll
@@ -186,3 +174,45 @@ class HungWorkerTeardown(WorkerGroupCallback):
         hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
         for answer in hanging:
             ray.kill(answers[answer])
+
+
+@dataclasses.dataclass
+class MwmsConfig(BackendConfig):
+    """Ray Train's backend for MultiWorkerMirroredStrategy: prepares each worker's process for its place in the group.
+
+    Ray's own imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
+    """
+
+    process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _MwmsBackend
+
+
+class _MwmsBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            self._set_up(worker_group, backend_config)
+        except ray.exceptions.RayError as error:
+            # Ray Train considers a group that fails after this point complete: it would drop the group without ending
+            # it, and the CPUs of its placement group would be lost to the run.
+            if hasattr(worker_group, "get_replica_groups"):  # the group, and not one worker that is replaced
+                train.drop(worker_group)
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, GpuError):
+                # Ray Train makes no second attempt after other errors.
+                raise train.WorkerGroupStartupFailedError(cause) from None
+            raise
+
+    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
+        from raytf.training import worker
+
+        assert isinstance(config, MwmsConfig)
+        addresses = tuple(worker_group.execute(worker.listen))
+        key = secrets.token_bytes(32)
+        started = [
+            worker_group.execute_single_async(rank, worker.set_up, Meeting(rank, addresses, key), config.process)
+            for rank in range(len(worker_group))
+        ]
+        ray.get(started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,15 @@ from raytf.config.sections import ClusterSection
 from raytf.distributed.gpu import kinds
 from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
 from raytf.driver.ray_train import resizing
-from raytf.driver.ray_train.resizing import ClusterView, Departures, ResizeDecision, Resizer
+from raytf.driver.ray_train.resizing import (
+    ClusterView,
+    Departures,
+    NodeChoice,
+    ResizeDecision,
+    Resizer,
+    choose_nodes,
+)
 from raytf.driver.ray_train.warm_processes import WarmSupply
-from raytf.driver.supervision.node_exclusion import without
 from raytf.driver.supervision.retry import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
 from raytf.errors import WorkerLostError
@@ -56,13 +62,10 @@ class PolicyContext:
 
     Attributes:
         name: of the run on this cluster.
-        monitor: the driver's.
-        uri: the run's folder.
-        flags: of the cluster.
         supervisor: of the run, shared with the failure policy.
         keeps_kind: keep the first kind of GPU that a group has: another kind would not compute the promised bits.
         is_alone: nobody else uses this Ray.
-        arbiter: says who belongs to the group, where workers come and go while others train; None where they do not.
+        arbiter: decides who belongs to the group, where workers come and go while others train; else None.
     """
 
     name: str
@@ -79,14 +82,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     """Ray Train's elastic policy, with a save before each planned change and its own check of which nodes are alive.
 
     Ray's policy tears the group down in the middle of a step, up to a minute after the cluster has changed, and after
-    the loss of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first
-    (`Resizer` decides when). Left out are nodes with notice, those whose raylet does not answer, and those on which
-    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs all have the same kind (`kinds`). A
-    group that hangs is ended (`Watchdog`).
-
-    Args:
-        scaling_config: Ray Train's.
-        run: for which it decides.
+    the loss of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first. This
+    class asks Ray and acts; `Resizer` decides when, `choose_nodes` and `NodeExclusion` on which nodes, and `Watchdog`
+    ends a group that hangs.
     """
 
     def __init__(self, scaling_config: Any, run: PolicyContext):
@@ -97,7 +95,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._departures = Departures()
         #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
-        self._excluded = frozenset[str]()
+        #: Nodes that were left out at the last look, and those on which workers fail.
+        self._choice = NodeChoice(set(), frozenset(), frozenset())
         self._unwanted: list[str] = []
         #: Nodes of stragglers that should be replaced.
         self._slow: list[str] = []
@@ -120,8 +119,6 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         #: The kind of GPU of the present group and of the next one.
         self._kind: str | None = None
         self._next_kind: str | None = None
-        #: Nodes with other kinds of GPU.
-        self._other_kinds = frozenset[str]()
         warm = WarmSupply(resources, run.monitor.say, in_notebook(), self._is_partial)
         self._supply = warm if flags.warm_workers else None
 
@@ -207,12 +204,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return resizing.planned_change(nodes, wanted, self._nodes)
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Take note that other workers have these ranks now.
-
-        Args:
-            ranks: that others have.
-            nodes: rank -> Ray's id of its node, of all workers.
-        """
+        """Take note that other workers have these ranks now; `nodes` are those of all ranks."""
         self._run_monitor.forget(list(ranks))
         self._noticed = {}
         self._follow_notices(nodes)
@@ -248,11 +240,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self._departures.take()
 
     def _follow_notices(self, nodes: Mapping[int, str]) -> float | None:
-        """Tell the monitor which ranks are on nodes with notice.
-
-        Returns:
-            When the first of these nodes goes, by the monotonic clock; None if that is not known.
-        """
+        """Report which ranks are on nodes with notice, and return when the first of these nodes goes, by the monotonic
+        clock; None if that is not known."""
         now, ends = time.monotonic(), self._ends.of(self._leaving, nodes.values())
         for node in sorted(set(ends) - self._noticed_nodes):
             end = ends[node]
@@ -305,40 +294,35 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return min(room, self.scaling_config.max_workers)
 
     def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
-        """Choose nodes: without those that fail, those with another kind of GPU than most, and slow ones that can be
-        replaced.
+        """Return the nodes for workers, and report nodes that are left out and were not before.
 
         Args:
             usable: node -> what is reserved on it.
             nodes: node -> its entry in `ray.nodes()`.
         """
-        self._unwanted = unwanted = self._run.supervisor.exclusion.excluded(usable, time.monotonic())
+        exclusion, now = self._run.supervisor.exclusion, time.monotonic()
+        self._unwanted = exclusion.excluded(usable, now)
         known = {node: kinds.of_node(nodes[node]) for node in usable}
 
-        def of_kind(some: Iterable[str]) -> set[str]:
+        def of_one_kind(some: set[str]) -> set[str]:
             if not self._has_one_kind:
-                return set(some)
+                return some
             among = {node: known[node] for node in some}
             return kinds.nodes_of(among, kinds.one_kind(among, count, self._kind, self._run.keeps_kind))
 
-        def count(some: Iterable[str]) -> int:
+        def count(some: Collection[str]) -> int:
             return self._count_possible_workers({node: usable[node] for node in some})
 
-        chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda some: count(of_kind(some)))
-        for node in set(usable) - chosen - self._excluded:
-            why = self._run.supervisor.exclusion.why(node, time.monotonic())
+        fewest, before = self.scaling_config.min_workers, self._choice
+        self._choice = choice = choose_nodes(usable, self._unwanted, self._slow, fewest, count, of_one_kind)
+        self._next_kind = next((known[node] for node in choice.nodes), None)
+        for node in choice.failing - before.failing:
+            why = exclusion.why(node, now)
             self._run_monitor.say(f"node {events.short(node)} is left out: {why}")
             self._run_monitor.book(events.Exclude(node, why))
-        self._excluded = frozenset(set(usable) - chosen)
-        left, chosen = chosen, of_kind(chosen)
-        self._tell_of_kinds(frozenset(node for node in left - chosen if count([node])), chosen, known)
-        return without(chosen, self._slow, count(chosen), count)
-
-    def _tell_of_kinds(self, others: frozenset[str], chosen: set[str], known: dict[str, str]) -> None:
-        self._next_kind = next((known[node] for node in chosen), None)
-        if others - self._other_kinds:
-            self._run_monitor.say(kinds.left_out_text(others, known, self._next_kind or ""))
-        self._other_kinds = others
+        if choice.other_kinds - before.other_kinds:
+            self._run_monitor.say(kinds.left_out_text(choice.other_kinds, known, self._next_kind or ""))
+        return choice.nodes
 
     def _poll_cluster(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
         """Return how many workers the cluster can run on nodes that stay, at most the maximum.
@@ -370,7 +354,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         chosen = self._choose(usable, staying)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
         # No more nodes are requested for those with other GPUs: the new ones might be of any kind, without end.
-        lost = [n for n in reserved if n not in usable and n not in self._other_kinds]
+        lost = [n for n in reserved if n not in usable and n not in self._choice.other_kinds]
         lost += [n for n in {*self._slow, *self._unwanted} if n in usable]
         unusable = self._count_possible_workers({n: reserved[n] for n in lost})
         if unusable != self._unusable_workers:
@@ -396,8 +380,7 @@ def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
 class NoticeEnds:
     """Converts each notice once, when it is first seen, so that no clock that is set later changes anything.
 
-    Args:
-        monitor: knows how long ago the workers of a node reported its notice, and how many seconds they gave it.
+    The monitor knows how long ago the workers of a node reported its notice, and how many seconds they gave it.
     """
 
     def __init__(self, monitor: MonitorClient):
@@ -409,8 +392,7 @@ class NoticeEnds:
         """Return when each of some nodes goes, if it has notice; None if that is not known.
 
         Args:
-            leaving: nodes with notice -> Unix time in ms that Ray gives, 0 for none.
-            nodes: Ray's ids of nodes.
+            leaving: nodes with notice -> Unix time in ms by Ray, 0 for none.
         """
         for node, at in leaving.items():
             if node in nodes and (node not in self._seen or self._seen[node][0] != at):
@@ -427,13 +409,7 @@ class NoticeEnds:
 
 
 def dismiss(arbiter: ArbiterAddress, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-    """Have workers leave, once others have come.
-
-    Args:
-        arbiter: of the run.
-        workers: that are to leave.
-        after: workers that must have come before that.
-    """
+    """Have workers leave, once others have come."""
     with contextlib.suppress(WorkerLostError):  # it ends with the driver
         link = ArbiterLink.connect(arbiter, "the controller")
         link.dismiss([worker_name(*place) for place in workers], [worker_name(*place) for place in after])

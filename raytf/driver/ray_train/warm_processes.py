@@ -1,8 +1,5 @@
-"""Warm processes, from the driver's side: those of a first group, started ahead; those of a controller; and when nodes
-get more.
-
-Ray Train has a process for its controller, and one for an actor beside each group. These are kept ready as well.
-"""
+"""Warm processes, from the driver's side: those of a first group, started ahead; those of a controller and of the actor
+beside each group; and when nodes get more."""
 
 from __future__ import annotations
 
@@ -37,11 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Schedule:
-    """Decides when to ask which node. No Ray here.
-
-    Args:
-        clock: seconds, of any clock that only goes forward.
-    """
+    """Decides when to ask which node. No Ray here. `clock` only goes forward."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -59,9 +52,8 @@ class Schedule:
         """Return the nodes to ask now; they count as asked from now on."""
         now, due_nodes = self._clock(), []
         for node in nodes:
-            patience = (
-                _ANSWER_SECONDS if node in self._waiting else _LATER_SECONDS if node in self._ready else _SOON_SECONDS
-            )
+            patience = _LATER_SECONDS if node in self._ready else _SOON_SECONDS
+            patience = _ANSWER_SECONDS if node in self._waiting else patience
             if now - self._asked.get(node, float("-inf")) >= patience:
                 self._asked[node] = now
                 self._waiting.add(node)
@@ -75,9 +67,7 @@ class Schedule:
 
 
 def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
-    """Return nodes that may replace one of a group's nodes, and how many workers each would run.
-
-    They have room for the workers of the node that runs the most; further nodes are left alone.
+    """Return nodes with room for the workers of the group's node that runs the most, and how many each would run.
 
     Args:
         room: node -> workers that fit into its free resources, in Ray's order.
@@ -97,9 +87,8 @@ class WarmSupply:
     Args:
         resources: of each worker.
         say: takes a line for the user, once for each node, on why it has no warm processes.
-        is_next_soon: begin while the first group still starts, as the next run may follow at once: in a notebook, in
-            the next cell.
-        is_partial: who is left goes on without those that start, which may take longer then.
+        is_next_soon: start while the first group still starts, as the next run may follow at once, as in a notebook.
+        is_partial: the others continue without those that start, which may take longer then.
     """
 
     def __init__(
@@ -127,12 +116,8 @@ class WarmSupply:
         self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
-        """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.
-
-        Args:
-            workers: Ray Train's.
-            staying: nodes that are alive and not about to go.
-        """
+        """Supply what is missing on nodes that stay; call this often while a group trains. Never waits; a failure is
+        reported once."""
         try:
             self._keep(workers, staying)
         except Exception as error:  # training works without it
@@ -221,24 +206,14 @@ def import_controller() -> None:
 
 
 def env_of_workers(config: TrainConfig, resources: Mapping[str, float]) -> dict[str, str]:
-    """Return the environment variables of a run's workers, beside those that Ray Train hands on.
-
-    Args:
-        config: of the run.
-        resources: of each worker.
-    """
+    """Return the environment variables of a run's workers, beside those that Ray Train hands on."""
     if not config.cluster.warm_workers:
         return {}
     return warm_pool.environment(not config.run.verbose, hidden=not resources.keys() & {"GPU", "TPU"})
 
 
 def start_ahead(config: TrainConfig, resources: dict[str, float]) -> None:
-    """Start them where it is known on which node they will be: on a Ray of one node. A failure costs only time.
-
-    Args:
-        config: of the run.
-        resources: of each worker.
-    """
+    """Start the first group's processes where their node is known: on a Ray of one node. A failure costs only time."""
     if not config.cluster.warm_workers or config.strategy.has_servers:
         return
     here = ray.get_runtime_context().get_node_id()

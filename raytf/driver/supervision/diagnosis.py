@@ -1,10 +1,14 @@
-"""Finds what failed from the error that Ray, Ray Train or raytf raised, and the error that the user sees if the run
-ends."""
+"""What failed, from the error that Ray, Ray Train or raytf raised, the error that the user sees if the run ends, and
+attempts that are repeated after it."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import ray
 import ray.train
@@ -12,8 +16,9 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from raytf._ray.state import died_with_node as ask_ray
 from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.config import continuing
+from raytf.config import program
 from raytf.driver.supervision.failures import Cause, Errors, Failure, failure_of, lost_to, of_job
+from raytf.driver.supervision.retry import Scene, Supervisor
 from raytf.errors import (
     ClusterError,
     GpuError,
@@ -25,7 +30,11 @@ from raytf.errors import (
     one_line,
 )
 from raytf.parameter_server.errors import ProcessDiedError
+from raytf.training.process.monitor_client import MonitorClient
 
+Outcome = TypeVar("Outcome")
+#: Seconds to wait for an answer of the monitor.
+_ANSWER_SECONDS = 30.0
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
 
@@ -37,20 +46,13 @@ class ControllerDiedError(RaytfError):
 
 
 def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Failure:
-    """Return what failed.
-
-    Args:
-        error: of Ray Train, Ray or raytf, as an attempt raised it.
-        died_with_node: asks Ray whether a process died because its node did.
-    """
+    """Return what failed, from the error that an attempt raised; `died_with_node` asks Ray whether a process died
+    because its node did."""
     if not isinstance(error, TrainingFailedError):
         return _of_process(_unwrapped(error))
     errors = worker_errors(error)
     dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
-
-    def with_node() -> bool:
-        return _died_with_node([errors[rank] for rank in dead], died_with_node)
-
+    with_node = partial(_died_with_node, [errors[rank] for rank in dead], died_with_node)
     failure = failure_of(errors, dead, _gpu_errors(error, errors), with_node) or _at_start(error, died_with_node)
     return replace(failure, error=_last_word(error, errors))
 
@@ -65,7 +67,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
-    """Return what kept a group from training; it has no ranks yet."""
+    """Return what kept a group without ranks from training."""
     inner = error.controller_failure if isinstance(error, ControllerError) else error
     # A process that had started and died before its group trained; not one that could not start.
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
@@ -101,7 +103,7 @@ def _of_process(error: BaseException) -> Failure:
         return Failure(Cause.ERROR, one_line(missing).rstrip("."), is_final=True, error=missing)
     match error:
         case ControllerDiedError():
-            text = f"Ray Train's controller died: {error}; {continuing.from_last_checkpoint()}."
+            text = f"Ray Train's controller died: {error}; {program.from_last_checkpoint()}."
             return Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died", error=ClusterError(text, passes=True))
         case ProcessDiedError():
             failed = ClusterError(f"training failed: {text}", passes=True)
@@ -135,7 +137,7 @@ def _missing_module(error: BaseException) -> ClusterError | None:
     if not isinstance(inner, ModuleNotFoundError):
         return None
     return ClusterError(
-        f"the workers cannot load the job: {inner}. Every node needs the job's modules: give them with `ray job "
+        f"the workers cannot load the job: {inner}. Every node needs the job's modules: bring them with `ray job "
         "submit --working-dir .`, or install them on the nodes."
     )
 
@@ -152,3 +154,42 @@ def _last_word(error: BaseException, errors: Errors) -> RaytfError:
         return broken
     inner = _unwrapped(error.controller_failure if isinstance(error, ControllerError) else error)
     return _missing_module(inner) or ClusterError(f"training failed: {type(inner).__name__}: {one_line(inner, 600)}")
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+
+
+def until_done(
+    attempt: Callable[[], Outcome],
+    of: tuple[type[Exception], ...],
+    monitor: MonitorClient,
+    max_failures: int,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Repeat an attempt until it succeeds, and return its outcome.
+
+    Args:
+        attempt: raises the error that ends it.
+        of: errors that end an attempt; any other error ends the run.
+        monitor: books each failure in the ledger.
+        max_failures: after how many failures to try again; negative for any number.
+        say: takes a line for the user.
+
+    Raises:
+        RaytfError: another attempt would fail in the same way.
+        RayError: the monitor does not answer, so this process has lost Ray.
+    """
+    supervisor, allowed = Supervisor(), iter(range(max_failures) if max_failures >= 0 else itertools.count())
+    while True:
+        try:
+            return attempt()
+        except of as error:
+            failure = diagnose(error)
+        scene = Scene(monitor.reached(_ANSWER_SECONDS))
+        decision = supervisor.decide(failure, scene, lambda: next(allowed, None) is not None)
+        monitor.book(decision.fault)
+        if decision.message:
+            say(decision.message)
+        if not decision.retry:
+            raise failure.error or ClusterError(f"training failed: {failure.text}", passes=True) from None
+        time.sleep(decision.pause)

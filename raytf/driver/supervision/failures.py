@@ -1,6 +1,4 @@
-"""A failure: why an attempt ended, judged by the errors of a group's ranks, and whether others outlive it. No Ray
-here.
-"""
+"""A failure: why an attempt ended, judged by the errors of a group's ranks, and which ranks outlive it. No Ray here."""
 
 from __future__ import annotations
 
@@ -110,11 +108,6 @@ def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[i
     """Return the ranks that are gone while the others continue; None where all have to start again.
 
     Workers without a failure continue where others have died, hang, or were left behind by them.
-
-    Args:
-        failure: of the group.
-        errors: of its ranks.
-        left: ranks of workers that have left as planned, and do not continue either.
     """
     if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
         return None

@@ -1,4 +1,4 @@
-"""Decides from heartbeats, evidence and time which rank makes no progress. No Ray and no TensorFlow here.
+"""Decide from heartbeats, evidence and time which rank makes no progress. No Ray and no TensorFlow here.
 
 Every rank sends a heartbeat once a second that says what it does. A rank whose heartbeats stop is examined from outside
 before it is blamed. Among ranks with heartbeats, one whose own work takes too long is to blame; ranks that only wait
@@ -68,6 +68,13 @@ class HangEvidence(enum.StrEnum):
     IDLE = "idle"  # it is alive and does nothing
 
 
+#: Evidence that a rank is frozen, in words.
+FROZEN = {
+    HangEvidence.STOPPED: "frozen (its process was stopped)",
+    HangEvidence.SILENT_NODE: "its node does not answer",
+}
+
+
 class Heartbeats:
     """The latest heartbeat of each rank of the present group."""
 
@@ -102,7 +109,7 @@ class Heartbeats:
 
 @dataclass(frozen=True)
 class HangReport:
-    """The result of a look at a group: who hangs, if anyone, and which ranks must be examined."""
+    """Who hangs in a group, if anyone, and which ranks must be examined."""
 
     finding: HangFinding | None = None
     suspects: frozenset[int] = frozenset()
@@ -144,12 +151,10 @@ class HangDetector:
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
 
     def judge(self, now: float, sightings: Sequence[LastHeartbeat], evidence: Mapping[int, HangEvidence]) -> HangReport:
-        """Judge a group.
+        """Judge a group by its latest heartbeats, at a time of any clock that only goes forward.
 
         Args:
-            now: seconds, of any clock that only goes forward.
-            sightings: the latest heartbeats of the group's ranks.
-            evidence: by rank, what was found on ranks that an earlier report asked to examine.
+            evidence: by rank, the results of examinations that an earlier report asked for.
         """
         if self._looked_at is None or now - self._looked_at > _GAP_SECONDS:
             self._forgiven_at = now  # this process was held up, so heartbeats may have been, too
@@ -193,10 +198,8 @@ class HangDetector:
         for beat in (s.beat for s in silent):
             seen, age = evidence.get(beat.rank), ages[beat.rank]
             match seen:
-                case HangEvidence.STOPPED:
-                    after, text = 0.0, "frozen (its process was stopped)"
-                case HangEvidence.SILENT_NODE:
-                    after, text = 0.0, "its node does not answer"
+                case HangEvidence.STOPPED | HangEvidence.SILENT_NODE:
+                    after, text = 0.0, FROZEN[seen]
                 case HangEvidence.BUSY:
                     after, text = self.allowed(beat), "computes, but sends no heartbeats"
                 case HangEvidence.IDLE:
@@ -213,8 +216,7 @@ class HangDetector:
             return None
         seconds = max(ages[b.rank] + b.seconds for b in blamed)
         finding = HangFinding(tuple(blamed), seconds, "frozen", texts[0])
-        is_certain = any(evidence.get(b.rank) in (HangEvidence.STOPPED, HangEvidence.SILENT_NODE) for b in blamed)
-        return finding if is_certain else self._remember(finding)
+        return finding if any(evidence.get(b.rank) in FROZEN for b in blamed) else self._remember(finding)
 
     def _stuck(self, beats: list[HeartbeatState]) -> HangFinding | None:
         late = [b for b in beats if b.seconds > self.allowed(b)]
@@ -239,12 +241,7 @@ class HangDetector:
 def blamed_for_loss(
     sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
 ) -> list[HeartbeatState]:
-    """Return ranks to examine when the others have lost a peer: those without a report and without a recent heartbeat.
-
-    Args:
-        sightings: the latest heartbeats of the group's ranks.
-        answered: ranks whose error or death is known.
-        seconds: of silence that make a rank suspect.
-    """
+    """Return the ranks to examine when the others have lost a peer: their error or death is not known (`answered`), and
+    they have sent no heartbeat for so many seconds."""
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.beat.rank not in answered and s.age > seconds]

@@ -40,7 +40,7 @@ _OF_STATUS = {
 _PY_SPY_SECONDS = 4.0
 #: Seconds for a process to write its own stacks.
 _SIGNAL_SECONDS = 2.0
-#: Seconds that a keeper has to look at processes before a task is sent as well.
+#: Seconds that a keeper has to inspect processes before a task is sent as well.
 _KEEPER_SECONDS = 3.0
 #: The same where it is asked to end them.
 _END_SECONDS = 1.0
@@ -48,13 +48,7 @@ _END_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RankInspection:
-    """The result of the inspection of a rank.
-
-    Attributes:
-        evidence: None if there is none.
-        stacks: its Python stacks, or why there are none.
-        is_whole: nothing more is to come.
-    """
+    """What is known about a rank: evidence, its Python stacks or why there are none, and whether more is to come."""
 
     evidence: HangEvidence | None
     stacks: str
@@ -62,16 +56,11 @@ class RankInspection:
 
 
 class Inspector:
-    """Looks at ranks on their nodes, in the background.
+    """Inspects ranks on their nodes, in the background.
 
-    On this process's own node it looks itself; on others it asks the run's keeper, and starts a task, whose process has
-    to start first, if there is no keeper or it does not answer soon. Evidence on this node is available before the
-    stacks, which take longer.
-
-    Args:
-        run_uri: the run's folder.
-        beats: the ranks' heartbeats.
-        has_stacks: whether to ask for stacks, too; py-spy stops a process for them.
+    On this process's own node it inspects them itself; on others it asks the run's keeper, or sends a task, whose
+    process has to start first, if there is no keeper or it does not answer soon. Evidence on this node is available
+    before the stacks, for which py-spy stops a process.
     """
 
     def __init__(self, run_uri: str, beats: Sequence[HeartbeatState], has_stacks: bool = True):
@@ -127,7 +116,7 @@ class Inspector:
 
     def _take(self, answer: Any) -> None:
         node = self._waiting.pop(answer, None)
-        if node is None:
+        if node is None:  # the other answer of its node has come
             return
         try:
             self._inspections |= ray.get(answer)
@@ -204,11 +193,9 @@ def kill(pid: int) -> None:
 
 
 def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict[int, RankInspection]:
-    """Inspect processes of this machine. The name stays, since keepers of earlier versions know it.
+    """Inspect processes of this machine: rank, pid, and file descriptor for stacks, of each.
 
-    Args:
-        processes: rank, pid, and file descriptor for stacks, of each process.
-        has_stacks: see `Inspector`.
+    The name stays, since keepers of earlier versions know it.
     """
     with ThreadPoolExecutor(max(1, len(processes))) as pool:
         return dict(pool.map(lambda process: _inspect(process, has_stacks), processes))
@@ -247,16 +234,10 @@ def state(pid: int) -> HangEvidence:
 
 
 def stacks(pid: int, file: int) -> str:
-    """Return the Python stacks of a process, by py-spy or else by the process itself; or why there are none.
-
-    Args:
-        pid: of a process of this machine.
-        file: descriptor to which it writes its stacks on `STACKS_SIGNAL`; -1 for none.
-    """
+    """Return the Python stacks of a process, by py-spy or else by the process itself, which writes them to a file
+    descriptor on `STACKS_SIGNAL`; or why there are none."""
     text, problem = _py_spy(pid)
-    if text:
-        return text
-    return _by_signal(pid, file) or f"no stacks: {problem}"
+    return text or _by_signal(pid, file) or f"no stacks: {problem}"
 
 
 def _py_spy(pid: int) -> tuple[str, str]:
@@ -277,7 +258,7 @@ def _py_spy(pid: int) -> tuple[str, str]:
         if done.returncode == 0 and "Thread " in done.stdout:
             return done.stdout.strip(), ""
         problem = one_line(done.stderr, 200)
-    return "", f"py-spy says: {problem}"
+    return "", f"py-spy reported: {problem}"
 
 
 def _by_signal(pid: int, file: int) -> str:

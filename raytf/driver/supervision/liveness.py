@@ -1,4 +1,4 @@
-"""Decides which workers of a group have been silent for too long, from their signs of life between two polls."""
+"""Decide which workers of a group have been silent for too long, from their signs of life between two polls."""
 
 from __future__ import annotations
 
@@ -44,11 +44,8 @@ class Silence:
         self._quiet.pop(name, None)
 
     def poll(self, living: Collection[str]) -> list[str]:
-        """Look once; returns who has been silent for too long.
-
-        Args:
-            living: members that are not lost, who have the run's state.
-        """
+        """Count one more look, and return who has been silent for too long; `living` are the members that are not
+        lost."""
         for quiet in self._quiet.values():
             quiet.looks += 1
         are_heard = any(name in self._quiet and self._quiet[name].looks <= _HEARD_LOOKS for name in living)

@@ -80,17 +80,8 @@ class KernelFailures:
 
 
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
-    """Leave out unwanted nodes, one after another, as long as enough workers can run.
-
-    Args:
-        nodes: all of them.
-        unwanted: nodes, the most unwanted first.
-        least: workers that must be possible.
-        count: how many workers a set of nodes can run.
-
-    Returns:
-        The nodes that stay.
-    """
+    """Return the nodes without the unwanted ones, which are left out one after another, the most unwanted first, as
+    long as they can run `least` workers."""
     kept = set(nodes)
     for node in unwanted:
         if node in kept and count(kept - {node}) >= least:

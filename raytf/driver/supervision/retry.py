@@ -29,13 +29,7 @@ _SAME_STEP = 32
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """The decision whether to try again after a failure.
-
-    Attributes:
-        retry: whether to make another attempt.
-        pause: seconds before it.
-        why: for the user.
-    """
+    """Whether to make another attempt, after how many seconds, and why."""
 
     retry: bool
     pause: float
@@ -60,12 +54,7 @@ class Retry:
         self._reached, self._failures, self._fruitless = -1, 0, 0
 
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
-        """Decide what to do after a failure.
-
-        Args:
-            failure: what failed.
-            reached: latest global step that the run has ever reached.
-        """
+        """Decide what to do after a failure of a run that has reached a global step at the latest."""
         if failure.is_final:
             return RetryVerdict(False, 0.0, failure.text)
         is_new = reached > self._reached
@@ -113,19 +102,14 @@ def _without_numbers(text: str) -> str:
 
 # -- supervisor --------------------------------------------------------------------------------------------------------
 #
-# A `Supervisor` gets what failed (`diagnose`) and what is known about the run. It decides whether to try again, when,
-# and on which nodes; and what to tell the ledger and the user about it.
+# A `Supervisor` decides for a run, from what failed and what is known about it, and writes the ledger's event and the
+# user's line.
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of a run when an attempt has failed.
-
-    Attributes:
-        reached: the latest global step that was ever reported.
-        nodes: rank -> Ray's id of its node.
-        noticed: rank on a node with notice -> Ray's id of the node.
-    """
+    """The state of a run when an attempt has failed: the latest global step that was ever reported, the node of each
+    rank, and the node of each rank whose node has notice."""
 
     reached: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
@@ -134,14 +118,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the supervisor decided after a failure.
-
-    Attributes:
-        retry: whether to try again.
-        pause: seconds to wait before that.
-        fault: for the ledger.
-        message: a line for the user; empty if the error itself says everything.
-    """
+    """What the supervisor decided after a failure; `message` is empty if the error itself says everything."""
 
     retry: bool
     pause: float
@@ -176,9 +153,7 @@ class Supervisor:
         """Decide what to do after the end of an attempt.
 
         Args:
-            failure: what failed.
-            scene: what is known about the run.
-            has_budget: whether the user allows one more attempt; asking counts it.
+            has_budget: returns whether the user allows one more attempt, and counts it.
         """
         if is_preemption(failure, scene.noticed.keys()):
             return self._go_on(0.0, _preemption(scene.noticed), Cause.NODE_LOST)
@@ -225,12 +200,7 @@ def _of_this_process(name: str) -> Supervisor:
 
 
 def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
-    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named.
-
-    Args:
-        failure: what failed.
-        of_ranks: rank -> Ray's id of its node.
-    """
+    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named."""
     return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.nodes)
 
 
@@ -246,10 +216,6 @@ def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
     """Return whether workers were lost because their nodes had notice, which does not count as a failure.
 
     The survivors miss a peer before Ray knows which one has died; then it is assumed to be on the node with notice.
-
-    Args:
-        failure: what failed.
-        noticed: ranks on nodes with notice.
     """
     if failure.cause is Cause.ERROR or not noticed:
         return False

@@ -1,8 +1,7 @@
-"""Decides from measurements which rank is slower than its peers. No Ray and no TensorFlow here.
+"""Decide from measurements which rank is slower than its peers. No Ray and no TensorFlow here.
 
-Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Each rank therefore
-measures now and then, all at the same time, how long it takes for one logical shard alone, and how long it has waited
-for its records.
+Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Now and then all ranks
+therefore measure, at the same time, how long each takes for one logical shard and has waited for its records.
 """
 
 from __future__ import annotations
@@ -26,14 +25,7 @@ _PERSISTENT = 3
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that is slow.
-
-    Attributes:
-        rank: of the worker.
-        node: Ray's id of its node.
-        address: IP address of its node.
-        ratio: its seconds for a shard, divided by the median of its peers.
-    """
+    """A rank that is slow: `ratio` is its seconds for a shard, divided by the median of its peers."""
 
     rank: int
     node: str
@@ -51,7 +43,7 @@ class Stragglers:
         self._named: set[int] = set()
 
     def find_new(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
-        """Take the latest heartbeat of each rank; returns ranks that are found slow now and were not before."""
+        """Return the ranks that have become slow, by the latest heartbeat of each rank."""
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
         before = self._before
@@ -68,7 +60,7 @@ class Stragglers:
         if len(self._costs[beats[0].rank]) < _LEAST:
             return []
         stragglers = []
-        usual = {rank: _mean_but_longest(costs) for rank, costs in self._costs.items()}
+        usual = {rank: (sum(costs) - max(costs)) / (len(costs) - 1) for rank, costs in self._costs.items()}
         in_order = sorted(usual.values())
         for beat in beats:
             peers = _median_without(in_order, usual[beat.rank])
@@ -98,7 +90,3 @@ def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
     steps = beat.step - before.step
     waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0
     return computing + waiting
-
-
-def _mean_but_longest(costs: deque[float]) -> float:
-    return (sum(costs) - max(costs)) / (len(costs) - 1)

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 
 from raytf._ray import state
-from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, blamed_for_loss
+from raytf.driver.supervision.hang_detector import FROZEN, HangDetector, HangEvidence, blamed_for_loss
 from raytf.driver.supervision.inspection import Inspector, RankInspection, end, seen_here
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
@@ -44,9 +44,9 @@ _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
 _GONE = "The worker's process is gone. A process that it has forked, such as one of a data loader, still runs."
-#: Seconds before the first look.
+#: Seconds before the first inspection of workers that start.
 _FIRST_SECONDS = 10.0
-#: Seconds between two looks; a worker must be found stopped in two in a row.
+#: Seconds between two of them; a worker must be stopped in two in a row.
 _LOOK_SECONDS = 5.0
 #: Name of Ray Train's class of workers.
 _WORKER = "RayTrainWorker"
@@ -71,11 +71,9 @@ class _Group:
 
 
 class Watchdog:
-    """Watches one run's worker groups.
+    """Watches the worker groups of a run, in whose folder it writes the stacks of a group that hangs.
 
     Args:
-        monitor: the driver's.
-        run: the run's folder, to which stacks are written.
         seconds: within which a hang is found; 0 to never find one.
     """
 
@@ -119,13 +117,10 @@ class Watchdog:
             self._guard = None
 
     def poll(self, workers: Sequence[Any]) -> list[Straggler]:
-        """Look at a group that runs, without waiting for anything.
+        """Check a group that runs, without waiting, and return its new stragglers.
 
         Args:
             workers: Ray Train's, by rank.
-
-        Returns:
-            New stragglers, which user and ledger are told about.
 
         Raises:
             WorkerGroupError: a rank hangs, and the group must end; contains a HangError for each rank to blame. Or the
@@ -162,14 +157,12 @@ class Watchdog:
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
             suspects = [s.beat for s in sightings if s.beat in quiet or s.beat.rank in report.suspects]
             group.examination, group.examined_at = Inspector(self._run, suspects, has_stacks=False), now
-        slow = group.stragglers.find_new([s.beat for s in sightings])
-        for straggler in slow:
-            self._monitor.say(
-                f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
-                "long as its peers"
-            )
-            self._monitor.book(events.Slow(straggler.rank, straggler.node, straggler.ratio))
-        return slow
+        stragglers = group.stragglers.find_new([s.beat for s in sightings])
+        for slow in stragglers:
+            text = f"is slow: it takes {slow.ratio:.1f} times as long as its peers"
+            self._monitor.say(f"rank {slow.rank} on node {slow.address} {text}")
+            self._monitor.book(events.Slow(slow.rank, slow.node, slow.ratio))
+        return stragglers
 
     def _hear(self, now: float) -> bool:
         """Request heartbeats now and then; returns whether there are new ones."""
@@ -204,15 +197,10 @@ def quiet_ranks(sightings: Sequence[LastHeartbeat]) -> list[HeartbeatState]:
 
 
 def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
-    """Find out who is frozen when the others report that they have lost a peer. Takes seconds.
+    """Return the error to raise if a rank is frozen while the others report that they have lost a peer; takes seconds.
 
     Args:
-        monitor: the driver's.
-        run: the run's folder.
         answered: ranks whose error or death is known.
-
-    Returns:
-        The error to raise; None if no rank is frozen.
     """
     sightings, known = monitor.sightings(5), monitor.blamed(5)
     if known is not None:  # the watchdog was about to end the group, but the peers were faster
@@ -221,14 +209,10 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     if not suspects:
         return None
     began, examination = time.monotonic(), Inspector(run, [s.beat for s in sightings])
-    frozen = {
-        HangEvidence.STOPPED: "frozen (its process was stopped)",
-        HangEvidence.SILENT_NODE: "its node does not answer",
-    }
     is_over = False
     while not is_over:
         inspections = examination.collect(0.2)
-        blamed = [beat for beat in suspects if inspections[beat.rank].evidence in frozen]
+        blamed = [beat for beat in suspects if inspections[beat.rank].evidence in FROZEN]
         waited = time.monotonic() - began
         is_enough = bool(blamed) and _is_enough(blamed, inspections, waited)
         is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
@@ -237,7 +221,7 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     ages = {s.beat.rank: s.age for s in sightings}
     evidence = inspections[blamed[0].rank].evidence
     assert evidence is not None
-    finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
+    finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", FROZEN[evidence])
     _blame(monitor, finding)
     return conclude(monitor, run, finding, inspections)
 
@@ -317,11 +301,6 @@ class StartGuard:
     """Ends workers that were stopped while their group starts, in its own thread, until `over` is called.
 
     Ray Train's controller waits for them meanwhile, and treats their end as a failed start, which it tries again.
-
-    Args:
-        monitor: the driver's.
-        run_uri: the run's folder.
-        group: number of the group.
     """
 
     def __init__(self, monitor: MonitorClient, run_uri: str, group: int):
@@ -349,8 +328,8 @@ class StartGuard:
     def _workers(self) -> list[HeartbeatState]:
         """Return the job's living workers; they have no ranks yet, so they are numbered."""
         job = ray.get_runtime_context().job_id
-        actors = state.living_actors(job)
-        places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]
+        actors = [a for a in state.living_actors(job) if a["ActorClassName"].rpartition(".")[2] == _WORKER]
+        places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors]
         return [
             HeartbeatState(self._group, i, len(places), *place, activity=Activity.START)
             for i, place in enumerate(places)
@@ -363,7 +342,3 @@ class StartGuard:
             why = "it was stopped while it started"
             self._monitor.book(events.Hang(node=beat.node, address=beat.address, pid=beat.pid, where="start", why=why))
         end(self._run_uri, beats)
-
-
-def _is_worker(actor: dict[str, Any]) -> bool:
-    return actor["ActorClassName"].rpartition(".")[2] == _WORKER

@@ -1,4 +1,4 @@
-"""Tells a tracker of a run while it trains, in the background, and at its end."""
+"""Report a run to trackers while it trains, in the background, and at its end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from raytf.checkpoint import manifest
 from raytf.config.train_config import TrainConfig
-from raytf.driver.tracking import metric_rows, trackers
-from raytf.driver.tracking.metric_rows import committed, unknown
-from raytf.driver.tracking.trackers import CallbackTracker, Tracker
+from raytf.driver.tracking import trackers
+from raytf.driver.tracking.trackers import CallbackTracker, Tracker, committed, unknown
 from raytf.errors import ConfigError, RaytfError, one_line
 from raytf.runs import history, run_log
 from raytf.runs.report.page import draw
@@ -26,13 +25,11 @@ _SECONDS, _TIMES = 5.0, 10.0
 
 
 class Following:
-    """A tracker that hears of a run.
+    """A tracker that follows a run.
 
     Args:
-        run: its folder.
-        tracker: to be told.
         flag: of the tracker; `OWN_CALLBACKS` for those of the program.
-        say: told of trouble.
+        say: takes a line for the user about trouble.
     """
 
     def __init__(self, run: Storage, tracker: Tracker, flag: str, say: Callable[[str], None]):
@@ -45,13 +42,9 @@ class Following:
         self._newest: list[str] = []
 
     def open(self, config: TrainConfig) -> None:
-        """Begin, or go on.
-
-        Raises:
-            ConfigError: the tracker refuses.
-        """
+        """Open the run, or raise a ConfigError if the tracker refuses."""
         try:
-            self._tracker.open(metric_rows.read_known(self._run).key, name_of(self._run), parameters(config))
+            self._tracker.open(trackers.read_known(self._run).key, name_of(self._run), parameters(config))
         except RaytfError:
             raise
         except Exception as error:
@@ -61,10 +54,10 @@ class Following:
             ) from error
 
     def advance(self, always: bool = True) -> None:
-        """Tell what is new. What goes wrong is said once, and tried again the next time.
+        """Report what is new. Trouble is shown once, and the report repeated the next time.
 
         Args:
-            always: look at the steps even if no checkpoint has come since the last look.
+            always: read the steps even if there is no new checkpoint.
         """
         with self._lock:
             try:
@@ -84,17 +77,17 @@ class Following:
                 self._has_trouble = False
             except Exception as error:  # of the tracker's library, or of its server
                 self._trouble(error, "it is tried again")
-                self._known_steps.clear()  # some of it may have been told
+                self._known_steps.clear()  # it may have some of the points
 
     def finish(self) -> None:
-        """Tell the rest of a run that has ended, with its page and its model."""
+        """Report the rest of a run that has ended, with its page and its model."""
         self.advance()
         try:
             self._tracker.keep(_artifacts(self._run))
         except Exception as error:
             self._trouble(error, "it has no report and no model of this run")
         if not self._has_trouble:
-            before = metric_rows.read_known(self._run)
+            before = trackers.read_known(self._run)
             dataclasses.replace(before, complete=tuple(sorted({*before.complete, self._flag}))).write(self._run)
 
     def close(self, is_finished: bool) -> None:
@@ -113,16 +106,15 @@ class Following:
 def tracked(
     config: TrainConfig, run: Storage, say: Callable[[str], None], own: CallbackTracker | None = None
 ) -> Iterator[None]:
-    """Tell trackers of the run during the `with` statement. The run has finished if nothing is raised in it.
+    """Report the run to trackers during the `with` statement. The run has finished if nothing is raised in it.
 
     Args:
-        config: has the flag, which may name none.
         run: its folder, with the lease held.
-        say: told of trouble with a tracker, which does not stop the run.
+        say: takes a line about trouble with a tracker, which does not stop the run.
         own: the program's callbacks of trackers.
 
     Raises:
-        ConfigError: a tracker refuses at the beginning.
+        ConfigError: a tracker refuses at the start.
     """
     flag = config.run.track
     following = [] if flag is None else [Following(run, _made(flag, run), flag, say)]
@@ -154,7 +146,7 @@ def tracked(
 def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
     """Return whether all trackers have received the run to its end: that of the flag, and the program's callbacks."""
     wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
-    return not wanted or wanted <= set(metric_rows.read_known(run).complete)
+    return not wanted or wanted <= set(trackers.read_known(run).complete)
 
 
 def _follow(following: Sequence[Following], stop: threading.Event) -> None:

@@ -1,6 +1,5 @@
-"""Trackers of experiments: what one is, and each that there is (a file, TensorBoard, MLflow, Weights & Biases,
-callbacks).
-"""
+"""Trackers of experiments (a file, TensorBoard, MLflow, Weights & Biases, callbacks), the numbers that they get of
+committed steps and epochs, and how far each has them."""
 
 from __future__ import annotations
 
@@ -12,22 +11,22 @@ import os
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from raytf.driver.tracking import metric_rows
-from raytf.driver.tracking.metric_rows import EPOCH_LOSS, LOSS, RATE, Point
+from raytf.checkpoint import manifest, naming
+from raytf.checkpoint.manifest import CheckpointDocument
+from raytf.config.objective import flat
 from raytf.errors import ConfigError
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
-#: Names of trackers -> (the package that each needs, how to get it).
-PACKAGES = {
-    "mlflow": ("mlflow", "pip install mlflow"),
-    "wandb": ("wandb", "pip install wandb"),
-    "tensorboard": ("tensorboard", "pip install tensorboard"),
-}
+#: Trackers by name, which is that of the package that each needs.
+PACKAGES = ("mlflow", "wandb", "tensorboard")
 #: The end of a file's name.
 FILE_SUFFIX = ".jsonl"
 #: The tag by which a later start finds the run.
@@ -38,16 +37,97 @@ _NUMBERS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
 FOLDER = "tensorboard/steps"
 #: Packages whose callbacks report numbers.
 _PACKAGES = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb")
+#: Names of the numbers of each step, and of an epoch's mean loss.
+LOSS, RATE, EPOCH_LOSS = "loss", "learning_rate", "epoch_loss"
+#: Keys in an entry of the history beside its metrics.
+_NO_METRICS = ("epoch", "step")
+#: In the run's folder.
+FILE = "tracking.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Numbers of a global step, counted from 1: its loss and learning rate, and at the end of an epoch its metrics."""
+
+    step: int
+    values: dict[str, float]
+
+
+def committed(run: Storage) -> list[Point]:
+    """Return points of all steps up to the end of a run or, before its end, up to its newest checkpoint."""
+    result = run_log.read_result(run) or {}
+    last, history = result.get("steps", 0), result.get("history", [])
+    complete = manifest.list_complete(run)
+    if complete and naming.split_name(complete[0])[0] > last:
+        body = manifest.read(run, complete[0])
+        last, history = body["step"], CheckpointDocument.parse(body["document"]).history
+    steps = run_log.read_steps(run.uri)
+    values = {
+        int(step): {LOSS: float(loss), RATE: float(rate)}
+        for step, loss, rate in zip(steps["step"], steps["loss"], steps["learning_rate"], strict=True)
+        if step <= last
+    }
+    for entry in history:
+        if entry.get("step", last + 1) <= last:
+            values.setdefault(entry["step"], {}).update(_of_epoch(entry))
+    return [Point(step, values[step]) for step in sorted(values)]
+
+
+def _of_epoch(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
+    names = {LOSS: EPOCH_LOSS, RATE: f"epoch_{RATE}"}
+    return {names.get(name, name): float(value) for name, value in flat(entry).items() if name not in _NO_METRICS}
+
+
+def unknown(points: Iterable[Point], last_steps: Mapping[str, int]) -> list[Point]:
+    """Return the points, in order, without what a tracker already has: of each number, those up to its last step."""
+    new = [
+        Point(point.step, {n: value for n, value in point.values.items() if point.step > last_steps.get(n, 0)})
+        for point in points
+    ]
+    return [point for point in new if point.values]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The contents of `tracking.json`.
+
+    Attributes:
+        key: by which trackers know the run.
+        complete: flags of the trackers that have all of it.
+        heard: last global step that the program's own callbacks of trackers have.
+    """
+
+    key: str
+    complete: tuple[str, ...] = ()
+    heard: int = 0
+
+    def write(self, run: Storage) -> None:
+        run.put(FILE, json.dumps(dataclasses.asdict(self)).encode())
+
+
+def read_known(run: Storage) -> Known:
+    """Return what is known of a run; a new key is written down before a tracker gets it."""
+    text = run.get_or_none(FILE)
+    if text is None:
+        known = Known(uuid.uuid4().hex)
+        known.write(run)
+        return known
+    try:
+        document = json.loads(text)
+        return Known(str(document["key"]), tuple(map(str, document["complete"])), int(document.get("heard", 0)))
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{run.locate(FILE)} is damaged. Remove it: trackers then see another run.") from None
 
 
 class Tracker(Protocol):
     """A run of a tracker. Whatever its library raises is left to the caller."""
 
     def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
-        """Begin, or go on with what an earlier start of the run began.
+        """Open a run, or continue what an earlier start of it has opened.
 
         Args:
-            key: of the run: the same in all of its starts, and another one for every other run.
+            key: the same in all starts of the run, and another one for every other run.
             name: of the run, for people.
             parameters: its settings, by the names of their flags.
         """
@@ -58,15 +138,15 @@ class Tracker(Protocol):
         ...
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Tell it numbers of further steps."""
+        """Send numbers of further steps."""
         ...
 
     def keep(self, files: Mapping[str, bytes]) -> None:
-        """Give it files, by name. A tracker that has room for numbers alone does nothing."""
+        """Send files, by name. A tracker that takes only numbers does nothing."""
         return
 
     def close(self, is_finished: bool) -> None:
-        """End, for now or for good. A tracker that keeps nothing open does nothing."""
+        """Close the run, for now or for good. A tracker that keeps nothing open does nothing."""
         return
 
 
@@ -80,11 +160,7 @@ def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
 
 
 def check(track: str | None) -> None:
-    """Refuse a tracker that is not known or not installed.
-
-    Raises:
-        ConfigError: says what to install, or which ones there are.
-    """
+    """Refuse a tracker that is not known or not installed."""
     if track is None or track.endswith(FILE_SUFFIX):
         return
     if track not in PACKAGES:
@@ -92,17 +168,12 @@ def check(track: str | None) -> None:
             f"--track {track} is not known. Expected {', '.join(PACKAGES)}, or a file whose name ends with "
             f"{FILE_SUFFIX}."
         )
-    package, how = PACKAGES[track]
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"--track {track} needs {package}, which is not installed: {how}")
+    if importlib.util.find_spec(track) is None:
+        raise ConfigError(f"--track {track} needs {track}, which is not installed: pip install {track}")
 
 
 class FileTracker(Tracker):
-    """Lines {"run", "key", "step", and the numbers}, after one with the run's settings.
-
-    Args:
-        path: of the file.
-    """
+    """A file with lines {"run", "key", "step", and the numbers}, after one with the run's settings."""
 
     def __init__(self, path: str):
         self._path = os.path.expanduser(path)
@@ -133,7 +204,7 @@ class FileTracker(Tracker):
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise ConfigError(f"--track {self._path}: line {number} is not one that raytf wrote. Give another file.")
+            raise ConfigError(f"--track {self._path}: line {number} was not written by raytf. Choose another file.")
         return row
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
@@ -206,11 +277,7 @@ def _batches(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars for TensorBoard.
-
-    Args:
-        run: its folder.
-    """
+    """Scalars for TensorBoard, in the run's folder."""
 
     def __init__(self, run: Storage):
         self._run = run
@@ -291,15 +358,15 @@ class WandbTracker:
 
 # -- callback tracker --------------------------------------------------------------------------------------------------
 #
-# A worker has none of that (the active run of MLflow, `wandb.init`), and a callback that runs there hears again of what
-# was lost and is computed again. So these hear in the driver of each committed step, and of each epoch, once.
+# A worker has no active run of MLflow or W&B, and a callback that runs there is called again for steps that were lost.
+# So these are called in the driver, once for each committed step and each epoch.
 
 
 def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
     """Return (callbacks for rank 0, callbacks of trackers).
 
     One that saves the model needs the weights that rank 0 has. With a function in place of the model, or of the
-    callbacks, there is nothing here that could be told.
+    callbacks, all run on rank 0.
     """
     if not isinstance(callbacks, list) or is_function(model):
         return callbacks, []
@@ -315,14 +382,7 @@ def _reports(kind: type) -> bool:
 
 
 class CallbackTracker(Tracker):
-    """Tells callbacks of a run.
-
-    Args:
-        run: its folder.
-        callbacks: of trackers.
-        model: of the program, compiled.
-        job: the run.
-    """
+    """Calls the program's callbacks of trackers, with the program's compiled model."""
 
     def __init__(self, run: Storage, callbacks: Sequence[Any], model: Any, job: TrainingJob):
         self._run, self._callbacks, self._model, self._job = run, callbacks, model, job
@@ -341,7 +401,7 @@ class CallbackTracker(Tracker):
         self._mlflow_run = active.info.run_id if active is not None else ""
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
-        return dict.fromkeys(names, metric_rows.read_known(self._run).heard)
+        return dict.fromkeys(names, read_known(self._run).heard)
 
     def tell(self, points: Sequence[Point]) -> None:
         if self._mlflow_run and _mlflow_run() is None:  # each thread has an active run of its own
@@ -353,7 +413,7 @@ class CallbackTracker(Tracker):
                 heard = point.step
         finally:  # a callback that fails hears nothing twice
             if heard:
-                dataclasses.replace(metric_rows.read_known(self._run), heard=heard).write(self._run)
+                dataclasses.replace(read_known(self._run), heard=heard).write(self._run)
 
     def _tell(self, point: Point) -> None:
         self._model.optimizer.iterations.assign(self._before + point.step)
@@ -383,10 +443,6 @@ def _logs(point: Point) -> dict[str, float]:
 
 
 def _mlflow_run() -> Any:
-    """Return the run that is active in this thread.
-
-    Returns:
-        None where there is none, or no MLflow.
-    """
+    """Return the run of MLflow that is active in this thread; None where there is none."""
     mlflow = sys.modules.get("mlflow")
     return None if mlflow is None else mlflow.active_run()

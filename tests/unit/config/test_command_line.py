@@ -146,7 +146,7 @@ def test_a_defect_keeps_its_traceback(run):
 def test_an_interrupt_says_how_to_go_on(run):
     done = run("--act", "interrupt")
     assert done.returncode == 130
-    assert done.stderr.splitlines() == ["interrupted; the same command goes on from the last checkpoint."]
+    assert done.stderr.splitlines() == ["interrupted; the same command continues from the last checkpoint."]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run
             out, said = started.communicate(timeout=60)
         finally:
             started.kill()
-    text = f"told to stop ({number.name}); the same command goes on from the last checkpoint.\n"
+    text = f"told to stop ({number.name}); the same command continues from the last checkpoint.\n"
     assert (started.returncode, said.decode()) == (128 + number, text)
     assert out == (b"begun\n" if act == "begin-ray" else b""), "what must not be interrupted was"
 

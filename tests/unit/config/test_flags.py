@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
-from raytf.config import flag_errors, flags, help_page
+from raytf.config import flags
 
 
 class Color(enum.Enum):
@@ -68,7 +68,7 @@ def test_all_else_is_known():
     def main(job: Plain) -> None: ...
 
     (group,) = flags.of_command(main)
-    assert [flag.setting.name for flag in group.flags] == ["run", "rate", "kind", "env", "size"]
+    assert [flag.name for flag in group.flags] == ["run", "rate", "kind", "env", "size"]
     assert set(flags.by_name([group])) == {"--rate", "--kind", "--env", "--size"}
 
 
@@ -88,12 +88,12 @@ def test_all_else_is_known():
 def test_numbers_of_a_list_and_pairs_of_them(typed: str, said: str):
     def main(job: Numbers) -> None: ...
 
-    assert flag_errors.wrong(flags.of_command(main), typed.split()) == said
+    assert flags.wrong(flags.of_command(main), typed.split()) == said
 
 
 def test_a_command_without_flags_has_a_page_too():
     def main(job: Nothing) -> None: ...
 
-    page = help_page.page("raytf nothing", flags.of_command(main), False, 80)
+    page = flags.page("raytf nothing", flags.of_command(main), False, 80)
     assert page.splitlines()[0] == "usage: raytf nothing"
     assert "It has no flags." in page

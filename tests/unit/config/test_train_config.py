@@ -262,7 +262,6 @@ def test_on_gpus_there_are_no_more_logical_shards_than_gpus_need(workers, each, 
 def test_logical_shards_grow_with_workers_and_can_be_given():
     assert TrainConfig.of(workers="1:8").logical_shards == 8
     assert TrainConfig.of(workers="1:8", logical_shards=16).logical_shards == 16
-    assert TrainConfig.of(global_batch_size=64, logical_shards=16).micro_batch_size == 4
 
 
 def test_storage_uri(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raytf.config.train_config import TrainConfig
-from raytf.driver import keras_arguments
+from raytf.driver import inputs, resolve
 from raytf.errors import ConfigError, DataError
 
 X, Y, WEIGHT = np.arange(20.0).reshape(10, 2), np.arange(10), np.ones(10)
@@ -41,7 +41,7 @@ class Table:
 )
 def test_a_flag_wins_over_an_argument_and_an_argument_over_a_default(flags, batch_size, epochs, is_keras, expected):
     config = None if flags is None else TrainConfig.of(**flags)
-    found, said = keras_arguments.settings(config, {"batch_size": batch_size, "epochs": epochs}, is_keras)
+    found, said = resolve.settings(config, {"batch_size": batch_size, "epochs": epochs}, is_keras)
     size, length, words = expected
     assert (found.batch.global_batch_size, found.length.epochs) == (size, length)
     assert bool(said) is bool(words)
@@ -69,7 +69,7 @@ def test_a_flag_wins_over_an_argument_and_an_argument_over_a_default(flags, batc
 )
 def test_settings_of_a_call_follow_the_same_rule(flags, arguments, expected, overruled):
     config = None if flags is None else TrainConfig(**flags)
-    found, said = keras_arguments.settings(config, arguments, True)
+    found, said = resolve.settings(config, arguments, True)
     assert {name: found.values[name] for name in expected} == expected
     assert said == ([overruled] if overruled else [])
 
@@ -88,7 +88,7 @@ def test_settings_of_a_call_follow_the_same_rule(flags, arguments, expected, ove
 )  # fmt: skip
 def test_a_refusal_names_the_argument(config, arguments, message):
     with pytest.raises(ConfigError) as refused:
-        keras_arguments.settings(config, arguments, True)
+        resolve.settings(config, arguments, True)
     assert str(refused.value) == message
 
 
@@ -103,19 +103,18 @@ def test_a_refusal_names_the_argument(config, arguments, message):
     ],
 )
 def test_an_unknown_argument_is_refused_as_by_keras_with_a_suggestion(name, hint):
-    def fit(model, *, batch_size=None, epochs=None, **settings): ...
-
-    keras_arguments.refuse_unknown(["workers", "exact"], fit)
+    own = ["model", "batch_size", "epochs"]
+    resolve.refuse_unknown(["workers", "exact"], own)
     with pytest.raises(ConfigError) as refused:
-        keras_arguments.refuse_unknown(["workers", name], fit)
+        resolve.refuse_unknown(["workers", name], own)
     assert str(refused.value) == f"fit() got an unexpected keyword argument '{name}'. {hint}"
 
 
 def test_arrays_stay_together_and_the_last_ones_are_held_out():
-    train, held_out = keras_arguments.training_data({"a": X, "b": X}, Y, WEIGHT, 0.25)
+    train, held_out = inputs.training_data({"a": X, "b": X}, Y, WEIGHT, 0.25)
     assert [len(train[0]["a"]), len(train[0]["b"]), len(train[1]), len(train[2])] == [7] * 4
     assert held_out[1].tolist() == [7, 8, 9]
-    assert keras_arguments.training_data((X, Y), None, None, 0.0)[1] is None
+    assert inputs.training_data((X, Y), None, None, 0.0)[1] is None
 
 
 @pytest.mark.parametrize("records", range(2, 12))
@@ -128,23 +127,23 @@ def test_as_many_are_held_out_as_by_keras(records, split):
         ((expected,), _) = train_validation_split((x,), split)
     except ValueError:
         with pytest.raises(DataError, match="leaves none on one side"):
-            keras_arguments.training_data(x, None, None, split)
+            inputs.training_data(x, None, None, split)
         return
-    assert keras_arguments.training_data(x, None, None, split)[0][0].tolist() == expected.tolist()
+    assert inputs.training_data(x, None, None, split)[0][0].tolist() == expected.tolist()
 
 
 def test_tables_become_arrays():
-    (x, y, weight), _ = keras_arguments.training_data(Table(), Y, None, 0.0)
+    (x, y, weight), _ = inputs.training_data(Table(), Y, None, 0.0)
     assert isinstance(x, np.ndarray)
     assert (y.tolist(), weight) == (Y.tolist(), None)
-    assert isinstance(keras_arguments.validation_data([Table(), Y])[0], np.ndarray)
+    assert isinstance(inputs.validation_data([Table(), Y])[0], np.ndarray)
 
 
 def test_other_data_are_passed_on():
     source = object()
-    assert keras_arguments.training_data(source, None, None, 0.0) == (source, None)
-    assert keras_arguments.validation_data(source) is source
-    assert keras_arguments.validation_data(None) is None
+    assert inputs.training_data(source, None, None, 0.0) == (source, None)
+    assert inputs.validation_data(source) is source
+    assert inputs.validation_data(None) is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_other_data_are_passed_on():
 )
 def test_what_does_not_go_together_is_refused(arguments, words):
     with pytest.raises(DataError, match=words):
-        keras_arguments.training_data(*arguments)
+        inputs.training_data(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +164,11 @@ def test_what_does_not_go_together_is_refused(arguments, words):
     [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0), (3, 2), (-1, 2), (None, 0), (np.int64(1), 1)],
 )
 def test_verbose_is_what_it_is_in_keras(verbose, shown):
-    assert keras_arguments.verbosity(verbose) == shown
+    assert resolve.verbosity(verbose) == shown
 
 
 def test_a_tuple_of_inputs_has_targets_beside_it():
-    (x, y, weight), _ = keras_arguments.training_data((X, X[:, 0]), Y, None, 0.0)
+    (x, y, weight), _ = inputs.training_data((X, X[:, 0]), Y, None, 0.0)
     assert isinstance(x, tuple)
     assert [len(x), len(y), weight] == [2, 10, None]
 
@@ -177,24 +176,24 @@ def test_a_tuple_of_inputs_has_targets_beside_it():
 @pytest.mark.parametrize("data", [[1, 2, 3], {"a": [1.0, 2.0]}, [["a"]]])
 def test_lists_of_numbers_are_refused_as_in_keras(data):
     with pytest.raises(DataError, match=r"Expected an array: .* np\.array"):
-        keras_arguments.training_data(data, Y, None, 0.0)
+        inputs.training_data(data, Y, None, 0.0)
     with pytest.raises(DataError, match=r"^y.* Expected an array: .* np\.array"):
-        keras_arguments.training_data(X, data, None, 0.0)
+        inputs.training_data(X, data, None, 0.0)
 
 
 def test_columns_of_pandas_are_matrices_as_in_keras():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"a": range(10), "b": range(10)})
-    (x, y, weight), _ = keras_arguments.training_data({"a": table["a"], "both": table}, table["b"], table["a"], 0.0)
+    (x, y, weight), _ = inputs.training_data({"a": table["a"], "both": table}, table["b"], table["a"], 0.0)
     assert [x["a"].shape, x["both"].shape, y.shape, weight.shape] == [(10, 1), (10, 2), (10, 1), (10, 1)]
 
 
 def test_validation_data_may_have_inputs_alone():
-    assert keras_arguments.validation_data(X)[0] is X
-    assert keras_arguments.validation_data({"a": X})[0]["a"] is X
+    assert inputs.validation_data(X)[0] is X
+    assert inputs.validation_data({"a": X})[0]["a"] is X
 
 
 @pytest.mark.parametrize(("initial", "settings", "left"), [(0, {}, 1), (2, {"epochs": 5}, 3)])
 def test_epochs_that_are_left(initial, settings, left):
-    assert keras_arguments.epochs_left(initial, TrainConfig.of(**settings)) == left
-    assert keras_arguments.epochs_left(initial, TrainConfig.of(steps=7)) > 10**9
+    assert resolve.epochs_left(initial, TrainConfig.of(**settings)) == left
+    assert resolve.epochs_left(initial, TrainConfig.of(steps=7)) > 10**9

@@ -127,7 +127,7 @@ def a_job(make: Any) -> Any:
 @pytest.mark.parametrize("make", [of_its_node, of_an_object])
 def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    with rehearsing(a_job(make), ArraySource(X, Y), TrainConfig()) as rehearsal:
+    with rehearsing(a_job(make), ArraySource(X, Y)) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None
         assert "it asks Ray" in (asked.answer(300) or {})[model_probe.CANNOT]
@@ -148,9 +148,9 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
 )
 def test_a_mistake_is_found_in_another_process(make, labels, kind, words, monkeypatch):
     source = ArraySource(X, labels)
-    job, config = a_job(make), TrainConfig()
+    job = a_job(make)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    with rehearsing(job, source, config) as rehearsal:
+    with rehearsing(job, source) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None
         if kind is None:
@@ -175,7 +175,7 @@ def test_a_loss_of_the_whole_batch_is_said_once_before_workers_say_it(monkeypatc
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     said = io.StringIO()
     display = Display(Console(file=said, width=300))
-    with rehearsing(a_job(dice), ArraySource(X, Y.astype(np.float32)), TrainConfig()) as rehearsal:
+    with rehearsing(a_job(dice), ArraySource(X, Y.astype(np.float32))) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None
         answer = asked.answer(300) or {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import raytf
-from raytf.config import continuing
+from raytf.config import program
 from raytf.config.program import Program
 from raytf.driver import run_names
 from raytf.runs import start_command
@@ -82,28 +82,28 @@ def settled(
 def replacements(monkeypatch) -> list[tuple[str, str]]:
     """What this process types in place of `--new`: nothing yet."""
     found: list[tuple[str, str]] = []
-    monkeypatch.setattr(continuing, "_replacements", found)
+    monkeypatch.setattr(program, "_replacements", found)
     return found
 
 
 def test_what_continues_a_new_run(tmp_path: Path):
-    assert continuing.from_last_checkpoint() == "the same command goes on from the last checkpoint"
+    assert program.from_last_checkpoint() == "the same command continues from the last checkpoint"
     settled(tmp_path, None, run="a", new=True)
-    assert continuing.next_command() == "the same command, with run='a' in place of run='a' and new=True,"
+    assert program.next_command() == "the same command, with run='a' in place of run='a' and new=True,"
     told: list[str] = []
     flags = raytf.TrainConfig.among({"storage": str(tmp_path), "new": True})
     own = Program("a")
     run_names.settled(run_names.named(flags, own), own, False, told.append)
     assert told == ["--new starts run a-2; to continue it later, replace --new by --run a-2"]
-    text = "the same command, with --run a-2 in place of --new, goes on from the last checkpoint"
-    assert continuing.from_last_checkpoint() == text
+    text = "the same command, with --run a-2 in place of --new, continues from the last checkpoint"
+    assert program.from_last_checkpoint() == text
 
 
 def test_what_continues_a_submitted_run():
-    assert continuing.next_submission("python job.py --run new") == "the same command"
+    assert program.next_submission("python job.py --run new") == "the same command"
     told = "the same command, with --run and the name that the job printed in place of --new,"
-    assert continuing.next_submission("python job.py --new --workers '1:4'") == told
-    assert continuing.next_submission("python 'job.py --new") == told
+    assert program.next_submission("python job.py --new --workers '1:4'") == told
+    assert program.next_submission("python 'job.py --new") == told
 
 
 def test_a_run_keeps_the_command_of_its_own_program(tmp_path: Path):

@@ -16,7 +16,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.sources.batches import BatchedSource, LiveBatches
 from raytf.data.sparse_rows import SparseRows
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments
+from raytf.driver import inputs
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
@@ -44,7 +44,7 @@ def endless() -> Iterator[Any]:
 def streams(train: Any = None, validation: Any = None, test: Any = None, **given_: Any) -> tuple[Any, Any, Any]:
     config = given_.pop("config", TrainConfig())
     usual = {"batch_size": None, "steps_per_epoch": None, "validation_steps": None, "shuffle": False}
-    return keras_arguments.streams((train, validation, test), config, **(usual | given_))
+    return inputs.streams((train, validation, test), config, **(usual | given_))
 
 
 def test_what_gives_batches_is_a_stream_and_all_else_is_as_it_was():
@@ -105,7 +105,7 @@ def test_a_batch_size_beside_batches_is_ignored_as_in_keras():
 def test_sparse_arrays_stay_sparse_until_their_rows_are_taken(how: str):
     dense = np.where(np.random.default_rng(0).random((10, 4)) > 0.7, 1.5, 0.0)
     sparse = pytest.importorskip("scipy").sparse.csr_matrix(dense) if how == "scipy" else tf.sparse.from_dense(dense)
-    train, held_out = keras_arguments.training_data(sparse, np.arange(10), None, 0.3)
+    train, held_out = inputs.training_data(sparse, np.arange(10), None, 0.3)
     source = inputs.source(train, "train")
     assert isinstance(train[0], SparseRows)
     assert source.take(np.array([5, 0]))[0].tolist() == dense[[5, 0]].tolist()
@@ -123,15 +123,15 @@ def test_sparse_arrays_stay_sparse_until_their_rows_are_taken(how: str):
 )
 def test_targets_that_are_not_dense_are_refused_by_their_kind(make: Any, words: str):
     with pytest.raises(DataError, match=words):
-        keras_arguments.training_data(np.zeros((4, 2)), make(), None, 0.0)
+        inputs.training_data(np.zeros((4, 2)), make(), None, 0.0)
 
 
 def test_ragged_inputs_are_refused_by_their_kind():
     ragged = tf.ragged.constant([[1], [2, 3]])
     with pytest.raises(DataError, match=r"^x\['a'\] is a RaggedTensor, .* Pad it first, as with x\['a'\]\.to_tensor"):
-        keras_arguments.training_data({"a": ragged}, np.zeros(2), None, 0.0)
+        inputs.training_data({"a": ragged}, np.zeros(2), None, 0.0)
     with pytest.raises(DataError, match=r"^x is a RaggedTensor"):
-        keras_arguments.training_data(ragged, np.zeros(2), None, 0.0)
+        inputs.training_data(ragged, np.zeros(2), None, 0.0)
 
 
 @pytest.mark.parametrize(

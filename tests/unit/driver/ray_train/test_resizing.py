@@ -16,6 +16,7 @@ from raytf.driver.ray_train.resizing import (
     ClusterView,
     ResizeDecision,
     Resizer,
+    choose_nodes,
     next_size,
     planned_change,
     ranks_to_replace,
@@ -267,3 +268,31 @@ def test_who_leaves_and_how_many_come_before(wanted, usable, going, more):
 )
 def test_parts_of_a_gpu_that_fit(free, each, workers):
     assert fitting(free, each) == workers
+
+
+#: Node -> (workers that fit, kind of its GPUs).
+NODES = {"a1": (2, "L4"), "a2": (2, "L4"), "b": (3, "A10G"), "c": (0, "")}
+
+
+@pytest.mark.parametrize(
+    ("unwanted", "slow", "fewest", "nodes", "failing", "others"),
+    [
+        ([], [], 1, {"a1", "a2"}, set(), {"b"}),
+        (["a1"], [], 1, {"b"}, {"a1"}, {"a2"}),  # one kind has more room without it
+        (["a1"], [], 4, {"a1", "a2"}, set(), {"b"}),  # the run could not start without it
+        (["b", "a1"], [], 2, {"a2"}, {"a1", "b"}, set()),
+        ([], ["a1"], 1, {"a1", "a2"}, set(), {"b"}),  # nothing could replace it
+        ([], ["c"], 1, {"a1", "a2"}, set(), {"b"}),
+    ],
+)
+def test_the_nodes_of_the_next_group(unwanted, slow, fewest, nodes, failing, others):
+    def count(some):
+        return sum(NODES[node][0] for node in some)
+
+    def of_one_kind(some):
+        kinds = {NODES[node][1] for node in some}
+        best = max(sorted(kinds), key=lambda kind: count(n for n in some if NODES[n][1] == kind))
+        return {node for node in some if NODES[node][1] == best}
+
+    choice = choose_nodes(NODES, unwanted, slow, fewest, count, of_one_kind)
+    assert (choice.nodes, choice.failing, choice.other_kinds) == (nodes, failing, others)

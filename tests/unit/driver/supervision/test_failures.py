@@ -215,7 +215,7 @@ def test_a_group_that_does_not_start():
         (
             ControllerDiedError("gone"),
             ClusterError,
-            "Ray Train's controller died: gone; the same command goes on",
+            "Ray Train's controller died: gone; the same command continues",
             True,
         ),
         (ProcessDiedError("the coordinator died"), ClusterError, "training failed: the coordinator died", True),

@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 
-from raytf.driver.supervision.attempts import Budget, until_done
-from raytf.driver.supervision.diagnosis import ControllerDiedError
+from raytf.driver.supervision.diagnosis import ControllerDiedError, until_done
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.retry import Scene, Supervisor, is_preemption
 from raytf.errors import ClusterError, DataError, RaytfError
@@ -87,7 +86,7 @@ def test_an_error_of_the_job_blames_no_node():
 
 
 def test_a_budget_that_is_used_up_is_said_and_booked():
-    supervisor, budget = Supervisor(Clock()), Budget(1)
+    supervisor, budget = Supervisor(Clock()), iter([True, False]).__next__
     assert supervisor.decide(DIED, SCENE, budget).retry
     last = supervisor.decide(DIED, SCENE, budget)
     assert (last.retry, last.fault.retry) == (False, False)
@@ -132,7 +131,7 @@ def test_attempts_follow_each_other_until_one_succeeds():
             raise error
         return "done"
 
-    assert until_done(attempt, (RaytfError,), monitor, Budget(-1), said.append) == "done"
+    assert until_done(attempt, (RaytfError,), monitor, -1, said.append) == "done"
     assert said == ["the coordinator died; starting again", "Ray Train's controller died; starting another one"]
     assert [fault.text for fault in monitor.faults] == ["the coordinator died", "Ray Train's controller died"]
 
@@ -156,7 +155,7 @@ def test_the_error_that_ends_a_run_is_raised_and_booked(error, budget, kind, sai
         raise error
 
     with pytest.raises(kind):
-        until_done(attempt, (RaytfError,), monitor, Budget(budget), lines.append)
+        until_done(attempt, (RaytfError,), monitor, budget, lines.append)
     assert lines == said
     assert [fault.text.endswith("; the run ends") for fault in monitor.faults] == [True]
 
@@ -167,5 +166,5 @@ def test_an_error_that_ends_no_attempt_ends_the_run():
 
     monitor = Booked()
     with pytest.raises(DataError):
-        until_done(attempt, (ControllerDiedError,), monitor, Budget(-1), print)
+        until_done(attempt, (ControllerDiedError,), monitor, -1, print)
     assert monitor.faults == []

@@ -18,8 +18,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.driver.tracking import follow, trackers
 from raytf.driver.tracking.follow import Following
-from raytf.driver.tracking.metric_rows import Point, committed, unknown
-from raytf.driver.tracking.trackers import CallbackTracker, FileTracker
+from raytf.driver.tracking.trackers import CallbackTracker, FileTracker, Point, committed, unknown
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
@@ -100,7 +99,7 @@ def test_runs_share_a_file_and_foreign_files_are_refused(tmp_path: Path):
             pass
     assert [(row["run"], row["step"]) for row in rows(file)] == [(n, step) for n in "ab" for step in (1, 2, 3)]
     (other := tmp_path / "other.jsonl").write_text("step,loss\n")
-    with pytest.raises(ConfigError, match="line 1 is not one that raytf wrote"):
+    with pytest.raises(ConfigError, match="line 1 was not written by raytf"):
         FileTracker(str(other)).open("k", "a", {})
 
 

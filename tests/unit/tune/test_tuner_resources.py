@@ -9,7 +9,7 @@ import pytest
 from raytf.config import resources
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.tune.resources import TrialResources, largest, share
+from raytf.tune.tuner import TrialResources, largest, share
 
 PS = {"strategy": "parameter-server"}
 SYNC = {**PS, "sync_replicas": True}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.config import resources, strategy_rules
+from raytf.config import resources
 from raytf.config.sections import ONE_WORKER, ClusterSection, StrategySection
-from raytf.config.train_config import TrainConfig, as_keyword_arguments
+from raytf.config.train_config import TrainConfig, as_keyword_arguments, worker_range
 from raytf.errors import ConfigError
 
 #: settings -> words of the message.
@@ -93,7 +93,7 @@ def test_what_goes_together_is_not_refused(settings):
     ],
 )
 def test_workers(strategy, workers, expected):
-    assert strategy_rules.worker_range(StrategySection(strategy), ClusterSection(workers)) == expected
+    assert worker_range(StrategySection(strategy), ClusterSection(workers)) == expected
     assert TrainConfig.of(strategy=strategy, workers=workers).worker_range == expected
 
 
