@@ -83,7 +83,11 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **settings: Unpack[Settings]) -> TrainConfig:
-        """Build a configuration, as `TrainConfig(...)` does."""
+        """Build a configuration, as `TrainConfig(...)` does: `of(global_batch_size=64, run="a")`.
+
+        Raises:
+            ConfigError: a name is not a setting, or a value is not one that the setting can have.
+        """
         return cls(**settings)
 
     @classmethod
@@ -116,7 +120,11 @@ class TrainConfig:
         return {flag: words.get(text, text) for flag, text in texts.items()}
 
     def replace(self, **settings: Unpack[Settings]) -> TrainConfig:
-        """Return a copy with some settings changed; a name or a value that is not a setting's raises ConfigError."""
+        """Return a copy with some settings changed.
+
+        Raises:
+            ConfigError: a name is not a setting, or a value is not one that the setting can have.
+        """
         return self._with(_plain(settings))
 
     def _with(self, settings: Mapping[str, Any]) -> TrainConfig:
@@ -169,6 +177,11 @@ class TrainConfig:
     def worker_range(self) -> tuple[int, int]:
         """The fewest and the most workers that the strategy allows."""
         return worker_range(self.strategy, self.cluster)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples in the largest logical shard of a full global batch."""
+        return -(-self.batch.global_batch_size // self.logical_shards)
 
     @property
     def storage_uri(self) -> str:
