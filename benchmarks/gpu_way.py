@@ -78,13 +78,13 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     """A worker's step, alone; `host_bytes` is what the traced step would keep in host memory, a step."""
     import tensorflow as tf
 
+    from benchmarks.gpu_placement import findings
     from raytf.checkpoint.variables import seed_states
     from raytf.config.sections import ComputeSection
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.data.sources import ArraySource
     from raytf.distributed.devices import Devices, computes_on_gpu
-    from raytf.testing.gpu_placement import findings
     from raytf.training.model.model import build as built
     from raytf.training.step.step import StepOptions, TrainStep
 
