@@ -1,6 +1,6 @@
 """One way to train one model, in a process of its own, for gpu.py: prints what it found as a line of JSON.
 
-    python benchmarks/gpu_way.py --way fixed --model small --shards 4
+    python -m benchmarks.gpu_way --way fixed --model small --shards 4
 
 Without Ray: what is measured is a step, not a run. raytf's ways build the model, the input and the step as a worker
 does. `keras` is the model's own `fit`, `loop` a `tf.function` by hand, as TensorFlow's guide "Writing a training loop

@@ -14,7 +14,7 @@ from annotated_types import Ge, Interval
 from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
-from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.inference.serving.served_versions import Policy, bounds
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: The environment variable that holds the token by default.

@@ -14,9 +14,10 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,6 +152,21 @@ def download(models: Storage, version: Version, folder: str) -> None:
         StorageError: storage refuses, or the version is gone, or a name in it would lead out of the folder.
     """
     models.download(version.name, version.sizes, folder, at_once=_WRITERS)
+
+
+@contextlib.contextmanager
+def local_copy(models: Storage, version: Version) -> Iterator[str]:
+    """Yield the local folder of a version, or one with a copy of it that lasts as long as the context.
+
+    Raises:
+        StorageError: as `download`.
+    """
+    if models.is_local:
+        yield models.locate(version.name)
+        return
+    with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
+        download(models, version, folder)
+        yield folder
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,11 +67,7 @@ class Predictor:
         _process.load_tensorflow()
         from raytf.inference.saved_model import SavedModel
 
-        storage = Storage(models)
-        place = nullcontext(storage.locate(version.name)) if storage.is_local else None
-        with place or tempfile.TemporaryDirectory(prefix="raytf-predict-") as folder:
-            if place is None:
-                versions.download(storage, version, folder)
+        with versions.local_copy(Storage(models), version) as folder:
             self._model = SavedModel(folder, threads)
         self._signature = _signature(self._model.signatures)
         self._options = options

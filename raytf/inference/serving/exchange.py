@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message
 
-from raytf.inference.serving.rooms import Spool
+from raytf.inference.serving.limits import Spool
 
 #: Header of the request from proxy to replica: bytes of the body.
 LARGE = "x-raytf-large"

@@ -12,7 +12,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -21,17 +21,26 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raytf.inference.serving import connections, rest_api, rooms
-from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving import connections, rest_api
 from raytf.inference.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
-from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
-from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
+from raytf.inference.serving.limits import (
+    ArrivingBody,
+    DiskRoom,
+    Refusal,
+    RoomQueue,
+    ServingLimits,
+    Spool,
+    bad,
+    busy,
+    in_the_way,
+    return_freed_memory,
+)
 
 #: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
 #: Seconds for which what is known of the served model is not asked again, and for which it is good when nobody answers.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
-#: Longest wait for a replica that is asked for what it has in memory.
+#: Longest wait for a replica to report it.
 _ASK_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 #: Bytes of a body that are unpacked, and of an answer that are given to a connection, at once.
@@ -54,9 +63,16 @@ _REFUSED = {
 }
 
 
+#: A request of the proxy itself.
+_OWN_REQUEST: Scope = {
+    "scheme": "http", "path": SETTINGS, "raw_path": SETTINGS.encode(), "root_path": "", "headers": [],
+    "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
+}  # fmt: skip
+
+
 def middlewares() -> list[Middleware]:
     """Return the middleware for an HTTP proxy of Ray Serve, which calls this when it starts, before it listens."""
-    rooms.return_freed_memory()
+    return_freed_memory()
     limits = ServingLimits()
     connections.install(limits)
     return [Middleware(Front, limits=limits)]
@@ -75,7 +91,7 @@ class ServedModel:
     name: str = ""
     max_body_bytes: int = 32 << 20
     token_sha256: str | None = None
-    health: bytes = b""
+    health: str = ""
 
 
 class Front:
@@ -95,7 +111,6 @@ class Front:
         self._large = RoomQueue(limits.large)
         self._served = ServedModel()
         self._learning: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[Response] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # there are no WebSockets, see connections
@@ -130,56 +145,52 @@ class Front:
         await self._read(receive, headers, served.max_body_bytes, body)
         body.rewind()
         if body.size <= self._limits.small_bytes:
-            async with _turn(self._memory, body.size, self._limits):
+            async with self._memory.hold(body.size, self._limits.turn_seconds):
                 response = await self._ask(scope, receive, method, kept, body.read())
             if AGAIN not in response.headers:
                 return response
             body.rewind()
         answer = spools.enter_context(Spool(self._disk))
-        async with _turn(self._large, 1, self._limits):
+        async with self._large.hold(1, self._limits.turn_seconds):
             return await self._exchange(scope, receive, kept, body, answer)
 
     # What is served
     async def _known(self, authorization: str | None) -> ServedModel:
-        """Return what is known of the served model, which is asked for in time."""
+        """Return what is known of the served model, which replicas are asked for in time."""
         age = self._clock() - self._served.at
         is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
         if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
-            if self._learning is None:
-                self._learning = asyncio.create_task(self._learn())
+            learning = self._learn()
             # Who has waited before need not wait again: replicas may be busy, or on their way.
             if age > _STALE_SECONDS or is_refused:
-                await asyncio.wait({self._learning}, timeout=_ASK_SECONDS)
+                await asyncio.wait({learning}, timeout=_ASK_SECONDS)
         return self._served
 
-    async def _learn(self) -> None:
+    async def _health(self) -> Response:
+        """Return what a replica reports now, or what one reported a moment ago where they are busy."""
+        await asyncio.wait({self._learn()}, timeout=_ASK_SECONDS)
+        if self._clock() - self._served.at > _STALE_SECONDS:
+            raise busy("No replica answers. Try again in some seconds.")
+        return Response(self._served.health, media_type="application/json")
+
+    def _learn(self) -> asyncio.Task[None]:
+        """Ask a replica what it serves, unless one is being asked."""
+        if self._learning is None:
+            self._learning = asyncio.create_task(self._ask_settings())
+        return self._learning
+
+    async def _ask_settings(self) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                response = await self._ask(_own_scope(SETTINGS), _never, "GET")
+                response = await self._ask(_OWN_REQUEST, _never, "GET")
             if response.status_code == HTTPStatus.OK:
-                settings = json.loads(bytes(response.body))
-                health = settings.pop("health").encode()
-                self._served = ServedModel(at=self._clock(), health=health, **settings)
-        except (TimeoutError, ValueError, KeyError, TypeError, Refusal):
+                self._served = ServedModel(at=self._clock(), **json.loads(bytes(response.body)))
+            else:  # there is no replica
+                self._served = replace(self._served, at=ServedModel.at)
+        except (TimeoutError, ValueError, TypeError, Refusal):
             pass  # what was known stays
         finally:
             self._learning = None
-
-    async def _health(self) -> Response:
-        """Return what a replica says; who asks while another one waits for it gets the same answer."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(_own_scope(rest_api.HEALTH), _never, "GET"))
-            self._asking.add_done_callback(self._forget_asking)
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                return await asyncio.shield(self._asking)
-        except TimeoutError:
-            if self._served.health and self._clock() - self._served.at < _STALE_SECONDS:
-                return Response(self._served.health, media_type="application/json")
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "No replica answers. Try again in some seconds.") from None
-
-    def _forget_asking(self, task: asyncio.Task[Response]) -> None:
-        self._asking = None
 
     # Bodies
     async def _read(self, receive: Receive, headers: Headers, limit: int, into: Spool) -> None:
@@ -297,20 +308,9 @@ class Front:
         if sender.failed is not None:
             return _response(sender.failed[0], sender.failed[1], {})
         if sender.status is None:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The replica has ended. Try again in some seconds.")
+            raise busy("The replica has ended. Try again in some seconds.")
         answer.rewind()
         return _response(sender.status, answer, {"content-type": "application/json"})
-
-
-@contextlib.asynccontextmanager
-async def _turn(room: RoomQueue, size: int, limits: ServingLimits) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(limits.turn_seconds):
-                await stack.enter_async_context(room.hold(size))
-        except TimeoutError:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The server is busy. Try again in some seconds.") from None
-        yield
 
 
 def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -> Response:
@@ -345,7 +345,7 @@ def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
             try:
                 part = unzip.decompress(data, _PART)
             except zlib.error as error:
-                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is not gzip: {error}") from error
+                raise bad(f"The body is not gzip: {error}") from error
             yield part
             data = unzip.unconsumed_tail
             if len(part) < _PART:
@@ -370,14 +370,6 @@ def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: in
         "headers": [(key.encode("latin-1"), value.encode("latin-1")) for key, value in passed.items()],
         **{key: scope[key] for key in ("scheme", "path", "raw_path", "root_path", "client", "server")},
     }
-
-
-def _own_scope(path: str) -> Scope:
-    """Return a request of the proxy itself."""
-    return {
-        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "", "headers": [],
-        "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
-    }  # fmt: skip
 
 
 async def _until_gone(receive: Receive) -> Message:

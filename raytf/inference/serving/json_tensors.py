@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving.limits import Refusal, bad
 from raytf.inference.signature import Signature, TensorSpec, shape_text
 
 #: Bytes of text that are read at once.

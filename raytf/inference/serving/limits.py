@@ -1,10 +1,42 @@
-"""Limits on what clients may take of the server: the numbers, and who is too slow. Pure functions."""
+"""Limits on what clients may take of a server: the numbers, who is too slow, room in memory and on disk, refusals."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import ctypes
+import tempfile
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+#: Of mallopt(3), in <malloc.h> of glibc.
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+#: Bytes from which a block is mapped by itself and unmapped when it is freed; heaps for what is smaller.
+_LARGE, _ARENAS = 1 << 20, 2
+#: Bytes of each spool that are in memory.
+_IN_MEMORY = 16 << 10
+#: A spool of that size never waits for the room that large ones take.
+_SMALL = 128 << 10
+
+
+class Refusal(Exception):
+    """A request that gets an error of HTTP for an answer."""
+
+    def __init__(self, status: HTTPStatus, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def bad(message: str) -> Refusal:
+    """Return the refusal of a bad request."""
+    return Refusal(HTTPStatus.BAD_REQUEST, message)
+
+
+def busy(message: str) -> Refusal:
+    """Return the refusal of a request that may be sent again later."""
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, message)
 
 
 @dataclass(frozen=True)
@@ -14,18 +46,17 @@ class ServingLimits:
     Attributes:
         header_bytes: of a request's line and headers; more is a 431.
         header_seconds: for them to arrive, and for the first byte of a connection; later is a 408.
-        connections: at the same time; beyond, one that asks nothing is closed, those that never asked anything first.
-        bodies: that are still arriving after `patience_seconds`, at the same time; beyond, the slowest of them are
-            refused. Younger ones do not count, so that nobody who sends all at once is ever refused for others; there
-            are no more of them than `connections`.
+        connections: at the same time; beyond, an idle one is closed, those that never asked anything first.
+        bodies: that are still arriving after `patience_seconds`, at the same time; beyond, the slowest are refused.
+            Younger ones do not count, so that nobody who sends all at once is ever refused for others.
         body_rate: bytes a second that a body must arrive with, on average of each `grace_seconds`; slower is a 408.
         body_seconds: for a whole body.
-        intake_rate: bytes a second, unpacked, that are taken of all bodies together that are not small: reading them at
-            once would keep small ones waiting, and replicas read no faster.
+        intake_rate: bytes a second, unpacked, that are taken of all large bodies together: reading them at once would
+            keep small ones waiting, and replicas read no faster.
         framing_bytes: that chunked coding may add to a body, beside as many bytes as the body has.
         stall_seconds: for which a client may take nothing of its answer.
         linger_seconds, linger_bytes: that a refused client may still send, so that it sees why.
-        lingering: refused clients that are listened to so.
+        lingering: refused clients that are read from at the same time.
         linger_rate: bytes a second that are read of all of them together.
         small_bytes: a body up to that is given to a replica as it is; a larger one waits on disk for its turn.
         memory_bytes: of small bodies on their way, in all.
@@ -74,9 +105,9 @@ class ArrivingBody:
     timeout: asyncio.Timeout | None = None
 
     def is_too_slow(self, now: float, limits: ServingLimits) -> bool:
-        """Whether the body has come too slowly since the last check: the more there is, the less it may slow down.
+        """Whether the body has come too slowly since the last check, `grace_seconds` ago or more.
 
-        To be asked when `grace_seconds` have gone by since then.
+        The more of it there is, the less it may slow down.
         """
         least = max(limits.body_rate, self.got / limits.body_seconds)
         return self.got - self.seen < least * (now - self.seen_at)
@@ -87,3 +118,115 @@ def in_the_way(bodies: Iterable[ArrivingBody], now: float, limits: ServingLimits
     old = [body for body in bodies if now - body.began >= limits.patience_seconds]
     old.sort(key=lambda body: (body.got / (now - body.began), body.began))
     return old[: max(0, len(old) - limits.bodies + 1)]
+
+
+def return_freed_memory() -> None:
+    """Have this process's allocator give large blocks back at once, and keep few heaps.
+
+    glibc lets the size from which it maps a block by itself grow to 32 MiB as such blocks are freed, and gives each
+    thread a heap of its own: what bodies of that size took would stay with the process, once for each thread. Another
+    C library is left as it is.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, _LARGE)
+        libc.mallopt(_ARENA_MAX, _ARENAS)
+
+
+class RoomQueue:
+    """Bytes of memory or of disk, handed out in the order in which they were asked for.
+
+    Args:
+        capacity: in all; who asks for more has it alone.
+    """
+
+    def __init__(self, capacity: int):
+        self._free = self._capacity = max(1, capacity)
+        self._turn, self._returned = asyncio.Lock(), asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int, seconds: float | None = None) -> AsyncIterator[None]:
+        """Hold this many bytes, as soon as they are free, until the end of the context.
+
+        Raises:
+            Refusal: they are not free within this many seconds.
+        """
+        size = min(size, self._capacity)
+        try:
+            async with asyncio.timeout(seconds), self._turn:  # a lock is given in the order of those who wait
+                while self._free < size:
+                    self._returned.clear()
+                    await self._returned.wait()
+                self._free -= size
+        except TimeoutError:
+            raise busy("The server is busy. Try again in some seconds.") from None
+        try:
+            yield
+        finally:
+            self._free += size
+            self._returned.set()
+
+
+class DiskRoom:
+    """Room for all spools of a process."""
+
+    def __init__(self, capacity: int):
+        self._capacity, self._used = capacity, 0
+
+    def take(self, size: int, is_small: bool = False) -> None:
+        """Count this many bytes more; negative ones are given back.
+
+        Raises:
+            Refusal: there is no room for them now, and the spool is not small.
+        """
+        if size > 0 and not is_small and self._used + size > self._capacity:
+            raise busy("Too many large requests at once. Try again in a second.")
+        self._used += size
+
+
+class Spool:
+    """A body or an answer while it is not needed: a few KiB in memory, the rest in a file without a name.
+
+    It is written, then read from the beginning. Its bytes are gone at the end of the context.
+    """
+
+    def __init__(self, disk: DiskRoom):
+        self._disk = disk
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="raytf-serve-")  # noqa: SIM115
+        self.size = 0
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.close()
+        self._disk.take(-self.size)
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append.
+
+        Raises:
+            Refusal: there is no room for it.
+        """
+        self._disk.take(len(data), self.size + len(data) <= _SMALL)
+        self.size += len(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise busy(f"The server's disk takes no more: {error}") from error
+
+    def clear(self) -> None:
+        """Forget what was written."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._disk.take(-self.size)
+        self.size = 0
+
+    def rewind(self) -> None:
+        """Read from the beginning."""
+        self._file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, none at the end."""
+        return self._file.read(size)

@@ -20,11 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.errors import ModelError
-from raytf.inference.serving import exchange, rest_api, rooms
-from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving import exchange, rest_api
+from raytf.inference.serving.limits import DiskRoom, Refusal, RoomQueue, Spool, bad, return_freed_memory
 from raytf.inference.serving.rest_api import PredictCall
-from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
-from raytf.inference.serving.version_policy import Policy
+from raytf.inference.serving.served_versions import LoadedVersions, Policy
 from raytf.inference.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
@@ -99,20 +98,15 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         visibility.hide_unless_given()
-        rooms.return_freed_memory()
+        return_freed_memory()
         _process.load_tensorflow()
-        from raytf.inference.serving.loaded_versions import (  # TensorFlow is loaded by now, without its messages
-            LoadedVersions,
-            first_load,
-        )
-
         self._settings = settings
         self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
         self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
         #: Of large bodies; with what is made of them they take a few times as much.
         self._room = RoomQueue(settings.max_body_bytes)
         self._shelf = LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, _log.info)
-        first_load(self._shelf)
+        self._shelf.load_first()
         self._stop = threading.Event()
         threading.Thread(
             target=self._shelf.follow, args=(settings.poll_seconds, self._stop), daemon=True, name="raytf-versions"
@@ -151,22 +145,19 @@ class Replica:
         return rest_api.example(signature, url, header)
 
     def _served(self) -> dict[str, Any]:
-        """Return what a proxy has to know, see `front.ServedModel`."""
+        """Return the fields of `front.ServedModel`."""
         settings = self._settings
         version, _ = self._shelf.get(None)
         return {
             "name": settings.name,
             "max_body_bytes": settings.max_body_bytes,
             "token_sha256": settings.token_sha256,
-            "health": rest_api.healthy(settings.name, version).decode(),
+            "health": rest_api.healthy(settings.name, version),
         }
 
     async def _answer(self, request: Request) -> bytes | None:
         """Return the answer to a request, or None where it is too large to be sent at once."""
         settings = self._settings
-        if request.url.path == rest_api.HEALTH:
-            version, _ = self._shelf.get(None)
-            return rest_api.healthy(settings.name, version)
         route = self._route(request)
         if route.verb == "status":
             return rest_api.status(self._shelf.states(route.version))
@@ -283,9 +274,7 @@ def load_once(settings: ReplicaSettings) -> None:
     """
     with visibility.unseen():  # a task, whose process may be a GPU's next
         _process.load_tensorflow()
-    from raytf.inference.serving.loaded_versions import LoadedVersions, first_load
-
-    first_load(LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
+    LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None).load_first()
 
 
 def run_batch(items: list[_BatchItem]) -> list[Any]:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad
 from raytf.inference.serving.json_tensors import (
     excerpt,
     of_columns,
@@ -30,6 +29,7 @@ from raytf.inference.serving.json_tensors import (
     text_of,
     text_of_rows,
 )
+from raytf.inference.serving.limits import Refusal, bad
 from raytf.inference.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
@@ -242,9 +242,9 @@ def metadata(model: str, version: int, definition: Mapping[str, Any]) -> bytes:
     )
 
 
-def healthy(model: str, version: int) -> bytes:
+def healthy(model: str, version: int) -> str:
     """Return the answer to a health check."""
-    return _json({"status": "ok", "model": model, "version": str(version)})
+    return json.dumps({"status": "ok", "model": model, "version": str(version)})
 
 
 def failure(message: str) -> bytes:

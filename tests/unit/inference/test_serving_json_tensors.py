@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from raytf.inference.serving import rest_api
-from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.json_tensors import of_columns, of_rows, plain, tensor
+from raytf.inference.serving.limits import Refusal
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from raytf.inference.serving.connections import least_missed
-from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
-from raytf.inference.serving.rooms import RoomQueue
+from raytf.inference.serving.limits import ArrivingBody, RoomQueue, ServingLimits, in_the_way
 
 LIMITS = ServingLimits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
 

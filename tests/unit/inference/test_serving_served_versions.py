@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.errors import ConfigError
-from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.inference.serving.served_versions import Policy, bounds
 
 
 @pytest.mark.parametrize(
