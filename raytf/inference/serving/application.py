@@ -1,4 +1,4 @@
-"""Ray Serve on the driver's side: starts replicas, says where they answer, and drains them at the end."""
+"""Ray Serve on the driver's side: starts replicas, reports where they answer, and drains them at the end."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ _POLL_SECONDS = 2.0
 _POLL_TIMEOUT = 30.0
 #: Most seconds for answers that are under way when the server ends.
 DRAIN_SECONDS = 30.0
+#: Statuses of an application that is not there, or soon is not.
+_NOT_THERE = ("DELETING", "NOT_STARTED")
 #: A replica may hold so many batches of requests; more wait before it.
 _BATCHES_AHEAD = 4
 
@@ -69,7 +71,7 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
         say: called with what happens; where the model answers, and how to try it, as soon as it does.
 
     Raises:
-        ClusterError, ConfigError, ModelError: says what is wrong and how to fix it.
+        ClusterError, ConfigError, ModelError: the model cannot be served.
     """
     name = APP.format(name=plan.settings.name)
     logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)
@@ -82,15 +84,14 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
         me, is_ours = uuid.uuid4().hex, False
         try:
             host, port = _where(plan)
-            is_there = _check_room(name)
+            before = _check_room(name)
             _check_resources(plan)
-            if is_there:
+            if before is not None:
                 _check_model(plan.settings)
                 say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
                 # Ray Serve ends with the last of the commands that follow each other.
-                before = _application(name)
-                mine = mine or (before is not None and before.is_started_by_raytf)
-            is_ours = not is_there  # what is there stays, should it not be replaced
+                mine = mine or before.is_started_by_raytf
+            is_ours = before is None  # what is there stays, should it not be replaced
             handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
             is_ours = True
             url = f"http://{reachable(host)}:{port}/v1/models/{urllib.parse.quote(plan.settings.name)}:predict"
@@ -133,11 +134,14 @@ def _signals() -> Iterator[threading.Event]:
 
 def _begin(plan: ServingPlan) -> bool:
     """Start Ray Serve where it does not run yet; return whether it was started."""
-    before = _is_serving()
-    location = ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        is_new = False
+    except ValueError:
+        is_new = True
     try:
         serve.start(
-            proxy_location=location,
+            proxy_location=ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode,
             http_options=HTTPOptions(host=plan.host, port=plan.port),
             # Proxies inherit the controller's environment: that is how they come by what stands before them.
             controller_options=ControllerOptions(runtime_env={"env_vars": {front.VARIABLE: front.PLACE}}),
@@ -145,15 +149,7 @@ def _begin(plan: ServingPlan) -> bool:
         )
     except Exception as error:  # a TimeoutError, or whatever the proxy's process died of
         raise ClusterError(f"Ray Serve cannot listen on {plan.host}:{plan.port}: {one_line(error, 300)}") from error
-    return not before
-
-
-def _is_serving() -> bool:
-    try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        return False
-    return True
+    return is_new
 
 
 def _where(plan: ServingPlan) -> tuple[str, int]:
@@ -171,22 +167,20 @@ def _where(plan: ServingPlan) -> tuple[str, int]:
     return options.host or plan.host, options.port
 
 
-def _check_room(name: str) -> bool:
-    """Whether an application of this name is there already.
+def _check_room(name: str) -> RunningApplication | None:
+    """Return the application of this name, if it is there already.
 
     Raises:
         ClusterError: another one is.
     """
-    is_there = False
     for other, state in serve.status().applications.items():
-        if other == name:
-            is_there = state.status.value not in ("DELETING", "NOT_STARTED")
-        elif state.status.value not in ("DELETING", "NOT_STARTED"):
+        if other != name and state.status.value not in _NOT_THERE:
             raise ClusterError(
                 f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
                 "End it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
             )
-    return is_there
+    application = _application(name)
+    return None if application is None or application.status in _NOT_THERE else application
 
 
 def _check_model(settings: ReplicaSettings) -> None:
@@ -287,12 +281,8 @@ class RunningApplication:
 
 
 def owner_of(application: RunningApplication | None, me: str) -> ApplicationOwner:
-    """Return who owns an application that this command has deployed.
-
-    Args:
-        application: None where it is not there.
-    """
-    if application is None or application.status in ("DELETING", "NOT_STARTED"):
+    """Return who owns the application, if it is there, that this command has deployed."""
+    if application is None or application.status in _NOT_THERE:
         return ApplicationOwner.GONE
     # A command whose deployment has failed is gone, and leaves the application to the one before it.
     if application.owner == me or application.status == "DEPLOY_FAILED":
@@ -301,8 +291,7 @@ def owner_of(application: RunningApplication | None, me: str) -> ApplicationOwne
 
 
 def _application(name: str) -> RunningApplication | None:
-    details = controller.details(_POLL_TIMEOUT)
-    application = details["applications"].get(name)
+    application = controller.details(_POLL_TIMEOUT)["applications"].get(name)
     if application is None:
         return None
     deployment = application["deployments"].get(_DEPLOYMENT) or {}
