@@ -1,6 +1,8 @@
-"""What a run keeps of its model beside weights, so that any of its checkpoints becomes a model again.
+"""What a run keeps of its model, so that any of its checkpoints becomes a model again.
 
 architecture.json    the model's configuration as Keras serializes it, and what one record looks like
+model.keras          the model at the end of the run, where Keras can save it
+weights.safetensors  its weights by variable
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from raytf.inference.user_model import run_user_code, takes_training, with_preci
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
-FILE = "architecture.json"
+FILE, KERAS_FILE, WEIGHTS_FILE = "architecture.json", "model.keras", "weights.safetensors"
 _VERSION = 1
 #: A model of more is not made a second time only to see whether it can be.
 _MOST_PARAMETERS = 20_000_000

@@ -5,22 +5,26 @@ The end of a run exports its model; later, any checkpoint can be exported, also 
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from raytf import _keras, _tensorflow
-from raytf.checkpoint import durable, variables, verify
+from raytf.checkpoint import codec, durable, variables, verify
 from raytf.checkpoint.variables import weights_sha256
 from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.config.objective import MetricObjective
-from raytf.errors import CheckpointError, ConfigError, JobError, one_line
-from raytf.inference import architecture, model_files, trained_model, versions
-from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
+from raytf.errors import CheckpointError, ConfigError, JobError, not_installed, one_line
+from raytf.inference import architecture, trained_model, versions
+from raytf.inference.architecture import KERAS_FILE, WEIGHTS_FILE
+from raytf.inference.user_model import run_user_code
 from raytf.runs import run_log
 from raytf.runs.inventory import main_goal
 from raytf.runs.program_output import Explained
@@ -60,7 +64,7 @@ def obstacles(model: keras.Model) -> list[Explained]:
     """
     problems = []
     try:
-        with model_files.quiet():
+        with _quiet():
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
         problems.append(
@@ -108,14 +112,15 @@ def export(
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
     # First, and whatever a layer does when it saves itself: these are the weights that come back to a program.
-    run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
+    weights = {name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()}
+    run.put(WEIGHTS_FILE, codec.encode(weights))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
         written["saved_model"] = target.locate(version.name)
     except JobError as error:
         say(Explained(f"the model is not exported for serving: {one_line(error, 300)}", _SERVING))
     try:
-        run.put(KERAS_FILE, model_files.keras_bytes(model))
+        run.put(KERAS_FILE, _keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
         written["weights"] = run.locate(WEIGHTS_FILE)
@@ -179,8 +184,7 @@ def export_run(
         before = _holding(target, notes["weights_sha256"])
         version = before or _publish(model, target, notes)
         return Exported(target.locate(version.name), version.number, finding.step, before is None)
-    data = model_files.keras_bytes(model) if kind == "keras" else model_files.onnx_bytes(model)
-    return _put_file(target, data, finding.step, kind)
+    return _put_file(target, _keras_bytes(model) if kind == "keras" else _onnx_bytes(model), finding.step, kind)
 
 
 def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
@@ -283,8 +287,66 @@ def _load(run: Storage, finding: CheckpointFinding, modules: tuple[str, ...], tr
 def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         saved = os.path.join(folder, "saved_model")
-        model_files.save(model, saved)
+        _export(model, saved, "tf_saved_model")
         return versions.publish(saved, target, notes)
+
+
+def check_onnx() -> None:
+    """Refuse ONNX where what writes it is not installed.
+
+    Raises:
+        ConfigError: it is not; it says what to install.
+    """
+    try:
+        import onnx  # noqa: F401
+        import tf2onnx  # noqa: F401
+    except ImportError as error:
+        raise not_installed("--format onnx", "onnx", error.name) from error
+
+
+def _keras_bytes(model: keras.Model) -> bytes:
+    return _written(KERAS_FILE, lambda file: run_user_code("model.save", lambda: model.save(file)))
+
+
+def _onnx_bytes(model: keras.Model) -> bytes:
+    check_onnx()
+    return _written("model.onnx", lambda file: _export(model, file, "onnx"))
+
+
+def _written(name: str, write: Callable[[str], None]) -> bytes:
+    """Return what `write` writes to the file that it gets."""
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        file = os.path.join(folder, name)
+        write(file)
+        with open(file, "rb") as stream:
+            return stream.read()
+
+
+def _export(model: keras.Model, path: str, kind: str) -> None:
+    """Have Keras export a model to a path that is not there yet.
+
+    Keras numbers inputs without a name as they are made in a process. Here they get the names of their layers, which
+    the configuration holds, so that clients find the same names in every version.
+    """
+    for tensor in getattr(model, "inputs", None) or []:
+        made_by = _keras.made_by(tensor)
+        if made_by is not None:
+            tensor.name = made_by.name
+    with _quiet():
+        run_user_code("model.export", lambda: model.export(path, format=kind, verbose=False))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what Keras's export prints and TensorFlow logs; neither helps a user of raytf."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _put_file(target: Storage, data: bytes, step: int, kind: str) -> Exported:

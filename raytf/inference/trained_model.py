@@ -16,7 +16,7 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.errors import CheckpointError, JobError, ModelError, one_line
 from raytf.inference import architecture
-from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
+from raytf.inference.architecture import KERAS_FILE, WEIGHTS_FILE
 from raytf.inference.user_model import run_user_code, with_precision
 from raytf.runs import run_log
 from raytf.storage.storage import Storage

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 #: Generous: a node starts in 3 s on a quiet machine.
@@ -56,7 +56,7 @@ class Node:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, ray: Callable[..., str], address: str):
         self._process, self._log, self._ray, self._address = process, log, ray, address
         self._session = processes.Session(process.pid)
-        reaper.watch(self._session)
+        processes.watch(self._session)
         self._is_gone = False
         self.id = ""
 
@@ -92,7 +92,7 @@ class Node:
         self._session.end()
         self._process.wait()
         self._is_gone = True
-        reaper.forget(self._session)
+        processes.forget(self._session)
 
     def kill_raylet(self) -> None:
         """Send SIGKILL to the raylet only. Ray ends the node's other processes when they miss it."""
@@ -196,7 +196,7 @@ class ElasticCluster:
     def __enter__(self) -> ElasticCluster:
         # Ray's sockets have paths of at most 107 characters; a test's own folder may be longer.
         self.folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
-        reaper.watch(self.folder)
+        processes.watch(self.folder)
         port, dashboard = processes.free_port(), processes.free_port()
         self.address = f"127.0.0.1:{port}"
         self.env = {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "disabled"}
@@ -312,7 +312,7 @@ class ElasticCluster:
         for node in [*reversed(self._nodes), *([self._head] if self._head else [])]:
             node.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-        reaper.forget(self.folder)
+        processes.forget(self.folder)
 
     def _start_head(self) -> Node:
         self._head = self._start(*self._head_arguments)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 
 #: Generous: two cores, perhaps loaded; a run of a few steps takes 15 to 30 s when they are not.
 PATIENCE_SECONDS = 240.0
@@ -53,7 +53,7 @@ class Job:
             )
         self._is_gone = False
         self._session = processes.Session(self.process.pid)
-        reaper.watch(self._session)
+        processes.watch(self._session)
 
     @property
     def output(self) -> str:
@@ -131,7 +131,7 @@ class Job:
         self._session.end()
         self.process.wait(30)
         self._is_gone = True
-        reaper.forget(self._session)
+        processes.forget(self._session)
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -1,10 +1,14 @@
-"""Processes of Ray: find them by session and title, and end them without a trace."""
+"""Processes of Ray: find them by session and title, and end them without a trace, even where the test is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -60,6 +64,58 @@ class Session:
             end(living, deadline - time.monotonic())
 
 
+_guard_lock = threading.Lock()
+_guard: subprocess.Popen[str] | None = None
+
+
+def watch(target: Session | Path, sign: str = "+") -> None:
+    """End this session, or remove this folder, when the present process ends without having done so.
+
+    A process of its own reads from a pipe what there is. When the pipe closes, this process has ended.
+    """
+    global _guard
+    with _guard_lock:
+        if _guard is None:
+            _guard = subprocess.Popen(
+                [sys.executable, "-c", "from raytf.testing import processes; processes.guard()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
+            )
+        assert _guard.stdin is not None
+        # A second net: its loss is no reason to fail a test.
+        with contextlib.suppress(OSError):
+            text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
+            _guard.stdin.write(f"{sign}{text}\n")
+            _guard.stdin.flush()
+
+
+def forget(target: Session | Path) -> None:
+    """Stop watching a session or folder, as it is gone."""
+    watch(target, "-")
+
+
+def guard() -> None:
+    """Keep a list of what is watched until standard input ends; then end and remove it."""
+    targets: list[str] = []
+    for line in sys.stdin:
+        sign, target = line[0], line[1:].rstrip("\n")
+        if sign == "+":
+            targets.append(target)
+        elif target in targets:
+            targets.remove(target)
+    # The newest first: a node before the head that it would miss, a folder after those who write in it.
+    for target in reversed(targets):
+        if target.startswith("/"):
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            leader, started = target.split()
+            Session(int(leader), int(started)).end()
+
+
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
     """Return the living processes whose command line contains a text."""
     matches = []
@@ -85,8 +141,7 @@ def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
 def polls(seconds: float) -> Iterator[None]:
     """Yield whenever something should be polled, until this many seconds are over.
 
-    Looks take a fifth of a core at most, and leave the rest to what is waited for. After one of more than a second,
-    which rather has waited itself, the next one comes 5 s later: nobody notices much later what has happened.
+    Polls take a fifth of a core at most, and leave the rest to what is waited for, but follow each other within 5 s.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -139,11 +194,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks from the boot to the start of a process.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the clock ticks from the boot to the start of a process, or None where there is none."""
     try:
         # Fields after the name, which may hold anything; the start is the 22nd of all.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
