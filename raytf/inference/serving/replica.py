@@ -279,19 +279,15 @@ def load_once(settings: ReplicaSettings) -> None:
 
 def run_batch(items: list[_BatchItem]) -> list[Any]:
     """Return the outputs for each item, in order, or the error that is the answer to it."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, item in enumerate(items):
-        groups.setdefault(item.together, []).append(i)
-    results: list[Any] = [None] * len(items)
+    groups: dict[tuple[Any, ...], list[_BatchItem]] = {}
+    for item in items:
+        groups.setdefault(item.together, []).append(item)
+    results: dict[int, Any] = {}
     for members in groups.values():
-        try:
-            answers = _run_together([items[i] for i in members])
-        except ModelError as error:
-            # One request's numbers may be what the model refuses: the others are tried alone.
-            answers = [_run_alone(items[i]) for i in members] if len(members) > 1 else [error]
-        for i, answer in zip(members, answers, strict=True):
-            results[i] = answer
-    return results
+        outputs = _run_together(members) if len(members) > 1 else None
+        # One request's numbers may be what the model refuses: the others are tried alone.
+        results |= zip(map(id, members), outputs or [_run_alone(item) for item in members], strict=True)
+    return [results[id(item)] for item in items]
 
 
 def _run_alone(item: _BatchItem) -> Any:
@@ -301,15 +297,17 @@ def _run_alone(item: _BatchItem) -> Any:
         return error
 
 
-def _run_together(items: list[_BatchItem]) -> list[Any]:
+def _run_together(items: list[_BatchItem]) -> list[dict[str, np.ndarray]] | None:
+    """Return the outputs for each item from one call of the model, or None where they have to be run alone."""
     first = items[0]
-    if len(items) == 1:
-        return [first.model.run(first.call.signature.name, first.call.inputs)]
     inputs = {name: np.concatenate([item.call.inputs[name] for item in items]) for name in first.call.inputs}
-    outputs = first.model.run(first.call.signature.name, inputs)
+    try:
+        outputs = first.model.run(first.call.signature.name, inputs)
+    except ModelError:
+        return None
     counts = [item.call.records or 0 for item in items]
     if any(value.ndim == 0 or len(value) != sum(counts) for value in outputs.values()):
-        return [_run_alone(item) for item in items]  # no row of output for each of input after all
+        return None  # no row of output for each of input after all
     ends = np.cumsum(counts)[:-1]
     parts = {name: np.split(value, ends) for name, value in outputs.items()}
     return [{name: part[i] for name, part in parts.items()} for i in range(len(items))]
