@@ -65,18 +65,19 @@ def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None),
         others: their labels and weights, which metrics and a `train_step` of the model's own need.
         records: how many there are in a shard, which such a `train_step` needs.
     """
-    document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
-    document["records"] = records
-    document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
-    # A model of one's own class has the policies of its layers from here alone.
-    document["precision"] = dataclasses.asdict(precision.of_process())
+    document: dict[str, Any] = {
+        "version": _VERSION,
+        "keras": keras.__version__,
+        "inputs": _spec(x),
+        "records": records,
+        "batch": [None if part is None else _spec(part) for part in (x, *others)],
+        # A model of one's own class has the policies of its layers from here alone.
+        "precision": dataclasses.asdict(precision.of_process()),
+    }
     try:
-        document["config"] = keras.saving.serialize_keras_object(model)
-        return json.dumps(document, indent=1).encode()
+        return json.dumps({**document, "config": keras.saving.serialize_keras_object(model)}, indent=1).encode()
     except Exception as error:  # a layer's own get_config may raise whatever it likes
-        document.pop("config", None)
-        document["problem"] = f"{type(error).__name__}: {one_line(error, 300)}"
-        return json.dumps(document, indent=1).encode()
+        return json.dumps({**document, "problem": f"{type(error).__name__}: {one_line(error, 300)}"}, indent=1).encode()
 
 
 def obstacles(model: keras.Model) -> list[str]:
@@ -95,9 +96,9 @@ def obstacles(model: keras.Model) -> list[str]:
             config.pop("compile_config", None)
             keras.saving.deserialize_keras_object(config, custom_objects=own)
     except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
-        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
         return [
-            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {reason}... "
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: "
+            f"{_reason(error, 200)}... "
             "Give its classes a get_config() with the arguments of their __init__, and register them "
             "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
         ]
@@ -232,6 +233,11 @@ def check_archive(file: str) -> None:
     _refuse(config, file, trust=True)  # code is refused by Keras's safe mode, unless the process has turned that off
 
 
+def _reason(error: Exception, limit: int) -> str:
+    """Return what Keras says was wrong, which is behind the configuration of all that is around it."""
+    return one_line(str(error).rpartition("Exception encountered:")[2] or error, limit)
+
+
 def _more(parts: list[untrusted_model.UntrustedPart]) -> str:
     return f" (and {len(parts) - 1} more such)" if len(parts) > 1 else ""
 
@@ -241,8 +247,7 @@ def _deserialize(config: Any, trust: bool) -> Any:
     try:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
-        # Keras puts what was wrong behind the configuration of all that is around it.
-        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
+        reason = _reason(error, 300)
         if "safe_mode" in reason or "unsafe" in reason.lower():
             raise ModelError(f"Keras considers the model unsafe: {reason}") from error
         if "Could not locate" in reason or "registered" in reason:

@@ -266,19 +266,11 @@ def _blocks(request: BaseHTTPRequestHandler, left: int) -> Iterator[bytes]:
 
 
 def _send(request: BaseHTTPRequestHandler, connection: http.client.HTTPConnection) -> None:
-    # Not `request`, which would add headers that were not signed.
-    connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
-    for name, value in request.headers.items():
-        # The client has been answered already.
-        if name.lower() not in _HOP_BY_HOP | {"expect"}:
-            connection.putheader(name, value)
-    if _is_chunked(request):
-        connection.putheader("Transfer-Encoding", "chunked")
-    connection.endheaders()
-    for block in _body(request):
-        connection.send(b"%x\r\n%b\r\n" % (len(block), block) if _is_chunked(request) else block)
-    if _is_chunked(request):
-        connection.send(b"0\r\n\r\n")
+    # A client that expects "100 Continue" has been answered already.
+    dropped = _HOP_BY_HOP | {"expect"}
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
+    has_body = _is_chunked(request) or "Content-Length" in request.headers
+    connection.request(request.command, request.path, _body(request) if has_body else None, headers)
 
 
 def _answer(request: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -> None:
