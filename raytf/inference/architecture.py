@@ -1,4 +1,4 @@
-"""What a run keeps of its model, so that any of its checkpoints becomes a model again.
+"""The files with which any checkpoint of a run becomes a model again.
 
 architecture.json    the model's configuration as Keras serializes it, and what one record looks like
 model.keras          the model at the end of the run, where Keras can save it
@@ -58,7 +58,7 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 
 
 def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None), records: int = 1) -> bytes:
-    """Return the file; where Keras cannot serialize the model, the file says so, and why.
+    """Return the contents of the file, with the reason where Keras cannot serialize the model.
 
     Args:
         x: inputs of one or more records, nested.
@@ -81,7 +81,7 @@ def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None),
 
 
 def obstacles(model: keras.Model) -> list[str]:
-    """Return what will keep Keras from making the model again, in a line; it is tried without the weights."""
+    """Return what will keep Keras from making the model again, in a line; the weights are not copied."""
     layer = next((layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.Lambda)), None)
     if layer is not None:
         return [
@@ -108,12 +108,12 @@ def obstacles(model: keras.Model) -> list[str]:
 
 
 def precision_of(run: Storage) -> Precision:
-    """Return the dtypes with which the run's model computes; Keras's defaults where the run does not say."""
+    """Return the dtypes with which the run's model computes, or Keras's defaults where the run has none."""
     return precision.parse(_document(run).get("precision"))
 
 
 def call(model: keras.Model, run: Storage) -> None:
-    """Call a model with one record of zeros like the run's, so that all of its weights are there."""
+    """Call a model with one record of zeros like the run's, which builds all of its weights."""
     document = _document(run)
     if overrides_step(model) and model.compiled and document.get("batch"):
         own_run.build(model, tuple(_zeros(document["batch"], _records(document))))
@@ -197,7 +197,7 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
 
 
 def _refuse(config: Any, where: str, trust: bool) -> None:
-    """Refuse what reads files, and what runs code of the file unless it is trusted.
+    """Refuse parts that read files, and untrusted ones that run code of the configuration.
 
     Raises:
         ModelError: says which layer would do what.
@@ -217,7 +217,7 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
 
 
 def check_archive(file: str) -> None:
-    """Refuse a .keras file that would read others, or is none.
+    """Refuse a file that would read others, or is not a .keras file.
 
     Raises:
         DamagedFileError, ModelError: says what is wrong.
@@ -234,7 +234,7 @@ def check_archive(file: str) -> None:
 
 
 def _reason(error: Exception, limit: int) -> str:
-    """Return what Keras says was wrong, which is behind the configuration of all that is around it."""
+    """Return Keras's reason, which follows the configurations of all enclosing objects."""
     return one_line(str(error).rpartition("Exception encountered:")[2] or error, limit)
 
 
@@ -277,7 +277,7 @@ def _averaging(model: keras.Model, optimizer: Any) -> Any:
 
 
 def _import(name: str) -> None:
-    """Import a module by name or file, as its job does, but not as a program."""
+    """Import a module by name or file; code under `if __name__ == "__main__"` does not run."""
     try:
         if not name.endswith(".py"):
             sys.path.insert(0, os.getcwd())

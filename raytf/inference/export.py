@@ -1,6 +1,6 @@
-"""The model's life after training: versions for TensorFlow Serving, a .keras file, ONNX.
+"""Exports of a trained model: versions for TensorFlow Serving, a .keras file, ONNX.
 
-The end of a run exports its model; later, any checkpoint can be exported, also of a run that goes on.
+A run exports its model at its end. Any checkpoint can be exported later, also while its run continues.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _STEP_DIGITS = 15
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_run` did.
+    """The result of `export_run`.
 
     Attributes:
-        place: of the model, as a user would look for it.
+        place: location of the model, as shown to users.
         version: number of the version; None for a file.
         step: global steps that the weights have seen; None where it is not known.
         is_new: False where the newest version held these weights already.
@@ -53,14 +53,14 @@ class Exported:
     is_new: bool = True
 
 
-#: Topics of what is explained once in a program.
+#: Topics that a program explains only once.
 _SERVING, _FILE = "export for serving", "model.keras"
 
 
 def obstacles(model: keras.Model) -> list[Explained]:
-    """Return what will keep a model from being exported or loaded again, a line each; nothing is written.
+    """Return what will keep a model from being exported or loaded again, a line each. Nothing is written.
 
-    To be asked before training: at its end it is too late to change the model.
+    Call it before training: at its end it is too late to change the model.
     """
     problems = []
     try:
@@ -79,7 +79,7 @@ def obstacles(model: keras.Model) -> list[Explained]:
 
 
 def _trace(model: keras.Model) -> None:
-    """Trace the model and make it a signature, which is all of `model.export` that can fail before there are files."""
+    """Make a signature of the model: the part of `model.export` that can fail before it writes files."""
     archive = keras.export.ExportArchive()
     function = archive.track_and_add_endpoint("serve", model, _keras.input_signature(model))
     _tensorflow.make_signatures({"serving_default": function})
@@ -111,7 +111,7 @@ def export(
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
-    # First, and whatever a layer does when it saves itself: these are the weights that come back to a program.
+    # First, and by variable, whatever a layer saves of itself: `fit` puts these weights into the program's model.
     weights = {name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()}
     run.put(WEIGHTS_FILE, codec.encode(weights))
     try:
@@ -138,7 +138,7 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> Exported:
-    """Export the weights of one of a run's checkpoints, or what the run has learned in the end.
+    """Export the weights of one of a run's checkpoints, or those of its end.
 
     Args:
         uri: the run's folder.
@@ -224,7 +224,7 @@ def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
 def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     kept = next((f.document.best for f in good if f.document.best), None)
     if kept is not None:
-        # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
+        # The flag decided which values are better; the checkpoint that was kept has this very value.
         value = MetricObjective(kept[0], is_largest=True).value_at
         finding = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
         if finding is not None:
@@ -249,10 +249,10 @@ def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) 
 
 
 def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
-    """Copy what the run's end has exported, which needs no model; return None where that is gone."""
+    """Copy the version that the run's end exported, which needs no model; return None where it was deleted."""
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
     exported = versions.whole(versions.inspect(own))
-    # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
+    # A version without a mark is of an older raytf, which exported only at the end of a run.
     source = next((v for v in exported if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
         return None
@@ -269,7 +269,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
-    """Return the newest version, where it holds these weights."""
+    """Return the newest version if it holds these weights."""
     newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
@@ -314,7 +314,7 @@ def _onnx_bytes(model: keras.Model) -> bytes:
 
 
 def _written(name: str, write: Callable[[str], None]) -> bytes:
-    """Return what `write` writes to the file that it gets."""
+    """Return the bytes that `write` wrote to a file of this name."""
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = os.path.join(folder, name)
         write(file)

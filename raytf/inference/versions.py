@@ -1,11 +1,11 @@
-"""Version folders of TensorFlow Serving: which there are, which are whole, and how a new one appears.
+"""Version folders of TensorFlow Serving: lists and checks them, and publishes new ones.
 
     MODELS/1/saved_model.pb  variables/  assets.extra/raytf.json
     MODELS/2/...
 
 A version appears whole or not at all. On a file system it is written beside its name and renamed. An object store
-renames nothing, so there the order counts: TensorFlow Serving takes a folder for a model by its `saved_model.pb`, which
-is written last, after the mark that lists every file with its size.
+renames nothing, so there the order counts: TensorFlow Serving recognizes a model by its `saved_model.pb`, which is
+written last, after the mark that lists every file with its size.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from raytf.storage.local_files import is_plain
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
 
-#: What makes a folder a model to TensorFlow Serving.
+#: Files by which TensorFlow Serving recognizes a model.
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 #: TensorFlow leaves this folder of a SavedModel to others.
 MARK = "assets.extra/raytf.json"
 #: Of an object store: a file for each number that is being written.
 _CLAIM = ".raytf-claim-"
 _TEMPORARY = ".tmp-"
-#: What a killed export left is deleted after so long.
+#: Seconds after which remains of a killed export are deleted.
 _STALE_SECONDS = 6 * 3600.0
 _WRITERS = 8
 _MOST = 2**63 - 1
@@ -276,11 +276,11 @@ def _flush(path: str) -> None:
 
 
 def _clean_folder(base: str, now: float) -> None:
-    """Delete what exports that were killed left.
+    """Delete remains of killed exports.
 
     Args:
         base: the folder of the versions.
-        now: when a file of it was made a moment ago, by the clock of its file system, which is not this machine's.
+        now: the time by the clock of its file system, which may differ from this machine's.
     """
     for name in os.listdir(base):
         path = os.path.join(base, name)
@@ -295,7 +295,7 @@ def _upload(folder: str, models: Storage) -> int:
         claim = f"{_CLAIM}{number}"
         if not claims.create(models, claim, b""):
             continue
-        # Another export may have come and gone between the list and the claim.
+        # Another export may have claimed, written and released the number since the list was read.
         if not models.files(str(number)):
             break
         models.delete(claim)
@@ -323,7 +323,7 @@ def _upload(folder: str, models: Storage) -> int:
 
 
 def _clean_store(models: Storage, own: str) -> None:
-    """Delete what exports that were killed left: claimed numbers without a model.
+    """Delete remains of killed exports: claimed numbers without a model.
 
     Args:
         models: the versions.

@@ -1,4 +1,4 @@
-"""Predictions over Ray Data: a pool of actors that hold the model; the driver writes what they give, in order."""
+"""Predictions on Ray Data: a pool of actors holds the model, and the driver writes their predictions in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raytf.inference.signature import DEFAULT, Signature
 from raytf.inference.versions import Version
 from raytf.storage.storage import Storage
 
-#: What reading takes beside workers, by Ray Data's default.
+#: CPUs for reading beside those of the workers, by Ray Data's default.
 _READING_CPUS = 1.0
 #: Of a saved_model.pb: protobuf takes no more.
 _GRAPH_BYTES = 2 << 30
@@ -36,7 +36,7 @@ _GRAPH_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """What to predict, and with what.
+    """A prediction of all records of a data set.
 
     Attributes:
         version: of the model; None for the newest.
@@ -136,7 +136,7 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
-    """Return what nodes lack to hold this many workers and what reads the data; empty where they lack nothing.
+    """Return what nodes lack to hold this many workers and the tasks that read; empty where they lack nothing.
 
     Args:
         nodes: what each has.
@@ -154,7 +154,7 @@ def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gp
 
 
 def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]) -> None:
-    """Refuse what a cluster cannot hold: Ray Data would wait for ever.
+    """Refuse workers that the cluster cannot hold, for which Ray Data would wait for ever.
 
     Raises:
         ClusterError: says what is missing.
@@ -176,7 +176,7 @@ def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]
 
 
 def explain(error: BaseException) -> RaytfError:
-    """Return the error for users, out of what Ray Data wrapped it in."""
+    """Return the error for users that Ray Data has wrapped."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

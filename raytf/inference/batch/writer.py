@@ -1,4 +1,4 @@
-"""Predictions as one file, Parquet, CSV or JSONL, that appears when it is whole."""
+"""Writes predictions to one file, Parquet, CSV or JSONL, which appears when it is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
 class PredictionWriter:
-    """Takes batches in order; a context manager: the file appears at its end, unless that is an error.
+    """Writes batches in order; a context manager. The file appears at its end, unless that is an error.
 
     Args:
         uri: of the file; its ending says the format.
@@ -113,7 +113,7 @@ class PredictionWriter:
             self._writer.writelines(f"{json.dumps(row, default=_text)}\n".encode() for row in rows)
 
     def _widen(self, other: pa.Schema) -> None:
-        """Take types that hold what was written and what comes: a column may be empty or whole at first.
+        """Choose types that hold both the rows so far and the new ones: a column may be empty or whole at first.
 
         Raises:
             pa.ArrowTypeError: no type holds both.
