@@ -152,7 +152,7 @@ def _logging_forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
             logging.getLogger(name).setLevel(before[name])
 
 
-class _Forwarding(io.TextIOBase):
+class _Forwarding(io.StringIO):
     """A text stream that forwards its text when it is flushed."""
 
     encoding = "utf-8"
@@ -160,18 +160,11 @@ class _Forwarding(io.TextIOBase):
     def __init__(self, say: Callable[[ProgramOutput], None], is_error: bool):
         super().__init__()
         self._say, self._is_error = say, is_error
-        self._parts: list[str] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._parts.append(text)
-        return len(text)
 
     def flush(self) -> None:
-        text = "".join(self._parts)
-        self._parts.clear()
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
         if text:
             self._say(Printed(text, self._is_error))
 

@@ -1,6 +1,6 @@
-"""Connections of the HTTP proxy within limits: headers that are large or slow, idle sockets, answers nobody reads.
+"""Connections within limits: large or slow headers, slow bodies, idle sockets, answers that nobody reads.
 
-uvicorn's own protocol takes headers of any size and waits for them for ever; an ASGI application sees neither.
+uvicorn's own protocol accepts headers of any size and waits for them for ever; an ASGI application sees neither.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from raytf.inference.serving.limits import ServingLimits
 
 #: Seconds between two checks of all connections.
 _CHECK_SECONDS = 0.5
+_TOO_LARGE = "The headers are larger than {} KiB."
+_SLOW_BODY = "The body came too slowly. Send it at once."
 
 
 def install(limits: ServingLimits) -> None:
@@ -38,6 +40,13 @@ def least_missed(connections: Iterable[Connection]) -> Connection | None:
     """Return the connection that makes room for another one, or None where all are being answered."""
     idle = (connection for connection in connections if connection.is_idle)
     return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
+
+
+def in_the_way(connections: Iterable[Connection], now: float, limits: ServingLimits) -> list[Connection]:
+    """Return the connections with the slowest bodies, beyond those that may arrive at the same time."""
+    old = [one for one in connections if one.is_receiving and now - one.since >= limits.patience_seconds]
+    old.sort(key=lambda connection: (connection.received / (now - connection.since), connection.since))
+    return old[: max(0, len(old) - limits.bodies)]
 
 
 class Connections:
@@ -82,23 +91,30 @@ class Connections:
 
     def _check(self) -> None:
         now = time.monotonic()
+        for connection in in_the_way(self._all, now, self._limits):
+            connection.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW_BODY)
         for connection in list(self._all):
             connection.check(now)
         self._check_later()
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that keeps the limits."""
+    """A connection that keeps the limits.
+
+    Attributes:
+        since: time of the first byte of its headers, of their end, or of the end of the answer, whatever was last.
+        received: bytes of the body so far.
+        is_known: whether it has got an answer.
+    """
 
     crowd: Connections
     limits: ServingLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._real = transport
-        self.since = time.monotonic()
-        self.is_known = False  # nothing was answered yet
-        self._is_in_headers = True
-        self._taken = self._body = self._lingered = 0
+        self.since = self._checked_at = time.monotonic()
+        self.is_known, self._is_in_headers = False, True
+        self.received = self._checked = self._taken = self._lingered = 0
         self._stalled_at: float | None = None
         self._ended_at: float | None = None
         self._is_lingering = False
@@ -113,6 +129,12 @@ class Connection(HttpToolsProtocol):
     def is_idle(self) -> bool:
         """Whether no request of it is being answered."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether it waits for the client to send more of a body."""
+        is_paused = self.flow.read_paused or self.pipeline  # by this server
+        return not (self._is_in_headers or self.is_idle or self.is_ended or is_paused)
 
     @property
     def is_ended(self) -> bool:
@@ -140,7 +162,7 @@ class Connection(HttpToolsProtocol):
                 return
             if self._is_in_headers and self._taken > limit:
                 self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE.format(limit >> 10))
-            elif self._taken - 2 * self._body > limit + self.limits.framing_bytes:
+            elif self._taken - 2 * self.received > limit + self.limits.framing_bytes:
                 self.refuse(HTTPStatus.BAD_REQUEST, "The chunks of this body are too small, or its trailers too large.")
 
     def eof_received(self) -> None:
@@ -154,14 +176,15 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
+        self.since, self._checked_at, self._checked = time.monotonic(), time.monotonic(), 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._body += len(body)
+        self.received += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_headers, self._taken, self._body = True, 0, 0  # what comes next are headers
+        self._is_in_headers, self._taken, self.received = True, 0, 0  # what comes next are headers
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -191,6 +214,11 @@ class Connection(HttpToolsProtocol):
                 self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"No whole headers within {limits.header_seconds:g} s.")
             elif not self.is_known:  # one that was answered has uvicorn's time to ask again
                 self.end()
+        elif now - self._checked_at > limits.grace_seconds:
+            is_slow = limits.is_too_slow(self.received, self._checked, now - self._checked_at)
+            if self.is_receiving and (is_slow or now - self.since > limits.body_seconds):
+                self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW_BODY)
+            self._checked_at, self._checked = now, self.received
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer without asking the application, and end the connection."""
@@ -237,9 +265,6 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stalled_at = None
         super().resume_writing()
-
-
-_TOO_LARGE = "The headers are larger than {} KiB."
 
 
 class _LingeringTransport:

@@ -1,4 +1,4 @@
-"""What stands before Ray Serve's HTTP proxy, in its process: who may ask, how much, how slowly.
+"""What stands before Ray Serve's HTTP proxy, in its process: who may ask, and how much.
 
 A replica sees a request when its body is whole: one that dribbles holds none of them. Bodies that are not small wait on
 disk and go to a replica in pieces, a few at a time, so that neither process holds many.
@@ -24,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from raytf.inference.serving import connections, rest_api
 from raytf.inference.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
 from raytf.inference.serving.limits import (
-    ArrivingBody,
     DiskRoom,
     Refusal,
     RoomQueue,
@@ -32,7 +31,6 @@ from raytf.inference.serving.limits import (
     Spool,
     bad,
     busy,
-    in_the_way,
     return_freed_memory,
 )
 
@@ -42,7 +40,6 @@ VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
 #: Longest wait for a replica to report it.
 _ASK_SECONDS = 2.0
-_CHECK_SECONDS = 0.5
 #: Bytes of a body that are unpacked, and of an answer that are given to a connection, at once.
 _PART = 64 << 10
 #: Headers of a replica's answer that reach the client, and the one after which it is asked again.
@@ -95,16 +92,10 @@ class ServedModel:
 
 
 class Front:
-    """An ASGI application before another one, that of Ray Serve.
+    """An ASGI application before another one, that of Ray Serve."""
 
-    Args:
-        clock: injected by tests.
-    """
-
-    def __init__(self, app: ASGIApp, limits: ServingLimits, clock: Callable[[], float] = time.monotonic):
-        self._app, self._limits, self._clock = app, limits, clock
-        self._bodies: set[ArrivingBody] = set()
-        self._is_checking = False
+    def __init__(self, app: ASGIApp, limits: ServingLimits):
+        self._app, self._limits = app, limits
         self._intake = 0.0  # when what was taken of large bodies was due
         self._disk = DiskRoom(limits.disk_bytes)
         self._memory = RoomQueue(limits.memory_bytes)
@@ -157,7 +148,7 @@ class Front:
     # What is served
     async def _known(self, authorization: str | None) -> ServedModel:
         """Return what is known of the served model, which replicas are asked for in time."""
-        age = self._clock() - self._served.at
+        age = time.monotonic() - self._served.at
         is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
         if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
             learning = self._learn()
@@ -169,7 +160,7 @@ class Front:
     async def _health(self) -> Response:
         """Return what a replica reports now, or what one reported a moment ago where they are busy."""
         await asyncio.wait({self._learn()}, timeout=_ASK_SECONDS)
-        if self._clock() - self._served.at > _STALE_SECONDS:
+        if time.monotonic() - self._served.at > _STALE_SECONDS:
             raise busy("No replica answers. Try again in some seconds.")
         return Response(self._served.health, media_type="application/json")
 
@@ -184,7 +175,7 @@ class Front:
             async with asyncio.timeout(_ASK_SECONDS):
                 response = await self._ask(_OWN_REQUEST, _never, "GET")
             if response.status_code == HTTPStatus.OK:
-                self._served = ServedModel(at=self._clock(), **json.loads(bytes(response.body)))
+                self._served = ServedModel(at=time.monotonic(), **json.loads(bytes(response.body)))
             else:  # there is no replica
                 self._served = replace(self._served, at=ServedModel.at)
         except (TimeoutError, ValueError, TypeError, Refusal):
@@ -198,66 +189,23 @@ class Front:
         if length.isdecimal():
             rest_api.check_size(int(length) if len(length) < 20 else limit + 1, limit)
         unpack = _unpacker(headers.get("content-encoding", ""))
-        try:
-            async with asyncio.timeout(self._limits.body_seconds) as timeout, self._arriving(timeout) as body:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    data = message.get("body", b"")
-                    body.got += len(data)
-                    for part in unpack(data):  # a little of it may be much, unpacked
-                        rest_api.check_size(into.size + len(part), limit)
-                        into.write(part)
-                        if into.size > self._limits.small_bytes:
-                            await self._pause(len(part))
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "The body came too slowly. Send it at once.") from None
+        is_whole = False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            for part in unpack(message.get("body", b"")):  # a little of it may be much, unpacked
+                rest_api.check_size(into.size + len(part), limit)
+                into.write(part)
+                if into.size > self._limits.small_bytes:
+                    await self._pause(len(part))
+            is_whole = not message.get("more_body")
 
     async def _pause(self, size: int) -> None:
         """Wait until this many bytes more of a large body may be taken."""
         now = asyncio.get_running_loop().time()
         self._intake = max(now, self._intake) + size / self._limits.intake_rate
         await asyncio.sleep(self._intake - now)
-
-    @contextlib.asynccontextmanager
-    async def _arriving(self, timeout: asyncio.Timeout) -> AsyncIterator[ArrivingBody]:
-        now = self._clock()
-        self._make_room(now)
-        body = ArrivingBody(now, now, timeout=timeout)
-        self._bodies.add(body)
-        if not self._is_checking:
-            self._check_later()
-        try:
-            yield body
-        finally:
-            self._bodies.discard(body)
-
-    def _check_later(self) -> None:
-        self._is_checking = bool(self._bodies)
-        if self._is_checking:
-            asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
-
-    def _check(self) -> None:
-        """End bodies that are too slow."""
-        now = self._clock()
-        self._make_room(now)
-        for body in [body for body in self._bodies if now - body.seen_at > self._limits.grace_seconds]:
-            if body.is_too_slow(now, self._limits):
-                self._end(body)
-            body.seen_at, body.seen = now, body.got
-        self._check_later()
-
-    def _make_room(self, now: float) -> None:
-        for body in in_the_way(self._bodies, now, self._limits):
-            self._end(body)
-
-    def _end(self, body: ArrivingBody) -> None:
-        self._bodies.discard(body)
-        if body.timeout is not None:
-            body.timeout.reschedule(asyncio.get_running_loop().time())
 
     # Replicas
     async def _ask(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -86,38 +86,12 @@ class ServingLimits:
     large: int = 16
     turn_seconds: float = 30.0
 
-
-@dataclass(eq=False)
-class ArrivingBody:
-    """A body that is on its way.
-
-    Attributes:
-        began: when its first byte was expected.
-        seen_at, seen: when its speed was checked last, and how many bytes there were.
-        got: bytes that have arrived.
-        timeout: ends the request.
-    """
-
-    began: float
-    seen_at: float
-    got: int = 0
-    seen: int = 0
-    timeout: asyncio.Timeout | None = None
-
-    def is_too_slow(self, now: float, limits: ServingLimits) -> bool:
-        """Whether the body has come too slowly since the last check, `grace_seconds` ago or more.
+    def is_too_slow(self, got: int, before: int, seconds: float) -> bool:
+        """Whether a body arrives too slowly, of which `before` bytes were there some seconds ago and `got` are now.
 
         The more of it there is, the less it may slow down.
         """
-        least = max(limits.body_rate, self.got / limits.body_seconds)
-        return self.got - self.seen < least * (now - self.seen_at)
-
-
-def in_the_way(bodies: Iterable[ArrivingBody], now: float, limits: ServingLimits) -> list[ArrivingBody]:
-    """Return the slowest bodies, which make room for another one; none as long as there is some."""
-    old = [body for body in bodies if now - body.began >= limits.patience_seconds]
-    old.sort(key=lambda body: (body.got / (now - body.began), body.began))
-    return old[: max(0, len(old) - limits.bodies + 1)]
+        return got - before < max(self.body_rate, got / self.body_seconds) * seconds
 
 
 def return_freed_memory() -> None:
