@@ -1,7 +1,7 @@
-"""What stands before Ray Serve's HTTP proxy, in its process: who may ask, and how much.
+"""Middleware in front of Ray Serve's HTTP proxy, in its process: checks tokens, and limits bodies.
 
-A replica sees a request when its body is whole: one that dribbles holds none of them. Bodies that are not small wait on
-disk and go to a replica in pieces, a few at a time, so that neither process holds many.
+A replica gets a request when its body is complete, so that a slow client holds no replica. Bodies that are not small
+wait on disk and are sent to a replica in pieces, a few at a time, so that neither process holds many in memory.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from raytf.inference.serving.limits import (
     return_freed_memory,
 )
 
-#: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
+#: The environment variable in which Ray Serve's proxies look for the place of `middlewares`, and the place.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
-#: Seconds for which what is known of the served model is not asked again, and for which it is good when nobody answers.
+#: Seconds for which settings of the served model are fresh, and for which they are used while no replica answers.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
-#: Longest wait for a replica to report it.
+#: Most seconds to wait for a replica that is asked for its settings.
 _ASK_SECONDS = 2.0
-#: Bytes of a body that are unpacked, and of an answer that are given to a connection, at once.
+#: Bytes of a body that are unpacked, and of an answer that are sent to a connection, at once.
 _PART = 64 << 10
-#: Headers of a replica's answer that reach the client, and the one after which it is asked again.
+#: Headers of a replica's answer that are passed on, to the client or to `_respond`.
 _SHOWN = ("content-type", "www-authenticate", "retry-after", "x-request-id", AGAIN)
-#: Answers after which the connection ends: what the client still sends is not read.
+#: Answers after which the connection is closed: the rest of the body is not read.
 _CLOSING = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.REQUEST_TIMEOUT,
@@ -52,7 +52,7 @@ _CLOSING = {
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.UPGRADE_REQUIRED,
 }
-#: What a refusal adds to the headers of its answer.
+#: Status of a refusal -> headers of its answer.
 _REFUSED = {
     HTTPStatus.UNAUTHORIZED: {"www-authenticate": "Bearer"},
     HTTPStatus.SERVICE_UNAVAILABLE: {"retry-after": "1"},
@@ -68,7 +68,7 @@ _OWN_REQUEST: Scope = {
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middleware for an HTTP proxy of Ray Serve, which calls this when it starts, before it listens."""
+    """Return the middleware of an HTTP proxy. Ray Serve calls this when the proxy starts, before it listens."""
     return_freed_memory()
     limits = ServingLimits()
     connections.install(limits)
@@ -77,11 +77,12 @@ def middlewares() -> list[Middleware]:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What is to be known of the served model before a body is read.
+    """Settings of the served model that are needed before a body is read.
 
     Attributes:
-        at: when it was learned.
-        name: of the model; empty where no replica has said it yet.
+        at: time at which a replica reported them.
+        name: of the model; empty before the first report.
+        health: answer to a health check.
     """
 
     at: float = -1e9
@@ -92,7 +93,7 @@ class ServedModel:
 
 
 class Front:
-    """An ASGI application before another one, that of Ray Serve."""
+    """An ASGI application in front of Ray Serve's."""
 
     def __init__(self, app: ASGIApp, limits: ServingLimits):
         self._app, self._limits = app, limits
@@ -145,27 +146,27 @@ class Front:
         async with self._large.hold(1, self._limits.turn_seconds):
             return await self._exchange(scope, receive, kept, body, answer)
 
-    # What is served
+    # The served model
     async def _known(self, authorization: str | None) -> ServedModel:
-        """Return what is known of the served model, which replicas are asked for in time."""
+        """Return the settings of the served model; a replica is asked for them again where they are not fresh."""
         age = time.monotonic() - self._served.at
         is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
         if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
             learning = self._learn()
-            # Who has waited before need not wait again: replicas may be busy, or on their way.
+            # Settings that are not too old are used without waiting: replicas may be busy, or starting.
             if age > _STALE_SECONDS or is_refused:
                 await asyncio.wait({learning}, timeout=_ASK_SECONDS)
         return self._served
 
     async def _health(self) -> Response:
-        """Return what a replica reports now, or what one reported a moment ago where they are busy."""
+        """Return the health that a replica reports now, or its last report while replicas are busy."""
         await asyncio.wait({self._learn()}, timeout=_ASK_SECONDS)
         if time.monotonic() - self._served.at > _STALE_SECONDS:
             raise busy("No replica answers. Try again in some seconds.")
         return Response(self._served.health, media_type="application/json")
 
     def _learn(self) -> asyncio.Task[None]:
-        """Ask a replica what it serves, unless one is being asked."""
+        """Start to ask a replica for its settings, unless one is being asked."""
         if self._learning is None:
             self._learning = asyncio.create_task(self._ask_settings())
         return self._learning
@@ -179,7 +180,7 @@ class Front:
             else:  # there is no replica
                 self._served = replace(self._served, at=ServedModel.at)
         except (TimeoutError, ValueError, TypeError, Refusal):
-            pass  # what was known stays
+            pass  # the last report stays
         finally:
             self._learning = None
 
@@ -194,7 +195,7 @@ class Front:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            for part in unpack(message.get("body", b"")):  # a little of it may be much, unpacked
+            for part in unpack(message.get("body", b"")):  # a few bytes may unpack to many
                 rest_api.check_size(into.size + len(part), limit)
                 into.write(part)
                 if into.size > self._limits.small_bytes:
@@ -202,7 +203,7 @@ class Front:
             is_whole = not message.get("more_body")
 
     async def _pause(self, size: int) -> None:
-        """Wait until this many bytes more of a large body may be taken."""
+        """Wait until this many more bytes of large bodies may be read."""
         now = asyncio.get_running_loop().time()
         self._intake = max(now, self._intake) + size / self._limits.intake_rate
         await asyncio.sleep(self._intake - now)
@@ -211,7 +212,7 @@ class Front:
     async def _ask(
         self, scope: Scope, receive: Receive, method: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Response:
-        """Pass on a request that is small, and whose answer is."""
+        """Pass on a request that is small and has a small answer."""
         is_sent, status = False, int(HTTPStatus.SERVICE_UNAVAILABLE)
         shown: dict[str, str] = {}
         parts: list[bytes] = []
@@ -237,7 +238,7 @@ class Front:
     async def _exchange(
         self, scope: Scope, receive: Receive, headers: Mapping[str, str], body: Spool, answer: Spool
     ) -> Response:
-        """Pass on a request that is large, or whose answer is."""
+        """Pass on a request that is large or has a large answer."""
         sender = Sender(body, answer)
         large = {**headers, LARGE: str(body.size)}
         inner = asyncio.ensure_future(
@@ -262,7 +263,7 @@ class Front:
 
 
 def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -> Response:
-    """Return an answer for a client; a part of its bytes at a time where it is not small."""
+    """Return a client's answer; one from a spool is sent in parts."""
     headers = {**headers, "connection": "close"} if status in _CLOSING else headers
     if isinstance(content, bytes):
         return Response(content, status, headers)
@@ -275,10 +276,10 @@ def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -
 
 
 def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
-    """Return what makes a part of a body what it was before it was compressed, a little at a time.
+    """Return a function that decompresses a part of a body, a little at a time.
 
     Raises:
-        Refusal: it is compressed in another way than by gzip.
+        Refusal: the encoding is not gzip.
     """
     if encoding in ("", "identity"):
         return lambda data: (data[at : at + _PART] for at in range(0, len(data), _PART))
@@ -303,14 +304,14 @@ def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: int) -> Scope:
-    """Return a request for Ray Serve, which takes orders from headers: no client's own get there."""
+    """Return a request for Ray Serve without the client's headers, which would change how Ray Serve handles it."""
     passed = {**headers, "content-length": str(size), FRONT: "1"}
     name = Headers(scope=scope).get("x-request-id", "")
     if 0 < len(name) <= 128 and name.isascii() and name.isprintable():
         passed["x-request-id"] = name
     return {
         "type": "http",
-        # From 2.4 on, Starlette leaves the messages of a request to who reads its body.
+        # From 2.4 on, Starlette does not itself listen for a disconnect, so the replica can read the body.
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": method,
@@ -321,7 +322,7 @@ def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: in
 
 
 async def _until_gone(receive: Receive) -> Message:
-    """Wait until the client has gone; return the message that says so."""
+    """Wait until the client disconnects, and return the message about it."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -329,5 +330,5 @@ async def _until_gone(receive: Receive) -> Message:
 
 
 async def _never() -> Message:
-    """Receive nothing, as a request of the proxy itself does."""
+    """Receive nothing for ever, for requests that no client has sent."""
     return await asyncio.get_running_loop().create_future()

@@ -1,10 +1,9 @@
-"""Tensors as JSON, as TensorFlow Serving has them: those of a request are read, those of an answer are written.
+"""Reads the tensors of requests from JSON, and writes those of answers, in the formats of TensorFlow Serving.
 
 Python's JSON reader makes 8 to 32 bytes of lists and numbers of each byte of text, and nothing else runs in the process
-meanwhile. Most of a large request is arrays of numbers, each of one shape. `take_numbers` finds these arrays, which are
-then read without a Python object for each number, a little at a time; the rest of the text is small, and is read as
-usual. Each number is still read by Python's own reader, which also reads what is no array of that kind. Answers are
-written a little at a time, too.
+meanwhile. A large request consists mostly of arrays of numbers, each of one shape. `take_numbers` finds these arrays,
+and they are read a little at a time, without a Python object for each number. The rest of the text is small, and is
+read as usual. Answers are written a little at a time, too.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _PIECE = 64 << 10
 _BLOCK = 1 << 20
 #: An array of fewer bytes is left to Python's reader.
 _SMALL = 4 << 10
-#: What Python's reader is given at most: values, bytes of text when there are characters beyond ASCII.
+#: Most values, and bytes of text with characters beyond ASCII, that Python's reader gets.
 _MOST_VALUES, _MOST_TEXT = 500_000, 16 << 20
 _LONGEST_NUMBER = 4096
 _MOST_DEPTH = 32
-#: Places where an array is looked for: who sends more of them has to send a few at a time.
+#: Most arrays that are searched for; a client with more of them has to send a few at a time.
 _MOST_ARRAYS = 256
 _START = re.compile(rb"[:\[,]\s*(\[)")
-#: What no array of numbers has: text, objects, true, false and null.
+#: Characters of text, objects, true, false and null, which no array of numbers has.
 _OTHER = re.compile(rb"[\"{}us:]")
 _NOT_MARKS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
@@ -125,7 +124,7 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]
 
 
 def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
-    """Put arrays into instances, inputs, one of them, or one input of an instance; another word is refused as text."""
+    """Put arrays in the places of words in instances and inputs; words elsewhere are refused as text."""
     if isinstance(value, str):
         return words.get(value, value)
     if depth and words and isinstance(value, list):
@@ -136,7 +135,7 @@ def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
 
 
 def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
-    """Return where the first text, object, true, false or null is, or the end."""
+    """Return the place of the first text, object, true, false or null, or the end."""
     for at in range(start, len(body), _PIECE):
         match = _OTHER.search(body, at, at + _PIECE)
         if match is not None:
@@ -145,7 +144,7 @@ def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
 
 
 def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
-    """Return the array that a part of the text is, or None where it is none of one shape, or has endless numbers."""
+    """Return the array in a part of the text, or None where it has more than one shape, or endless numbers."""
     marks = bytearray()
     for at in range(start, end, _PIECE):  # a little at a time: other threads run in between
         marks += body[at : min(at + _PIECE, end)].translate(None, _NOT_MARKS)
@@ -170,7 +169,7 @@ def _shape(marks: bytearray) -> tuple[int, ...] | None:
     for level in range(1, depth + 1):
         end = marks.find(b"]" * level) if level < depth else len(marks) - level
         items = lists[depth - level + 1 : max(0, end + level - 1)]
-        # All items are as the first one, which is a list of this kind, or a number and has no mark.
+        # All items are equal to the first one, which is a list of the level below, or a number without marks.
         is_regular = end >= 0 and (len(items) + 1) % (size + 1) == 0 and items[size : size + 1].tobytes() in (b"", b",")
         if not is_regular or not _repeats(items, size + 1):
             return None
@@ -180,7 +179,7 @@ def _shape(marks: bytearray) -> tuple[int, ...] | None:
 
 
 def _repeats(items: np.ndarray, period: int) -> bool:
-    """Whether each of the values is that of one period before."""
+    """Whether each item equals the one a period before."""
     before = items[: max(0, len(items) - period)]
     blocks = range(0, len(before), _BLOCK)  # of which each takes little memory
     return all(np.array_equal(before[at : at + _BLOCK], items[period:][at : at + _BLOCK]) for at in blocks)
@@ -188,17 +187,17 @@ def _repeats(items: np.ndarray, period: int) -> bool:
 
 def _values(piece: bytes | bytearray) -> list:
     try:
-        # Where a bracket is beside a number, in place of a comma, a space is no JSON either.
+        # A bracket without a comma beside it becomes a space between two numbers, which is no JSON either.
         return json.loads(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
     except ValueError as error:
         raise bad(f"JSON Parse error: in an array of numbers: {str(error)[:200]}") from error
 
 
 def _check(text: bytes) -> None:
-    """Refuse what would take Python's reader too much memory, or too long.
+    """Refuse a text for which Python's reader would need too much memory, or too long.
 
     Raises:
-        Refusal: says what.
+        Refusal: it has too many values, or too long numbers or texts.
     """
     values, is_ascii = 0, True
     for at in range(0, len(text), 1 << 20):
@@ -256,7 +255,7 @@ def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
 
 
 def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
-    """Return the values of each input, from an object of inputs, or from the value of the only one."""
+    """Return the values of each input, from an object of inputs, or from the value of a single one."""
     names = sorted(signature.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -275,7 +274,7 @@ def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
 
 
 def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
-    """Return a JSON value as the tensor that a signature wants."""
+    """Return a JSON value as the tensor that a signature takes."""
     if spec.dtype == "string":
         array = _strings(name, value)
     elif isinstance(value, Numbers):
@@ -359,7 +358,7 @@ def _is_base64(value: Any) -> bool:
 
 
 def excerpt(value: Any, limit: int = 80) -> str:
-    """Return a value as JSON, cut to what a message can hold."""
+    """Return a value as JSON, cut to this many characters."""
     try:
         text = one_line(json.dumps(value))
     except RecursionError:
@@ -409,7 +408,7 @@ def plain(name: str, value: np.ndarray) -> Any:
     if value.dtype.kind == "V" or value.dtype.name in ("bfloat16", "float16"):
         value = value.astype(np.float32)
     if value.dtype == np.float32:
-        # The shortest number that is this float32, not all digits of the same number as a double.
+        # The shortest text for this float32, not all digits of the same number as a double.
         value = value.astype("U").astype(np.float64)
     return value.tolist()
 

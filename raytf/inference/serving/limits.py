@@ -1,4 +1,4 @@
-"""Limits on what clients may take of a server: the numbers, who is too slow, room in memory and on disk, refusals."""
+"""Limits of a server: the numbers, room in memory and on disk, and refusals of requests beyond them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 #: Of mallopt(3), in <malloc.h> of glibc.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-#: Bytes from which a block is mapped by itself and unmapped when it is freed; heaps for what is smaller.
+#: Bytes from which a block is mapped by itself and unmapped when it is freed; heaps for smaller blocks.
 _LARGE, _ARENAS = 1 << 20, 2
 #: Bytes of each spool that are in memory.
 _IN_MEMORY = 16 << 10
-#: A spool of that size never waits for the room that large ones take.
+#: A spool of this size is never refused for lack of room.
 _SMALL = 128 << 10
 
 
 class Refusal(Exception):
-    """A request that gets an error of HTTP for an answer."""
+    """Raised for a request that is answered with an HTTP error."""
 
     def __init__(self, status: HTTPStatus, message: str):
         super().__init__(message)
@@ -35,7 +35,7 @@ def bad(message: str) -> Refusal:
 
 
 def busy(message: str) -> Refusal:
-    """Return the refusal of a request that may be sent again later."""
+    """Return the refusal of a request that the client should send again later."""
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, message)
 
 
@@ -51,18 +51,18 @@ class ServingLimits:
             Younger ones do not count, so that nobody who sends all at once is ever refused for others.
         body_rate: bytes a second that a body must arrive with, on average of each `grace_seconds`; slower is a 408.
         body_seconds: for a whole body.
-        intake_rate: bytes a second, unpacked, that are taken of all large bodies together: reading them at once would
-            keep small ones waiting, and replicas read no faster.
+        intake_rate: bytes a second, unpacked, that are read of all large bodies together: small bodies would wait if
+            these were read faster, and replicas take no more.
         framing_bytes: that chunked coding may add to a body, beside as many bytes as the body has.
-        stall_seconds: for which a client may take nothing of its answer.
-        linger_seconds, linger_bytes: that a refused client may still send, so that it sees why.
+        stall_seconds: for which a client may stop reading its answer.
+        linger_seconds, linger_bytes: for which a refused client is still read from, so that it gets its answer.
         lingering: refused clients that are read from at the same time.
         linger_rate: bytes a second that are read of all of them together.
-        small_bytes: a body up to that is given to a replica as it is; a larger one waits on disk for its turn.
-        memory_bytes: of small bodies on their way, in all.
+        small_bytes: a body up to this size is sent to a replica at once; a larger one waits on disk for its turn.
+        memory_bytes: of small bodies that replicas are answering, in all.
         disk_bytes: of bodies and answers on disk, in all.
-        large: bodies above `small_bytes` on their way to replicas, at the same time.
-        turn_seconds: for which a body that has arrived waits for its turn; later is a 503.
+        large: bodies above `small_bytes` that replicas are answering, at the same time.
+        turn_seconds: for which a complete body waits for its turn; later is a 503.
     """
 
     header_bytes: int = 64 << 10
@@ -87,19 +87,19 @@ class ServingLimits:
     turn_seconds: float = 30.0
 
     def is_too_slow(self, got: int, before: int, seconds: float) -> bool:
-        """Whether a body arrives too slowly, of which `before` bytes were there some seconds ago and `got` are now.
+        """Whether a body that had `before` bytes some seconds ago and has `got` bytes now arrives too slowly.
 
-        The more of it there is, the less it may slow down.
+        The more bytes it has, the less it may slow down.
         """
         return got - before < max(self.body_rate, got / self.body_seconds) * seconds
 
 
 def return_freed_memory() -> None:
-    """Have this process's allocator give large blocks back at once, and keep few heaps.
+    """Configure this process's allocator to return large blocks at once, and to keep few heaps.
 
-    glibc lets the size from which it maps a block by itself grow to 32 MiB as such blocks are freed, and gives each
-    thread a heap of its own: what bodies of that size took would stay with the process, once for each thread. Another
-    C library is left as it is.
+    When blocks are freed, glibc raises the size from which it maps a block by itself to up to 32 MiB, and each thread
+    has a heap of its own. Memory for bodies of that size would stay with the process, once for each thread. Other C
+    libraries are not changed.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -108,10 +108,10 @@ def return_freed_memory() -> None:
 
 
 class RoomQueue:
-    """Bytes of memory or of disk, handed out in the order in which they were asked for.
+    """Room in memory or on disk, in bytes, which is granted in the order of the requests.
 
     Args:
-        capacity: in all; who asks for more has it alone.
+        capacity: in all; a request for more gets all of it.
     """
 
     def __init__(self, capacity: int):
@@ -120,14 +120,14 @@ class RoomQueue:
 
     @contextlib.asynccontextmanager
     async def hold(self, size: int, seconds: float | None = None) -> AsyncIterator[None]:
-        """Hold this many bytes, as soon as they are free, until the end of the context.
+        """Wait until this many bytes are free, and hold them until the end of the context.
 
         Raises:
             Refusal: they are not free within this many seconds.
         """
         size = min(size, self._capacity)
         try:
-            async with asyncio.timeout(seconds), self._turn:  # a lock is given in the order of those who wait
+            async with asyncio.timeout(seconds), self._turn:  # a lock is fair: the first that waits gets it
                 while self._free < size:
                     self._returned.clear()
                     await self._returned.wait()
@@ -142,16 +142,16 @@ class RoomQueue:
 
 
 class DiskRoom:
-    """Room for all spools of a process."""
+    """Bytes that all spools of a process may take."""
 
     def __init__(self, capacity: int):
         self._capacity, self._used = capacity, 0
 
     def take(self, size: int, is_small: bool = False) -> None:
-        """Count this many bytes more; negative ones are given back.
+        """Take this many bytes; a negative number returns them.
 
         Raises:
-            Refusal: there is no room for them now, and the spool is not small.
+            Refusal: they are not free, and the spool is not small.
         """
         if size > 0 and not is_small and self._used + size > self._capacity:
             raise busy("Too many large requests at once. Try again in a second.")
@@ -159,9 +159,9 @@ class DiskRoom:
 
 
 class Spool:
-    """A body or an answer while it is not needed: a few KiB in memory, the rest in a file without a name.
+    """A body or an answer that waits, a few KiB in memory and the rest in a file without a name; a context manager.
 
-    It is written, then read from the beginning. Its bytes are gone at the end of the context.
+    It is written, then read from the beginning. At the end of the context its bytes are deleted.
     """
 
     def __init__(self, disk: DiskRoom):

@@ -1,4 +1,4 @@
-"""Which versions are served, and those that a replica has in memory, which follow the folder of versions."""
+"""Chooses the versions to serve, and keeps them in a replica's memory as the folder of versions changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.storage.storage import Storage
 if TYPE_CHECKING:
     from raytf.inference.saved_model import SavedModel
 
-#: A version that could not be loaded is tried again after so long, or when its files change.
+#: Seconds after which a version that could not be loaded is tried again, unless its files change before.
 _RETRY_SECONDS = 30.0
 
 
@@ -28,8 +28,8 @@ class Policy:
 
     Attributes:
         newest: this many of the newest; None for all.
-        named: these, whatever is newer.
-        default: the one that answers where a request names none; None for the newest that is loaded.
+        named: these in any case.
+        default: the version for requests that name none; None for the newest that is loaded.
     """
 
     newest: int | None = 1
@@ -61,7 +61,7 @@ class Policy:
 
         Args:
             there: versions that are whole.
-            broken: those of them that could not be loaded: an older one stays in the place of each.
+            broken: those that could not be loaded; an older one is served in place of each.
         """
         good = sorted(set(there) - set(broken), reverse=True)
         chosen = set(good if self.newest is None else good[: self.newest])
@@ -69,12 +69,12 @@ class Policy:
         return sorted(chosen, reverse=True)
 
     def missing(self, there: Collection[int]) -> list[int]:
-        """Return the versions that were asked for by number and are not there."""
+        """Return the versions that the policy names and that do not exist."""
         asked = {*self.named, *([] if self.default is None else [self.default])}
         return sorted(asked - set(there))
 
     def answering(self, loaded: Sequence[int]) -> int | None:
-        """Return the version for a request that names none, or None where there is none."""
+        """Return the version for requests that name none, or None where it is not loaded."""
         if self.default is not None:
             return self.default if self.default in loaded else None
         return max(loaded, default=None)
@@ -113,10 +113,10 @@ class LoadedVersions:
         self._trouble = ""
 
     def load_first(self) -> None:
-        """Load what is to be served when a replica starts.
+        """Load the first versions, when a replica starts.
 
         Raises:
-            ModelError: there is nothing to serve; it says why.
+            ModelError: no version can be served; it says why.
         """
         self.refresh()
         try:
@@ -126,7 +126,7 @@ class LoadedVersions:
             raise ModelError(f"no version can be served: {problems or refusal}") from None
 
     def refresh(self) -> None:
-        """List the folder, load what is new, drop what is not wanted; where storage fails, nothing changes."""
+        """List the folder, load new versions, drop old ones. Where storage fails, nothing changes."""
         try:
             self._known = versions.inspect(self._models, self._known)
         except StorageError as error:
@@ -144,13 +144,13 @@ class LoadedVersions:
                 break
             self._load(there[new])
         gone = [number for number in self._loaded if number not in wanted]
-        # A folder that is empty for a moment is no reason to stop answering.
+        # A folder may be empty for a moment, so the last version stays.
         if gone and wanted:
             self._loaded = {number: model for number, model in self._loaded.items() if number in wanted}
             self._say(f"version {', '.join(map(str, sorted(gone)))} is no longer served")
 
     def get(self, version: int | None) -> tuple[int, SavedModel]:
-        """Return the version that was asked for, or the default one.
+        """Return the number and the model of this version, or of the default one.
 
         Raises:
             Refusal: it is not served.
