@@ -309,30 +309,15 @@ def _as(array: np.ndarray, name: str, value: Any, spec: TensorSpec) -> np.ndarra
 
 
 def _strings(name: str, value: Any) -> np.ndarray:
-    shape: list[int] = []
-    at = value
-    while isinstance(at, list):
-        if len(shape) == _MOST_DIMENSIONS:
-            raise bad(f"Input {name}: lists are nested more than {_MOST_DIMENSIONS} deep.")
-        shape.append(len(at))
-        at = at[0] if at else None
-    flat: list[bytes] = []
-
-    def walk(part: Any, level: int) -> None:
-        if isinstance(part, list):
-            if level >= len(shape) or len(part) != shape[level]:
-                raise bad(f"Input {name}: lists of different lengths. Expected one shape for all.")
-            for inner in part:
-                walk(inner, level + 1)
-        elif level != len(shape):
-            raise bad(f"Input {name}: lists of different depths. Expected one shape for all.")
-        else:
-            flat.append(_text(name, part))
-
-    walk(value, 0)
-    array = np.empty(len(flat), object)
-    array[:] = flat
-    return array.reshape(shape)
+    array = np.array(value, object)
+    flat = array.ravel()
+    if any(isinstance(part, list) for part in flat):
+        raise bad(
+            f"Input {name}: lists of different lengths or depths, or nested more than {_MOST_DIMENSIONS} deep. "
+            "Expected one shape for all."
+        )
+    flat[:] = [_text(name, part) for part in flat]
+    return flat.reshape(array.shape)
 
 
 def _text(name: str, part: Any) -> bytes:
