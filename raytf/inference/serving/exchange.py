@@ -101,7 +101,7 @@ async def take_body(stream: AsyncIterator[bytes], size: int, body: bytearray) ->
 async def give_answer(stream: AsyncIterator[bytes], status: int, answer: Spool) -> AsyncIterator[bytes]:
     """Send an answer, on the replica's side; the caller sends what this yields."""
     yield json.dumps({"status": status, "length": answer.size}).encode() + b"\n"
-    answer.rewind()
+    answer.seek(0)
     while piece := answer.read(PIECE):
         yield piece
         await anext(stream)

@@ -135,13 +135,13 @@ class Front:
             return await self._ask(scope, receive, method, kept)
         body = spools.enter_context(Spool(self._disk))
         await self._read(receive, headers, served.max_body_bytes, body)
-        body.rewind()
+        body.seek(0)
         if body.size <= self._limits.small_bytes:
             async with self._memory.hold(body.size, self._limits.turn_seconds):
                 response = await self._ask(scope, receive, method, kept, body.read())
             if AGAIN not in response.headers:
                 return response
-            body.rewind()
+            body.seek(0)
         answer = spools.enter_context(Spool(self._disk))
         async with self._large.hold(1, self._limits.turn_seconds):
             return await self._exchange(scope, receive, kept, body, answer)
@@ -258,7 +258,7 @@ class Front:
             return _response(sender.failed[0], sender.failed[1], {})
         if sender.status is None:
             raise busy("The replica has ended. Try again in some seconds.")
-        answer.rewind()
+        answer.seek(0)
         return _response(sender.status, answer, {"content-type": "application/json"})
 
 

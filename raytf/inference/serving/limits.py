@@ -158,26 +158,21 @@ class DiskRoom:
         self._used += size
 
 
-class Spool:
+class Spool(tempfile.SpooledTemporaryFile[bytes]):
     """A body or an answer that waits, a few KiB in memory and the rest in a file without a name; a context manager.
 
     It is written, then read from the beginning. At the end of the context its bytes are deleted.
     """
 
     def __init__(self, disk: DiskRoom):
-        self._disk = disk
-        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="raytf-serve-")  # noqa: SIM115
-        self.size = 0
-
-    def __enter__(self) -> Spool:
-        return self
+        super().__init__(_IN_MEMORY, prefix="raytf-serve-")
+        self._disk, self.size = disk, 0
 
     def __exit__(self, *error: Any) -> None:
-        self._file.close()
+        super().__exit__(*error)
         self._disk.take(-self.size)
-        self.size = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:  # type: ignore[override]
         """Append.
 
         Raises:
@@ -186,21 +181,13 @@ class Spool:
         self._disk.take(len(data), self.size + len(data) <= _SMALL)
         self.size += len(data)
         try:
-            self._file.write(data)
+            return super().write(data)
         except OSError as error:
             raise busy(f"The server's disk takes no more: {error}") from error
 
     def clear(self) -> None:
         """Forget what was written."""
-        self._file.seek(0)
-        self._file.truncate()
+        self.seek(0)
+        self.truncate()
         self._disk.take(-self.size)
         self.size = 0
-
-    def rewind(self) -> None:
-        """Read from the beginning."""
-        self._file.seek(0)
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, none at the end."""
-        return self._file.read(size)

@@ -276,7 +276,7 @@ def test_small_bodies_have_room_when_large_ones_have_none():
         with pytest.raises(Refusal, match="Too many large requests"):
             large.write(b"x")
         small.write(b"y" * (128 << 10))
-        small.rewind()
+        small.seek(0)
         assert small.read() == b"y" * (128 << 10)
         with pytest.raises(Refusal, match="Too many large requests"):
             small.write(b"y")
