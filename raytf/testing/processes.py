@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-#: What Ray calls the processes of Ray Train, and its raylets; and raytf those that wait for the next group.
+#: Texts in the command lines of processes of Ray Train, of raylets, and of those that wait for the next group.
 WORKER, CONTROLLER, RAYLET, WARM = "RayTrainWorker", "TrainController", "raylet/raylet", "raytf warm"
 
 
@@ -31,8 +31,8 @@ def family(pid: int) -> list[psutil.Process]:
 class Session:
     """All processes that one process started, which leads a session of its own.
 
-    The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
-    else shows to which node an orphan belongs.
+    Ray's workers overwrite their command line and environment, and lose their parent when it dies. Only the session
+    shows to which node an orphan belongs.
 
     Args:
         leader: process number of the one that leads it.
@@ -47,7 +47,7 @@ class Session:
         """Return its living processes, the oldest first."""
         now = _started(self.leader)
         if now is not None and now != self.started:
-            return []  # the number is another process's by now, which happens only when the session is empty
+            return []  # the number has been reused, which happens only when the session is empty
         members = []
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -127,7 +127,7 @@ def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Proce
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """Send SIGKILL, to stopped processes too, and wait until they are gone, for at most this many seconds."""
+    """Send SIGKILL, also to stopped processes, and wait for their end, for at most this many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -154,10 +154,10 @@ def polls(seconds: float) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it does not after this many seconds.
+        TimeoutError: it does not hold after this many seconds.
     """
     for _ in polls(seconds):
         if condition():
@@ -165,12 +165,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
 
 
-#: Ports that were given away; whoever got one may not listen there yet.
+#: Ports that `free_port` returned, where nothing may listen yet.
 _reserved_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nothing listens on now, and that this process was not given before."""
+    """Return a port of the loopback on which nothing listens, a different one for each call."""
     while True:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -181,7 +181,7 @@ def free_port() -> int:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Return the environment of a plain user, with `extra`: no trace of other clusters or TensorFlow settings."""
+    """Return the environment of a plain user, without settings of Ray, AWS and TensorFlow, and with `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "AWS_", "TF_"))}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **extra}
 
