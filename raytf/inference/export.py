@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -316,10 +317,9 @@ def _onnx_bytes(model: keras.Model) -> bytes:
 def _written(name: str, write: Callable[[str], None]) -> bytes:
     """Return the bytes that `write` wrote to a file of this name."""
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, name)
-        write(file)
-        with open(file, "rb") as stream:
-            return stream.read()
+        file = Path(folder, name)
+        write(str(file))
+        return file.read_bytes()
 
 
 def _export(model: keras.Model, path: str, kind: str) -> None:

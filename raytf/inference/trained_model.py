@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -177,11 +177,10 @@ def _keras_file(run: Storage) -> Iterator[str | None]:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, KERAS_FILE)
-        with open(file, "wb") as out:
-            out.write(data)
-        architecture.check_archive(file)
-        yield file
+        file = Path(folder, KERAS_FILE)
+        file.write_bytes(data)
+        architecture.check_archive(str(file))
+        yield str(file)
 
 
 def renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:

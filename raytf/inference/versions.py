@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from raytf.errors import ConfigError, DamagedFileError, StorageError
@@ -138,9 +139,9 @@ def publish(folder: str, models: Storage, notes: Mapping[str, Any]) -> Version:
     sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in _files(folder)}
     sizes.pop(MARK, None)
     mark = json.dumps({**notes, "files": sizes, "time": time.time()}, sort_keys=True, indent=1).encode()
-    os.makedirs(os.path.join(folder, os.path.dirname(MARK)), exist_ok=True)
-    with open(os.path.join(folder, MARK), "wb") as out:
-        out.write(mark)
+    place = Path(folder, MARK)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(mark)
     number = _rename_into(folder, models) if models.is_local else _upload(folder, models)
     return Version(number, str(number), "", {**sizes, MARK: len(mark)}, dict(notes))
 
@@ -304,8 +305,7 @@ def _upload(folder: str, models: Storage) -> int:
     last = [name for name in files if name in GRAPHS]
 
     def put(name: str) -> None:
-        with open(os.path.join(folder, name), "rb") as stream:
-            models.put(f"{number}/{name}", stream.read())
+        models.put(f"{number}/{name}", Path(folder, name).read_bytes())
 
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
