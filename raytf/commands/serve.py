@@ -14,6 +14,7 @@ from annotated_types import Ge, Interval
 from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
+from raytf.inference import versions
 from raytf.inference.serving.served_versions import Policy, bounds
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
@@ -88,14 +89,14 @@ def main(flags: Serve) -> None:
     place = model_uri(flags.model)
     storage = Storage(place)
     results: list[Any] = []
-    within(PREFLIGHT_SECONDS, lambda: results.append(_find(place)), storage.locate(""))
+    within(PREFLIGHT_SECONDS, lambda: results.append(versions.models_of(place)), storage.locate(""))
     models, name, named = results[0]
     name = flags.name or name
     if named is not None:
         if flags.version not in (None, named):
             raise ConfigError(f"--version {flags.version}: {storage.locate('')} is version {named}.")
         policy = Policy(0, (named,), named)
-    _check_versions(models, policy)
+    versions.choose(models, policy.required)
     try:
         from raytf.inference.serving import application  # Ray is not needed for --help
         from raytf.inference.serving.replica import ReplicaSettings
@@ -125,27 +126,6 @@ def main(flags: Serve) -> None:
     )
     _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if sizes == (1, 1) else 's'}")
     application.run(plan, _say)
-
-
-def _find(uri: str) -> Any:
-    from raytf.inference import versions
-
-    return versions.models_of(uri)
-
-
-def _check_versions(models: Storage, policy: Policy) -> None:
-    from raytf.inference import versions
-
-    known_versions = versions.inspect(models)
-    there = [version.number for version in versions.whole(known_versions)]
-    missing = policy.missing(there)
-    broken = {version.number: version.problem for version in known_versions}
-    if missing:
-        why = f": {broken[missing[0]]}" if broken.get(missing[0]) else ""
-        known = ", ".join(map(str, sorted(there))) or "none"
-        raise ConfigError(f"version {missing[0]} is not in {models.locate('')}{why}. There are {known}.")
-    if not there:
-        raise ConfigError(f"{models.locate('')} has no whole version: {next(iter(broken.values()))}.")
 
 
 def _token_digest(flags: Serve) -> str | None:

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +103,26 @@ def inspect(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
 def whole(versions: Iterable[Version]) -> list[Version]:
     """Return the versions that can be served, one for each number, in their order."""
     return list({v.number: v for v in versions if not v.problem}.values())
+
+
+def choose(models: Storage, numbers: Collection[int]) -> list[Version]:
+    """Return the versions that can be served, the newest first; these numbers must be among them.
+
+    Raises:
+        ConfigError: a number is missing, or there is no version that can be served.
+        StorageError: storage refuses.
+    """
+    every = inspect(models)
+    good = whole(every)
+    there = [version.number for version in reversed(good)]
+    for number in sorted(set(numbers) - set(there)):
+        why = next((f": {version.problem}" for version in every if version.number == number), "")
+        known = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"version {number} is not in {models.locate('')}{why}. There are {known}.")
+    if not good:
+        why = next((f": {version.problem}" for version in every), "")
+        raise ConfigError(f"{models.locate('')} has no whole version{why}.")
+    return good
 
 
 def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:

@@ -123,16 +123,8 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
     if None not in (named, number) and named != number:
         raise ConfigError(f"--version {number}: {uri} is version {named}.")
     wanted = named if number is None else number
-    every = versions.inspect(models)
-    good = versions.whole(every)
-    for version in good:
-        if wanted in (None, version.number):
-            return models, version
-    there = ", ".join(str(version.number) for version in reversed(good)) or "none"
-    problem = next((f": {v.problem}" for v in every if v.problem and wanted in (None, v.number)), "")
-    raise ConfigError(
-        f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
-    )
+    good = versions.choose(models, [] if wanted is None else [wanted])
+    return models, next(version for version in good if wanted in (None, version.number))
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:

@@ -68,10 +68,10 @@ class Policy:
         chosen |= {number for number in good if number in self.named or number == self.default}
         return sorted(chosen, reverse=True)
 
-    def missing(self, there: Collection[int]) -> list[int]:
-        """Return the versions that the policy names and that do not exist."""
-        asked = {*self.named, *([] if self.default is None else [self.default])}
-        return sorted(asked - set(there))
+    @property
+    def required(self) -> set[int]:
+        """The versions that must exist when the server starts."""
+        return {*self.named, *([] if self.default is None else [self.default])}
 
     def answering(self, loaded: Sequence[int]) -> int | None:
         """Return the version for requests that name none, or None where it is not loaded."""
