@@ -22,7 +22,6 @@ from raytf.errors import ClusterError, ConfigError, DataError, ModelError, Raytf
 from raytf.inference import versions
 from raytf.inference.batch import columns, reader
 from raytf.inference.batch.columns import Options
-from raytf.inference.batch.reader import Input
 from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.signature import DEFAULT, Signature
 from raytf.inference.versions import Version
@@ -106,7 +105,23 @@ def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Call
         context.print_on_execution_start = plan.verbose
         context.execution_options.preserve_order = True
         try:
-            return _run(plan, models, version, source, sink, show)
+            data, total = reader.read(source, lambda: _signature_of(models, version), plan.options, plan.fit)
+            threads = max(1, round(plan.cpus))
+            predicted = data.map_batches(
+                Predictor,
+                fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
+                batch_size=plan.batch_size,
+                batch_format="numpy",
+                compute=ray.data.ActorPoolStrategy(min_size=plan.workers[0], max_size=plan.workers[1]),
+                num_cpus=plan.cpus,
+                num_gpus=plan.gpus or None,
+            )
+            with sink:
+                show(0, total)
+                for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
+                    sink.add(batch)
+                    show(sink.rows, total)
+            return sink.rows
         except RaytfError:
             raise
         except Exception as error:
@@ -181,34 +196,6 @@ def explain(error: BaseException) -> RaytfError:
             return DataError(f"the data cannot be read: {type(inner).__name__}: {one_line(inner, 300)}")
     inner = seen[-1]
     return ClusterError(f"Ray Data failed: {type(inner).__name__}: {one_line(inner, 400)}")
-
-
-def _run(
-    plan: PredictionPlan,
-    models: Storage,
-    version: Version,
-    source: Input,
-    sink: PredictionWriter,
-    show: Callable[[int, int | None], None],
-) -> int:
-    data, total = reader.read(source, lambda: _signature_of(models, version), plan.options, plan.fit)
-    low, high = plan.workers
-    threads = max(1, round(plan.cpus))
-    predicted = data.map_batches(
-        Predictor,
-        fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
-        batch_size=plan.batch_size,
-        batch_format="numpy",
-        compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
-        num_cpus=plan.cpus,
-        num_gpus=plan.gpus or None,
-    )
-    with sink:
-        show(0, total)
-        for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
-            sink.add(batch)
-            show(sink.rows, total)
-    return sink.rows
 
 
 def _signature(signatures: dict[str, Signature]) -> Signature:
