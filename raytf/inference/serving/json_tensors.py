@@ -36,6 +36,7 @@ _MOST_DEPTH = 32
 #: Most arrays that are searched for; a client with more of them has to send a few at a time.
 _MOST_ARRAYS = 256
 _START = re.compile(rb"[:\[,]\s*(\[)")
+_TOO_DEEP = re.compile(rb"(?:\[\s*){%d}" % (_MOST_DEPTH + 1))
 #: Characters of text, objects, true, false and null, which no array of numbers has.
 _OTHER = re.compile(rb"[\"{}us:]")
 _NOT_MARKS = bytes(set(range(256)) - set(b"[],"))
@@ -57,7 +58,7 @@ class Numbers:
     """
 
     def __init__(self, text: bytes | bytearray, start: int, cuts: list[int], shape: tuple[int, ...]):
-        self._text, self._start, self._cuts, self._shape = text, start, cuts, shape
+        self._text, self._start, self._cuts, self.shape = text, start, cuts, shape
 
     def array(self, convert: Callable[[list], np.ndarray]) -> np.ndarray:
         """Read the array.
@@ -73,12 +74,12 @@ class Numbers:
         for cut in self._cuts:
             part = convert(_values(self._text[at:cut]))
             if array is None:
-                array = np.empty(int(np.prod(self._shape)), part.dtype)
+                array = np.empty(int(np.prod(self.shape)), part.dtype)
             array[done : done + len(part)] = part
             at, done = cut + 1, done + len(part)
         if array is None or done != len(array):
             raise bad("JSON Parse error: a number is missing in an array")
-        return array.reshape(self._shape)
+        return array.reshape(self.shape)
 
     def values(self) -> np.ndarray:
         """Read the array in whatever dtype its numbers have."""
@@ -89,10 +90,10 @@ class Numbers:
             return np.zeros(len(numbers), np.bool_)
 
         self.array(keep)
-        return np.concatenate(parts).reshape(self._shape)
+        return np.concatenate(parts).reshape(self.shape)
 
 
-def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]]:
+def take_numbers(body: bytes | bytearray) -> tuple[bytes | bytearray, Callable[[dict], dict]]:
     """Return the text with a word in the place of each large array of numbers, and a function that puts `Numbers` in
     the places of these words once the text is read.
 
@@ -101,7 +102,8 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]
     """
     mark = secrets.token_hex(8)
     words: dict[str, Numbers] = {}
-    rest: list[bytes | bytearray] = []
+    rest: list[bytes | memoryview] = []
+    view = memoryview(body)  # of which parts are no copies
     done = at = 0
     for _ in range(_MOST_ARRAYS):
         match = _START.search(body, at)
@@ -112,11 +114,10 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]
         numbers = _numbers(body, start, end) if end - start >= _SMALL else None
         if numbers is not None:
             word = f"{mark}{len(words)}"
-            rest += [body[done:start], f'"{word}"'.encode()]
+            rest += [view[done:start], f'"{word}"'.encode()]
             words[word] = numbers
             done = end
-    rest.append(body[done:])
-    text = b"".join(rest)
+    text = b"".join([*rest, view[done:]]) if words else body
     _check(text)
     return text, lambda document: {key: _put(value, words, 3) for key, value in document.items()}
 
@@ -143,6 +144,8 @@ def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
 
 def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
     """Return the array in a part of the text, or None where it has more than one shape, or endless numbers."""
+    if _TOO_DEEP.match(body, start):
+        return None
     marks = bytearray()
     for at in range(start, end, _PIECE):  # a little at a time: other threads run in between
         marks += body[at : min(at + _PIECE, end)].translate(None, _NOT_MARKS)
@@ -158,9 +161,8 @@ def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
 
 def _shape(marks: bytearray) -> tuple[int, ...] | None:
     """Return the shape of an array from its brackets and commas, or None where its lists differ in length or depth."""
-    depth = len(marks[: _MOST_DEPTH + 1]) - len(marks[: _MOST_DEPTH + 1].lstrip(b"["))
-    if depth > _MOST_DEPTH:
-        return None
+    head = marks[:_MOST_DEPTH]
+    depth = len(head) - len(head.lstrip(b"["))
     lists = np.frombuffer(marks, np.uint8)
     shape: list[int] = []
     size = 0  # of each item of a list, without the comma that follows it
@@ -191,7 +193,7 @@ def _values(piece: bytes | bytearray) -> list:
         raise bad(f"JSON Parse error: in an array of numbers: {str(error)[:200]}") from error
 
 
-def _check(text: bytes) -> None:
+def _check(text: bytes | bytearray) -> None:
     """Refuse a text for which Python's reader would need too much memory.
 
     Raises:
@@ -269,6 +271,7 @@ def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
     if spec.dtype == "string":
         array = _strings(name, value)
     elif isinstance(value, Numbers):
+        _check_shape(name, value.shape, spec)  # before there is memory for it
         array = value.array(lambda some: _as(np.asarray(some), name, some, spec))
     else:
         if isinstance(value, list) and any(isinstance(part, Numbers) for part in value):
@@ -278,9 +281,13 @@ def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
         except (ValueError, RecursionError):
             raise bad(f"Input {name}: lists of different lengths. Expected {spec.text()}.") from None
         array = _as(array, name, value, spec)
-    if not spec.fits(array.shape):
-        raise bad(f"Input {name} has shape {shape_text(array.shape)}. Expected {spec.text()}.")
+    _check_shape(name, array.shape, spec)
     return array
+
+
+def _check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec) -> None:
+    if not spec.fits(shape):
+        raise bad(f"Input {name} has shape {shape_text(shape)}. Expected {spec.text()}.")
 
 
 def _as(array: np.ndarray, name: str, value: Any, spec: TensorSpec) -> np.ndarray:

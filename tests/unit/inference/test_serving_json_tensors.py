@@ -133,6 +133,19 @@ def test_what_would_take_much_memory_is_refused(body, status, text):
     assert refused.value.status == status
 
 
+@pytest.mark.parametrize("unit", [b"0,", b"[],", b"[", b'{"a":1},'])
+def test_a_body_that_is_refused_takes_little_memory(unit):
+    body = b'{"instances":[' + unit * ((8 << 20) // len(unit)) + b"0]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal):
+            rest_api.parse(body, IMAGE)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * len(body)
+
+
 @pytest.mark.parametrize("shape", [(3000, 10), (3, 4000, 2), (1, 9000), (9000,), (2, 0), (0, 3), (5000, 1, 1, 1)])
 @pytest.mark.parametrize("names", [("y",), ("y", "z_bytes")])
 @pytest.mark.parametrize("key", ["instances", "inputs"])
