@@ -1,6 +1,6 @@
 """One way to train one model, in a process of its own, for gpu.py: prints what it found as a line of JSON.
 
-    python benchmarks/gpu_way.py --way fixed --model small --shards 4
+    python -m benchmarks.gpu_way --way fixed --model small --shards 4
 
 Without Ray: what is measured is a step, not a run. raytf's ways build the model, the input and the step as a worker
 does. `keras` is the model's own `fit`, `loop` a `tf.function` by hand, as TensorFlow's guide "Writing a training loop
@@ -79,13 +79,13 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     step."""
     import tensorflow as tf
 
+    from benchmarks.gpu_placement import findings
     from raytf.checkpoint.variables import seed_states
     from raytf.config.sections import ComputeSection
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.data.sources import ArraySource
     from raytf.distributed.devices import Devices, computes_on_gpu
-    from raytf.testing.gpu_placement import findings
     from raytf.training.model.model import build as built
     from raytf.training.step.step import StepOptions, TrainStep
 

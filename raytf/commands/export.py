@@ -49,10 +49,10 @@ def main(flags: Export) -> None:
     if flags.to is not None:
         Storage(flags.to).preflight()
     _process.load_tensorflow()
-    from raytf.inference import export, model_files  # TensorFlow is not needed for --help
+    from raytf.inference import export  # TensorFlow is not needed for --help
 
     if flags.format == "onnx":
-        model_files.check_onnx()
+        export.check_onnx()
     report = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
     done = export.export_run(uri, flags.to, flags.step, flags.format, flags.module, flags.trust, report)
     if flags.json:

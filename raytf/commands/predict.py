@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 
 from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
-from raytf.inference.serving.version_policy import bounds
+from raytf.inference.serving.served_versions import bounds
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from raytf.commands._places import model_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, not_installed
 from raytf.inference import versions
-from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.inference.serving.served_versions import Policy, bounds
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: The environment variable that holds the token by default.
@@ -94,7 +94,7 @@ def main(flags: Serve) -> None:
         if flags.version not in (None, named):
             raise ConfigError(f"--version {flags.version}: {storage.locate('')} is version {named}.")
         policy = Policy(0, (named,), named)
-    _check_versions(models, policy)
+    versions.choose(models, policy.required)
     try:
         from raytf.inference.serving import application  # Ray is not needed for --help
         from raytf.inference.serving.replica import ReplicaSettings
@@ -124,19 +124,6 @@ def main(flags: Serve) -> None:
     )
     _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if sizes == (1, 1) else 's'}")
     application.run(plan, _say)
-
-
-def _check_versions(models: Storage, policy: Policy) -> None:
-    known_versions = versions.inspect(models)
-    there = [version.number for version in versions.whole(known_versions)]
-    missing = policy.missing(there)
-    broken = {version.number: version.problem for version in known_versions}
-    if missing:
-        why = f": {broken[missing[0]]}" if broken.get(missing[0]) else ""
-        known = ", ".join(map(str, sorted(there))) or "none"
-        raise ConfigError(f"version {missing[0]} is not in {models.locate('')}{why}. There are {known}.")
-    if not there:
-        raise ConfigError(f"{models.locate('')} has no whole version: {next(iter(broken.values()))}.")
 
 
 def _token_digest(flags: Serve) -> str | None:

@@ -1,6 +1,8 @@
-"""What a run keeps of its model beside weights, so that any of its checkpoints becomes a model again.
+"""The files with which any checkpoint of a run becomes a model again.
 
 architecture.json    the model's configuration as Keras serializes it, and what one record looks like
+model.keras          the model at the end of the run, where Keras can save it
+weights.safetensors  its weights by variable
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from raytf.inference.user_model import run_user_code, takes_training, with_preci
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
-FILE = "architecture.json"
+FILE, KERAS_FILE, WEIGHTS_FILE = "architecture.json", "model.keras", "weights.safetensors"
 _VERSION = 1
 #: A model of more is not made a second time only to see whether it can be.
 _MOST_PARAMETERS = 20_000_000
@@ -56,29 +58,30 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 
 
 def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None), records: int = 1) -> bytes:
-    """Return the file; where Keras cannot serialize the model, the file says so, and why.
+    """Return the contents of the file, with the reason where Keras cannot serialize the model.
 
     Args:
         x: inputs of one or more records, nested.
         others: their labels and weights, which metrics and a `train_step` of the model's own need.
         records: how many there are in a shard, which such a `train_step` needs.
     """
-    document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
-    document["records"] = records
-    document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
-    # A model of one's own class has the policies of its layers from here alone.
-    document["precision"] = dataclasses.asdict(precision.of_process())
+    document: dict[str, Any] = {
+        "version": _VERSION,
+        "keras": keras.__version__,
+        "inputs": _spec(x),
+        "records": records,
+        "batch": [None if part is None else _spec(part) for part in (x, *others)],
+        # A model of one's own class has the policies of its layers from here alone.
+        "precision": dataclasses.asdict(precision.of_process()),
+    }
     try:
-        document["config"] = keras.saving.serialize_keras_object(model)
-        return json.dumps(document, indent=1).encode()
+        return json.dumps({**document, "config": keras.saving.serialize_keras_object(model)}, indent=1).encode()
     except Exception as error:  # a layer's own get_config may raise whatever it likes
-        document.pop("config", None)
-        document["problem"] = f"{type(error).__name__}: {one_line(error, 300)}"
-        return json.dumps(document, indent=1).encode()
+        return json.dumps({**document, "problem": f"{type(error).__name__}: {one_line(error, 300)}"}, indent=1).encode()
 
 
 def obstacles(model: keras.Model) -> list[str]:
-    """Return what will keep Keras from making the model again, in a line; it is tried without the weights."""
+    """Return what will keep Keras from making the model again, in a line; the weights are not copied."""
     layer = next((layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.Lambda)), None)
     if layer is not None:
         return [
@@ -93,9 +96,9 @@ def obstacles(model: keras.Model) -> list[str]:
             config.pop("compile_config", None)
             keras.saving.deserialize_keras_object(config, custom_objects=own)
     except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
-        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
         return [
-            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {reason}... "
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: "
+            f"{_reason(error, 200)}... "
             "Give its classes a get_config() with the arguments of their __init__, and register them "
             "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
         ]
@@ -105,12 +108,12 @@ def obstacles(model: keras.Model) -> list[str]:
 
 
 def precision_of(run: Storage) -> Precision:
-    """Return the dtypes with which the run's model computes; Keras's defaults where the run does not say."""
+    """Return the dtypes with which the run's model computes, or Keras's defaults where the run has none."""
     return precision.parse(_document(run).get("precision"))
 
 
 def call(model: keras.Model, run: Storage) -> None:
-    """Call a model with one record of zeros like the run's, so that all of its weights are there."""
+    """Call a model with one record of zeros like the run's, which builds all of its weights."""
     document = _document(run)
     if overrides_step(model) and model.compiled and document.get("batch"):
         own_run.build(model, tuple(_zeros(document["batch"], _records(document))))
@@ -194,7 +197,7 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
 
 
 def _refuse(config: Any, where: str, trust: bool) -> None:
-    """Refuse what reads files, and what runs code of the file unless it is trusted.
+    """Refuse parts that read files, and untrusted ones that run code of the configuration.
 
     Raises:
         ModelError: says which layer would do what.
@@ -214,7 +217,7 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
 
 
 def check_archive(file: str) -> None:
-    """Refuse a .keras file that would read others, or is none.
+    """Refuse a file that would read others, or is not a .keras file.
 
     Raises:
         DamagedFileError, ModelError: says what is wrong.
@@ -230,6 +233,11 @@ def check_archive(file: str) -> None:
     _refuse(config, file, trust=True)  # code is refused by Keras's safe mode, unless the process has turned that off
 
 
+def _reason(error: Exception, limit: int) -> str:
+    """Return Keras's reason, which follows the configurations of all enclosing objects."""
+    return one_line(str(error).rpartition("Exception encountered:")[2] or error, limit)
+
+
 def _more(parts: list[untrusted_model.UntrustedPart]) -> str:
     return f" (and {len(parts) - 1} more such)" if len(parts) > 1 else ""
 
@@ -239,8 +247,7 @@ def _deserialize(config: Any, trust: bool) -> Any:
     try:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
-        # Keras puts what was wrong behind the configuration of all that is around it.
-        reason = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
+        reason = _reason(error, 300)
         if "safe_mode" in reason or "unsafe" in reason.lower():
             raise ModelError(f"Keras considers the model unsafe: {reason}") from error
         if "Could not locate" in reason or "registered" in reason:
@@ -270,7 +277,7 @@ def _averaging(model: keras.Model, optimizer: Any) -> Any:
 
 
 def _import(name: str) -> None:
-    """Import a module by name or file, as its job does, but not as a program."""
+    """Import a module by name or file; code under `if __name__ == "__main__"` does not run."""
     try:
         if not name.endswith(".py"):
             sys.path.insert(0, os.getcwd())

@@ -1,26 +1,31 @@
-"""The model's life after training: versions for TensorFlow Serving, a .keras file, ONNX.
+"""Exports of a trained model: versions for TensorFlow Serving, a .keras file, ONNX.
 
-The end of a run exports its model; later, any checkpoint can be exported, also of a run that goes on.
+A run exports its model at its end. Any checkpoint can be exported later, also while its run continues.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from raytf import _keras, _tensorflow
-from raytf.checkpoint import durable, variables, verify
+from raytf.checkpoint import codec, durable, variables, verify
 from raytf.checkpoint.variables import weights_sha256
 from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.config.objective import MetricObjective
-from raytf.errors import CheckpointError, ConfigError, JobError, one_line
-from raytf.inference import architecture, model_files, trained_model, versions
-from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
+from raytf.errors import CheckpointError, ConfigError, JobError, not_installed, one_line
+from raytf.inference import architecture, trained_model, versions
+from raytf.inference.architecture import KERAS_FILE, WEIGHTS_FILE
+from raytf.inference.user_model import run_user_code
 from raytf.runs import run_log
 from raytf.runs.program_output import Explained
 from raytf.runs.run_state import main_goal
@@ -34,10 +39,10 @@ _STEP_DIGITS = 15
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_run` did.
+    """The result of `export_run`.
 
     Attributes:
-        place: of the model, as a user would look for it.
+        place: location of the model, as shown to users.
         version: number of the version; None for a file.
         step: global steps that the weights have seen; None where it is not known.
         is_new: False where the newest version held these weights already.
@@ -49,18 +54,18 @@ class Exported:
     is_new: bool = True
 
 
-#: Topics of what is explained once in a program.
+#: Topics that a program explains only once.
 _SERVING, _FILE = "export for serving", "model.keras"
 
 
 def obstacles(model: keras.Model) -> list[Explained]:
-    """Return what will keep a model from being exported or loaded again, a line each; nothing is written.
+    """Return what will keep a model from being exported or loaded again, a line each. Nothing is written.
 
-    To be asked before training: at its end it is too late to change the model.
+    Call it before training: at its end it is too late to change the model.
     """
     problems = []
     try:
-        with model_files.quiet():
+        with _quiet():
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
         problems.append(
@@ -75,7 +80,7 @@ def obstacles(model: keras.Model) -> list[Explained]:
 
 
 def _trace(model: keras.Model) -> None:
-    """Trace the model and make it a signature, which is all of `model.export` that can fail before there are files."""
+    """Make a signature of the model: the part of `model.export` that can fail before it writes files."""
     archive = keras.export.ExportArchive()
     function = archive.track_and_add_endpoint("serve", model, _keras.input_signature(model))
     _tensorflow.make_signatures({"serving_default": function})
@@ -107,15 +112,16 @@ def export(
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
-    # First, and whatever a layer does when it saves itself: these are the weights that come back to a program.
-    run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
+    # First, and by variable, whatever a layer saves of itself: `fit` puts these weights into the program's model.
+    weights = {name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()}
+    run.put(WEIGHTS_FILE, codec.encode(weights))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
         written["saved_model"] = target.locate(version.name)
     except JobError as error:
         say(Explained(f"the model is not exported for serving: {one_line(error, 300)}", _SERVING))
     try:
-        run.put(KERAS_FILE, model_files.keras_bytes(model))
+        run.put(KERAS_FILE, _keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
         written["weights"] = run.locate(WEIGHTS_FILE)
@@ -133,7 +139,7 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> Exported:
-    """Export the weights of one of a run's checkpoints, or what the run has learned in the end.
+    """Export the weights of one of a run's checkpoints, or those of its end.
 
     Args:
         uri: the run's folder.
@@ -179,8 +185,7 @@ def export_run(
         before = _holding(target, notes["weights_sha256"])
         version = before or _publish(model, target, notes)
         return Exported(target.locate(version.name), version.number, finding.step, before is None)
-    data = model_files.keras_bytes(model) if kind == "keras" else model_files.onnx_bytes(model)
-    return _put_file(target, data, finding.step, kind)
+    return _put_file(target, _keras_bytes(model) if kind == "keras" else _onnx_bytes(model), finding.step, kind)
 
 
 def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
@@ -220,7 +225,7 @@ def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
 def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     kept = next((f.document.best for f in good if f.document.best), None)
     if kept is not None:
-        # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
+        # The flag decided which values are better; the checkpoint that was kept has this very value.
         value = MetricObjective(kept[0], is_largest=True).value_at
         finding = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
         if finding is not None:
@@ -245,10 +250,10 @@ def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) 
 
 
 def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
-    """Copy what the run's end has exported, which needs no model; return None where that is gone."""
+    """Copy the version that the run's end exported, which needs no model; return None where it was deleted."""
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
     exported = versions.whole(versions.inspect(own))
-    # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
+    # A version without a mark is of an older raytf, which exported only at the end of a run.
     source = next((v for v in exported if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
         return None
@@ -265,7 +270,7 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
-    """Return the newest version, where it holds these weights."""
+    """Return the newest version if it holds these weights."""
     newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
@@ -283,8 +288,65 @@ def _load(run: Storage, finding: CheckpointFinding, modules: tuple[str, ...], tr
 def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         saved = os.path.join(folder, "saved_model")
-        model_files.save(model, saved)
+        _export(model, saved, "tf_saved_model")
         return versions.publish(saved, target, notes)
+
+
+def check_onnx() -> None:
+    """Refuse ONNX where what writes it is not installed.
+
+    Raises:
+        ConfigError: it is not; it says what to install.
+    """
+    try:
+        import onnx  # noqa: F401
+        import tf2onnx  # noqa: F401
+    except ImportError as error:
+        raise not_installed("--format onnx", "onnx", error.name) from error
+
+
+def _keras_bytes(model: keras.Model) -> bytes:
+    return _written(KERAS_FILE, lambda file: run_user_code("model.save", lambda: model.save(file)))
+
+
+def _onnx_bytes(model: keras.Model) -> bytes:
+    check_onnx()
+    return _written("model.onnx", lambda file: _export(model, file, "onnx"))
+
+
+def _written(name: str, write: Callable[[str], None]) -> bytes:
+    """Return the bytes that `write` wrote to a file of this name."""
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        file = Path(folder, name)
+        write(str(file))
+        return file.read_bytes()
+
+
+def _export(model: keras.Model, path: str, kind: str) -> None:
+    """Have Keras export a model to a path that is not there yet.
+
+    Keras numbers inputs without a name as they are made in a process. Here they get the names of their layers, which
+    the configuration holds, so that clients find the same names in every version.
+    """
+    for tensor in getattr(model, "inputs", None) or []:
+        made_by = _keras.made_by(tensor)
+        if made_by is not None:
+            tensor.name = made_by.name
+    with _quiet():
+        run_user_code("model.export", lambda: model.export(path, format=kind, verbose=False))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what Keras's export prints and TensorFlow logs; neither helps a user of raytf."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _put_file(target: Storage, data: bytes, step: int, kind: str) -> Exported:

@@ -1,8 +1,8 @@
-"""One run of a model's own `train_step` or `test_step` in a graph, in which nothing is updated.
+"""Runs a model's own `train_step` or `test_step` in a graph, without updating anything.
 
-The step is the user's code. It reads variables, updates metrics and layers' states, takes gradients and hands them to
-optimizers. In a `keras.StatelessScope` all of that becomes tensors: what variables hold is mapped to tensors, tapes
-differentiate by these, and the updates that `apply` would have made are left to whoever runs the step.
+The step is the user's code. It reads variables, updates metrics and layers' states, takes gradients and passes them to
+optimizers. In a `keras.StatelessScope`, the values of variables are tensors, by which tapes differentiate, and the
+caller makes the updates that `apply` would have made.
 """
 
 from __future__ import annotations
@@ -138,8 +138,10 @@ def run(
 def _as_raised(
     update: Callable[..., None], step: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """Return both functions such that what `update` raises is what `step`, which calls it, raises: on its way through
-    the user's code AutoGraph makes another exception of it, and Keras another text."""
+    """Return both functions, so that `step` raises the exception that `update`, which it calls, raised.
+
+    On its way through the user's code, AutoGraph makes another exception of it, and Keras changes its text.
+    """
     raised: list[Exception] = []
 
     def noting(*args: Any) -> None:
@@ -161,7 +163,7 @@ def _as_raised(
 
 
 def _check_unconditional(graph: Any) -> None:
-    """Refuse an update in another graph than the step's: that of a branch of a condition, or of the body of a loop.
+    """Refuse an update in a branch of a condition or in the body of a loop, which are graphs of their own.
 
     Raises:
         ModelError: names the condition.
@@ -171,7 +173,7 @@ def _check_unconditional(graph: Any) -> None:
         return
     kind = "in a loop (tf.while_loop)" if "while" in inner.name else "under a condition (tf.cond)"
     lines = _lines_of_user_code()
-    # The innermost line calls `apply` in the branch; the one around it makes the condition.
+    # The innermost line calls `apply` in the branch; the one outside makes the condition.
     place = f" at {lines[1]}" if len(lines) > 1 else ""
     raise ModelError(
         f"train_step calls optimizer.apply {kind}{place}. Expected the same updates in every step, since all "
@@ -198,7 +200,7 @@ def _lines_of_user_code() -> list[str]:
 
 
 def scalars(logs: Any) -> dict[str, Any]:
-    """Return the scalars of what a step returned, nested dicts as Keras shows them."""
+    """Return the scalars in a step's logs by name; nested dicts become flat, as Keras shows them."""
     if logs is None:
         return {}
     if not isinstance(logs, Mapping):
@@ -231,7 +233,7 @@ def overrides_test(model: keras.Model) -> bool:
 
 
 def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
-    """Make all variables of a model that has its own step: its layers', its optimizers', and the one for `last_logs`.
+    """Create all variables of a model with its own step: of its layers and optimizers, and the one for `last_logs`.
 
     Args:
         sample: (x, y, sample_weight) of a few records, as tensors.
@@ -273,7 +275,7 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
 
 
 def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
-    """Return what a custom step returned last: names, and a variable [n] with the numbers; None for Keras's step."""
+    """Return the names and a variable [n] with the numbers of a custom step's latest logs; None for Keras's step."""
     return vars(model).get(_LOGS)
 
 
@@ -289,7 +291,7 @@ def data_of(template: tuple[Any, Any, Any]) -> Any:
 
 
 def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
-    """Return the number that stands for a step: what it calls the loss, else the first of its numbers."""
+    """Return a step's loss, or the first of its numbers where none has that name."""
     if not logs:
         return tf.constant(0.0)
     return logs["loss"] if "loss" in logs else next(iter(logs.values()))
@@ -298,7 +300,7 @@ def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
 def beginning(
     seeds: Sequence[keras.Variable], drawn: tf.Tensor, metrics: Sequence[keras.Variable], before: Sequence[Any]
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """What states of random generators and variables of metrics hold when a shard begins.
+    """Return what states of random generators and variables of metrics hold when a shard starts.
 
     Args:
         seeds: states of the generators.

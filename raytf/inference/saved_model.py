@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,8 @@ class SavedModel:
         try:
             self._model = tf.saved_model.load(folder)
             # TensorFlow takes the first of them that is there.
-            graph = next(name for name in GRAPHS if os.path.exists(os.path.join(folder, name)))
-            with open(os.path.join(folder, graph), "rb") as stream:
-                definitions = _definitions(graph, stream.read())
+            graph = next(Path(folder, name) for name in GRAPHS if Path(folder, name).exists())
+            definitions = _definitions(graph.name, graph.read_bytes())
         except Exception as error:  # whatever the files of others make TensorFlow raise
             raise ModelError(f"{folder} cannot be loaded: {type(error).__name__}: {one_line(error, 300)}") from error
         self._functions = dict(self._model.signatures)

@@ -1,4 +1,4 @@
-"""What a served model takes and gives: names, dtypes and shapes of a signature's tensors. No TensorFlow here."""
+"""Signatures of served models: names, dtypes and shapes of their tensors. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Of signatures that Keras and TensorFlow Serving take where none is named.
+#: The signature that Keras and TensorFlow Serving call by default.
 DEFAULT = "serving_default"
 PREDICT = "tensorflow/serving/predict"
 

@@ -1,11 +1,11 @@
-"""The model that a run has trained, made again in this process: whole, or its weights in the job's own model."""
+"""Loads what a run has trained into this process: the whole model, or its weights into the job's own model."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.checkpoint.verify import CheckpointFinding, Worth
 from raytf.errors import CheckpointError, JobError, ModelError, one_line
 from raytf.inference import architecture
-from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
+from raytf.inference.architecture import KERAS_FILE, WEIGHTS_FILE
 from raytf.inference.user_model import run_user_code, with_precision
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
@@ -66,7 +66,7 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
 
 
 def give_back(run: Storage, model: keras.Model) -> keras.Model:
-    """Restore what a run has learned into the model that it was started with: weights and the state of its optimizer.
+    """Restore weights and the optimizer's state of a run into the model that it was started with.
 
     Raises:
         ModelError: the weights are of another model.
@@ -105,9 +105,9 @@ def _restore_metrics(named: dict[str, keras.Variable], tensors: dict[str, Any]) 
 def _put_weights(model: keras.Model, run: Storage) -> None:
     """Assign a run's weights to a model.
 
-    A run that has ended is asked for its weights by variable, then for its .keras file, then for its newest checkpoint:
-    an older raytf wrote the weights by variable only where Keras could not save the model, and a layer may save other
-    values than its variables hold, as one with LoRA does. The first of them that is what the run ended with is taken.
+    For a finished run, the weights by variable are tried first, then its .keras file, then its newest checkpoint, until
+    the model has the weights with which the run ended: an older raytf wrote the weights by variable only where Keras
+    could not save the model, and a layer, such as one with LoRA, may save other values than its variables hold.
 
     Raises:
         ModelError: the run has no weights, or they are of another model.
@@ -137,7 +137,7 @@ def _put_weights(model: keras.Model, run: Storage) -> None:
 
 
 def _put_variables(model: keras.Model, run: Storage) -> bool:
-    """Assign the weights that the end of a run wrote by variable; returns whether there are any."""
+    """Assign the weights that the end of a run wrote by variable; return whether there are any."""
     data = run.get_or_none(WEIGHTS_FILE)
     if data is not None:
         _restore(model, codec.decode(data))
@@ -145,7 +145,7 @@ def _put_variables(model: keras.Model, run: Storage) -> bool:
 
 
 def _put_keras_file(model: keras.Model, run: Storage) -> bool:
-    """Have Keras load the weights of a run's .keras file; returns whether there is one."""
+    """Have Keras load the weights of a run's .keras file; return whether there is one."""
     with _keras_file(run) as file:
         if file is not None:
             run_user_code("loading the weights", lambda: model.load_weights(file))
@@ -153,7 +153,7 @@ def _put_keras_file(model: keras.Model, run: Storage) -> bool:
 
 
 def _put_checkpoint(model: keras.Model, run: Storage) -> bool:
-    """Assign the weights of a run's newest whole checkpoint; returns whether there is one."""
+    """Assign the weights of a run's newest whole checkpoint; return whether there is one."""
     finding = _newest_checkpoint(run)
     if finding is not None:
         _restore(model, durable.load(run, finding.name).tensors)
@@ -171,17 +171,16 @@ def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _keras_file(run: Storage) -> Iterator[str | None]:
-    """Copy a run's .keras file to a local one; None where it left none."""
+    """Yield the path of a local copy of a run's .keras file, or None where it has none."""
     data = run.get_or_none(KERAS_FILE)
     if data is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, KERAS_FILE)
-        with open(file, "wb") as out:
-            out.write(data)
-        architecture.check_archive(file)
-        yield file
+        file = Path(folder, KERAS_FILE)
+        file.write_bytes(data)
+        architecture.check_archive(str(file))
+        yield str(file)
 
 
 def renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:

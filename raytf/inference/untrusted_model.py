@@ -1,7 +1,7 @@
-"""What making a model from its configuration would do beside computing: run code that the file holds, or read files.
+"""Parts of a model's configuration that run code of the file, or read other files, when the model is made from it.
 
-Keras's safe mode refuses most of it and calls all of it unsafe. Whoever decides whether to trust a run must know what
-it is about: a Lambda layer's code is what the job's author wrote, a path is read on the machine that exports.
+Keras's safe mode refuses most of them and calls all of them unsafe. To decide whether to trust a run, a user must know
+more: the code of a Lambda layer was written by the job's author, but a path is read on the machine that exports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 #: Layers that take a vocabulary, which may be the path of a file.
 _LOOKUPS = ("StringLookup", "IntegerLookup", "TextVectorization", "IndexLookup")
-#: Class -> what is run where it is made. A Lambda layer of a function that has a name holds no code.
+#: Class -> the code that runs when it is made. A Lambda layer of a function that has a name holds no code.
 _CODE = {
     "__lambda__": "Python code",
     "TorchModuleWrapper": "a pickled PyTorch module, which is code",
@@ -41,8 +41,7 @@ class UntrustedPart:
 
 
 def find(config: Any) -> list[UntrustedPart]:
-    """Return all such parts, also of wrappers, nested models, losses and initializers. Parts that read files, which
-    nobody can trust, come first.
+    """Return all such parts, also of wrappers, nested models, losses and initializers, those that read files first.
 
     Args:
         config: as Keras serializes a model; JSON values.
@@ -63,7 +62,7 @@ def foreign(config: Any) -> list[str]:
 
 
 def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each serialized object, and what a user calls it, or the nearest around it that has a name."""
+    """Yield each serialized object with its name for users, or that of the nearest enclosing object with a name."""
     waiting: list[tuple[Any, str]] = [(config, "")]
     while waiting:
         value, near = waiting.pop()

@@ -23,7 +23,7 @@ from raytf.config.precision import Precision
 from raytf.errors import JobError, RaytfError
 from raytf.runs.program_output import Logged, Printed, ProgramOutput, Warned, is_own
 
-#: Where code lies that is not the program's.
+#: Folders of code that is not the program's.
 _LIBRARIES = (
     str(Path(__file__).parents[1]),
     sysconfig.get_path("stdlib"),
@@ -37,13 +37,13 @@ _levels: dict[str, int] = {}
 
 
 def set_warning_filters(filters: Sequence[Any] | None) -> None:
-    """Have the program's code warn as the program's filters say, in this process from now on."""
+    """Apply the program's warning filters to its code in this process from now on."""
     global _filters
     _filters = None if filters is None else list(filters)
 
 
 def set_log_levels(levels: Mapping[str, int]) -> None:
-    """Have the program's code log from the levels that the program's loggers have, in this process from now on."""
+    """Apply the levels of the program's loggers to its code in this process from now on."""
     global _levels
     _levels = dict(levels)
 
@@ -109,7 +109,7 @@ def _is_library(file: str) -> bool:
 
 @contextlib.contextmanager
 def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
-    """Pass on what is printed, warned of and logged in this process meanwhile."""
+    """Forward prints, warnings and logs of this process meanwhile."""
     out, err = _Forwarding(say, False), _Forwarding(say, True)
     seen: list[warnings.WarningMessage]
     with warnings.catch_warnings(record=True) as seen:
@@ -130,7 +130,7 @@ def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
-    """Pass on what this thread logs meanwhile, in place of handling it in this process."""
+    """Forward logs of this thread meanwhile, in place of handling them in this process."""
     own, thread = logging.Logger.callHandlers, threading.get_ident()
 
     def pass_on(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -152,31 +152,19 @@ def _logging_forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
             logging.getLogger(name).setLevel(before[name])
 
 
-class _Forwarding(io.TextIOBase):
-    """A text stream that passes on what is written to it, at the latest when it is flushed.
-
-    Args:
-        say: called with the text.
-        is_error: whether it stands for standard error.
-    """
+class _Forwarding(io.StringIO):
+    """A text stream that forwards its text when it is flushed."""
 
     encoding = "utf-8"
 
     def __init__(self, say: Callable[[ProgramOutput], None], is_error: bool):
         super().__init__()
         self._say, self._is_error = say, is_error
-        self._parts: list[str] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._parts.append(text)
-        return len(text)
 
     def flush(self) -> None:
-        text = "".join(self._parts)
-        self._parts.clear()
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
         if text:
             self._say(Printed(text, self._is_error))
 

@@ -1,11 +1,11 @@
-"""Version folders of TensorFlow Serving: which there are, which are whole, and how a new one appears.
+"""Version folders of TensorFlow Serving: lists and checks them, and publishes new ones.
 
     MODELS/1/saved_model.pb  variables/  assets.extra/raytf.json
     MODELS/2/...
 
 A version appears whole or not at all. On a file system it is written beside its name and renamed. An object store
-renames nothing, so there the order counts: TensorFlow Serving takes a folder for a model by its `saved_model.pb`, which
-is written last, after the mark that lists every file with its size.
+renames nothing, so there the order counts: TensorFlow Serving recognizes a model by its `saved_model.pb`, which is
+written last, after the mark that lists every file with its size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from raytf.errors import ConfigError, DamagedFileError, StorageError
@@ -27,14 +29,14 @@ from raytf.storage.local_files import is_plain
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
 
-#: What makes a folder a model to TensorFlow Serving.
+#: Files by which TensorFlow Serving recognizes a model.
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 #: TensorFlow leaves this folder of a SavedModel to others.
 MARK = "assets.extra/raytf.json"
 #: Of an object store: a file for each number that is being written.
 _CLAIM = ".raytf-claim-"
 _TEMPORARY = ".tmp-"
-#: What a killed export left is deleted after so long.
+#: Seconds after which remains of a killed export are deleted.
 _STALE_SECONDS = 6 * 3600.0
 _WRITERS = 8
 _MOST = 2**63 - 1
@@ -103,6 +105,26 @@ def whole(versions: Iterable[Version]) -> list[Version]:
     return list({v.number: v for v in versions if not v.problem}.values())
 
 
+def choose(models: Storage, numbers: Collection[int]) -> list[Version]:
+    """Return the versions that can be served, the newest first; these numbers must be among them.
+
+    Raises:
+        ConfigError: a number is missing, or there is no version that can be served.
+        StorageError: storage refuses.
+    """
+    every = inspect(models)
+    good = whole(every)
+    there = [version.number for version in reversed(good)]
+    for number in sorted(set(numbers) - set(there)):
+        why = next((f": {version.problem}" for version in every if version.number == number), "")
+        known = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"version {number} is not in {models.locate('')}{why}. There are {known}.")
+    if not good:
+        why = next((f": {version.problem}" for version in every), "")
+        raise ConfigError(f"{models.locate('')} has no whole version{why}.")
+    return good
+
+
 def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:
     """Return why a folder is not a whole model; empty where it is one.
 
@@ -137,9 +159,9 @@ def publish(folder: str, models: Storage, notes: Mapping[str, Any]) -> Version:
     sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in _files(folder)}
     sizes.pop(MARK, None)
     mark = json.dumps({**notes, "files": sizes, "time": time.time()}, sort_keys=True, indent=1).encode()
-    os.makedirs(os.path.join(folder, os.path.dirname(MARK)), exist_ok=True)
-    with open(os.path.join(folder, MARK), "wb") as out:
-        out.write(mark)
+    place = Path(folder, MARK)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(mark)
     number = _rename_into(folder, models) if models.is_local else _upload(folder, models)
     return Version(number, str(number), "", {**sizes, MARK: len(mark)}, dict(notes))
 
@@ -151,6 +173,21 @@ def download(models: Storage, version: Version, folder: str) -> None:
         StorageError: storage refuses, or the version is gone, or a name in it would lead out of the folder.
     """
     models.download(version.name, version.sizes, folder, at_once=_WRITERS)
+
+
+@contextlib.contextmanager
+def local_copy(models: Storage, version: Version) -> Iterator[str]:
+    """Yield the local folder of a version, or one with a copy of it that lasts as long as the context.
+
+    Raises:
+        StorageError: as `download`.
+    """
+    if models.is_local:
+        yield models.locate(version.name)
+        return
+    with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
+        download(models, version, folder)
+        yield folder
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:
@@ -260,11 +297,11 @@ def _flush(path: str) -> None:
 
 
 def _clean_folder(base: str, now: float) -> None:
-    """Delete what exports that were killed left.
+    """Delete remains of killed exports.
 
     Args:
         base: the folder of the versions.
-        now: when a file of it was made a moment ago, by the clock of its file system, which is not this machine's.
+        now: the time by the clock of its file system, which may differ from this machine's.
     """
     for name in os.listdir(base):
         path = os.path.join(base, name)
@@ -279,7 +316,7 @@ def _upload(folder: str, models: Storage) -> int:
         claim = f"{_CLAIM}{number}"
         if not claims.create(models, claim, b""):
             continue
-        # Another export may have come and gone between the list and the claim.
+        # Another export may have claimed, written and released the number since the list was read.
         if not models.files(str(number)):
             break
         models.delete(claim)
@@ -288,8 +325,7 @@ def _upload(folder: str, models: Storage) -> int:
     last = [name for name in files if name in GRAPHS]
 
     def put(name: str) -> None:
-        with open(os.path.join(folder, name), "rb") as stream:
-            models.put(f"{number}/{name}", stream.read())
+        models.put(f"{number}/{name}", Path(folder, name).read_bytes())
 
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
@@ -307,7 +343,7 @@ def _upload(folder: str, models: Storage) -> int:
 
 
 def _clean_store(models: Storage, own: str) -> None:
-    """Delete what exports that were killed left: claimed numbers without a model.
+    """Delete remains of killed exports: claimed numbers without a model.
 
     Args:
         models: the versions.

@@ -7,8 +7,8 @@
         report = plan.run(["python", "job.py", "--status-file", str(status)], status, log, cluster)
     assert report.code == 0, report
 
-Faults come from outside (signals, nodes that end, a forwarder in front of the object store that fails): nothing is
-patched, and the job does not know. See docs/guides/testing-against-faults.md.
+Faults come from outside: signals, nodes that stop, a forwarder in front of the object store. Nothing is patched. See
+docs/guides/testing-against-faults.md.
 """
 
 from raytf.testing.cluster import ElasticCluster, Node

@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-#: Generous: a node starts in 3 s on a quiet machine.
+#: Seconds for a node to start, which takes 3 s on a quiet machine.
 _PATIENCE = 180.0
 #: Ray's defaults need up to a minute to miss a dead node.
 _HEALTH = {
@@ -56,7 +56,7 @@ class Node:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, ray: Callable[..., str], address: str):
         self._process, self._log, self._ray, self._address = process, log, ray, address
         self._session = processes.Session(process.pid)
-        reaper.watch(self._session)
+        processes.watch(self._session)
         self._is_gone = False
         self.id = ""
 
@@ -78,11 +78,7 @@ class Node:
         return processes.titled(self.processes(), processes.WARM)
 
     def raylet(self) -> psutil.Process | None:
-        """Return its raylet.
-
-        Returns:
-            None where it has died.
-        """
+        """Return its raylet, or None where it has died."""
         return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)
 
     def kill(self) -> None:
@@ -92,7 +88,7 @@ class Node:
         self._session.end()
         self._process.wait()
         self._is_gone = True
-        reaper.forget(self._session)
+        processes.forget(self._session)
 
     def kill_raylet(self) -> None:
         """Send SIGKILL to the raylet only. Ray ends the node's other processes when they miss it."""
@@ -100,12 +96,12 @@ class Node:
         processes.end([raylet] if raylet else [])
 
     def stop(self, seconds: float = 30.0) -> None:
-        """End the node as its administrator would (SIGTERM): Ray hears of it, and takes nothing new to it.
+        """Stop the node as its administrator would (SIGTERM): Ray knows of it, and places nothing new there.
 
-        A node that has been given notice ends only at its deadline while it has workers.
+        A node with notice of preemption stops only at its deadline while it has workers.
 
         Args:
-            seconds: after which what has not ended is killed, as a pod is after its grace period.
+            seconds: after which remaining processes are killed, as those of a pod after its grace period.
         """
         if not self._is_gone:
             self._process.terminate()
@@ -114,9 +110,9 @@ class Node:
             self.kill()
 
     def drain(self, notice_seconds: float) -> None:
-        """Give notice of preemption, as a cloud does: Ray learns of it, nothing is killed. Takes 1 s, not the notice.
+        """Send notice of preemption to Ray, as a cloud does. Nothing is killed. Returns after 1 s, not at the deadline.
 
-        A node on which nothing runs ends at once; Ray has no use for it.
+        A node on which nothing runs stops at once.
 
         Args:
             notice_seconds: that are passed to Ray; rounded, at least 1.
@@ -135,14 +131,14 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The output so far of its `ray start`, and of the command that it runs under."""
+        """The output so far of its `ray start`, and of the command around it."""
         return self._log.read_text(errors="replace")
 
     def is_up(self) -> bool:
-        """Return whether Ray knows the node, once it was started; `id` is set from then on.
+        """Return whether the node has started; then `id` is set.
 
         Raises:
-            RuntimeError: it has ended; with its output.
+            RuntimeError: it has exited; with its output.
         """
         if self._process.poll() is not None:
             raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
@@ -153,7 +149,7 @@ class Node:
 
 
 class ElasticCluster:
-    """A head and nodes that join and leave; a context manager, which leaves nothing behind.
+    """A head and nodes that join and leave; a context manager, which removes all of them.
 
         with ElasticCluster() as cluster:
             node = cluster.add_node(cpus=1)
@@ -166,7 +162,7 @@ class ElasticCluster:
         head_cpus: CPUs of the head; with 0 no worker runs there.
         dashboard: start the dashboard and the job server too.
         keeps_state: the head keeps its state in `folder`, and has it again after `restart_head`.
-        token: that clients have to show; by default none.
+        token: that clients must send; by default none.
 
     Attributes:
         address: HOST:PORT of the head.
@@ -196,7 +192,7 @@ class ElasticCluster:
     def __enter__(self) -> ElasticCluster:
         # Ray's sockets have paths of at most 107 characters; a test's own folder may be longer.
         self.folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
-        reaper.watch(self.folder)
+        processes.watch(self.folder)
         port, dashboard = processes.free_port(), processes.free_port()
         self.address = f"127.0.0.1:{port}"
         self.env = {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "disabled"}
@@ -247,11 +243,11 @@ class ElasticCluster:
         Raises:
             RuntimeError, TimeoutError: it does not start; with its output.
         """
-        # One at a time: two raylets that start at once take each other's sockets.
+        # One at a time: raylets that start at the same time take each other's sockets.
         node = self._start(
             f"--address={self.address}",
             f"--num-cpus={self._cpus if cpus is None else cpus}",
-            # The head's watches the files of all nodes, since they share a folder; each more costs as much again.
+            # The head's monitor reads the logs of all nodes, which share a folder.
             "--include-log-monitor=false",
             under=under,
         )
@@ -274,7 +270,7 @@ class ElasticCluster:
     def wait(self, nodes: int | None = None, seconds: float = 120.0) -> None:
         """Wait until Ray knows of exactly this many living nodes besides the head.
 
-        Ray misses a killed node some seconds after its death. This starts a process that asks it, which takes 1 s.
+        Ray notices the death of a node after some seconds. This starts a process that asks Ray, which takes 1 s.
 
         Args:
             nodes: by default as many as there are.
@@ -308,11 +304,11 @@ class ElasticCluster:
         return _output([*_RAY, *arguments], self._environment(), _PATIENCE)
 
     def close(self) -> None:
-        """Kill all and remove what they wrote; may be called again."""
+        """Kill all nodes and remove their files; can be called again."""
         for node in [*reversed(self._nodes), *([self._head] if self._head else [])]:
             node.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-        reaper.forget(self.folder)
+        processes.forget(self.folder)
 
     def _start_head(self) -> Node:
         self._head = self._start(*self._head_arguments)
@@ -322,10 +318,10 @@ class ElasticCluster:
         return self._head
 
     def _environment(self) -> dict[str, str]:
-        # `python` of a job that Ray starts is that of the cluster.
+        # A job that Ray starts runs the cluster's `python`.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         # Ray gives a job that is stopped 3 s, too few to save on a loaded machine.
-        # Ray's own niceness of 15 is for nodes that do nothing else; here a job would starve beside other programs.
+        # With Ray's niceness of 15, a job would starve beside other programs.
         more = {"RAY_JOB_STOP_WAIT_TIME_S": "60", "RAY_worker_niceness": "0"}
         return processes.environment(**self.env, PATH=path, **more)
 
@@ -334,7 +330,7 @@ class ElasticCluster:
         log = self.folder / f"start-{self._starts}.log"
         own = [
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
-            # By default all nodes of a machine, and those of other clusters on it, want the same ports.
+            # By default all nodes on a machine use the same ports.
             f"--dashboard-agent-listen-port={processes.free_port()}",
             "--min-worker-port=0",
             "--max-worker-port=0",

@@ -23,11 +23,11 @@ from raytf.testing.storage_proxy import StorageProxy
 
 #: Seconds between two polls of a run; polling its processes more often takes a share of a core.
 _POLL_SECONDS = 0.2
-#: How long a run may take to train again after a fault before the next one is injected all the same.
+#: Seconds for a run to recover from a fault; then the next one is injected in any case.
 _RECOVERY_SECONDS = 90.0
-#: How long to wait for a worker to kill, where a group is just starting.
+#: Seconds to wait for a worker to kill, while a group is starting.
 _TARGET_SECONDS = 60.0
-#: How long after a fault an end of the command is blamed on it, where the command was started again in between.
+#: Seconds after a fault in which an exit of the command counts as its effect, also after a new start.
 _BLAME_SECONDS = 60.0
 
 
@@ -73,7 +73,7 @@ class Fault:
     def __post_init__(self) -> None:
         if min(self.step, self.target, self.seconds, self.after_writes) < 0 or self.writes < 1:
             raise ValueError(f"expected numbers that are not negative, and at least one write: {self}")
-        object.__setattr__(self, "kind", Kind(self.kind))  # its plain name is as good
+        object.__setattr__(self, "kind", Kind(self.kind))  # callers may pass its plain name
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Injection:
     """The result of a fault.
 
     Attributes:
-        done: what was done; or `skipped: ` or `not reached: ` and why nothing was.
-        step: that the run had reached, as its status file said; None where it had ended.
+        done: what was done; or `skipped: ` or `not reached: ` with the reason.
+        step: of the run, by its status file; None where it had ended.
         workers: world size before it; None where it had ended.
         seconds: since the plan began.
     """
@@ -299,11 +299,7 @@ class FaultPlayer:
         return True
 
     def _wait_for(self, fault: Fault, recovered: Callable[[], bool]) -> dict | None:
-        """Wait until a fault is due, and return the run's status.
-
-        Returns:
-            None where the run ends before.
-        """
+        """Wait until a fault is due, and return the run's status, or None where the run ends before."""
         patience = time.monotonic() + _RECOVERY_SECONDS
         while self._goes_on():
             status = self._job.status
@@ -314,7 +310,7 @@ class FaultPlayer:
         return None
 
     def _recovery(self, fault: Fault, before: set[int]) -> Callable[[], bool]:
-        """Return a function that tells, each time it is called, whether the run has recovered from a fault."""
+        """Return a function that returns whether the run has recovered from a fault."""
         injected = time.monotonic()
         seen: list[float] = []
 
@@ -329,7 +325,7 @@ class FaultPlayer:
                 if time.monotonic() <= injected + wait + 1.0:
                     seen[:] = [status["time"]]
                 return seen != [status["time"]]
-            if not pids or before <= pids:  # nobody has died yet; the others may continue, or all start again
+            if not pids or before <= pids:  # no worker has died yet; the others may continue, or all may start again
                 return False
             # The first status after a death may still be an old one.
             if not seen or seen[-1] != status["time"]:

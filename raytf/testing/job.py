@@ -1,4 +1,4 @@
-"""A job as a user starts it: a command, its output, its exit code, and the step that it has reached."""
+"""A job as a user starts it: a command, its output, its exit code, and its latest step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 
-#: Generous: two cores, perhaps loaded; a run of a few steps takes 15 to 30 s when they are not.
+#: Seconds for a run of a few steps, which takes 15 to 30 s on two idle cores.
 PATIENCE_SECONDS = 240.0
 
 
 class Job:
-    """A started command; a context manager, which ends everything that the command started.
+    """A started command; a context manager, which kills everything that the command started.
 
     Args:
         command: a program and its arguments.
@@ -40,7 +40,7 @@ class Job:
     ):
         self.log, self._status_file = log, status_file
         if status_file is not None:
-            status_file.unlink(missing_ok=True)  # it would describe an earlier command
+            status_file.unlink(missing_ok=True)  # of an earlier command
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 list(command),
@@ -53,7 +53,7 @@ class Job:
             )
         self._is_gone = False
         self._session = processes.Session(self.process.pid)
-        reaper.watch(self._session)
+        processes.watch(self._session)
 
     @property
     def output(self) -> str:
@@ -81,10 +81,10 @@ class Job:
         return None if status is None else status["step"]
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> str:
-        """Wait for the end; the output.
+        """Wait for the end, and return the output.
 
         Raises:
-            AssertionError: it failed, or does not end; with what it printed.
+            AssertionError: it failed, or does not end; with its output.
         """
         code = self.ended(seconds)
         if code:
@@ -92,10 +92,10 @@ class Job:
         return self.output
 
     def ended(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Wait for the end; the exit code, negative for a signal.
+        """Wait for the end, and return the exit code, negative for a signal.
 
         Raises:
-            AssertionError: it does not end; with what it printed.
+            AssertionError: it does not end; with its output.
         """
         try:
             return self.process.wait(seconds)
@@ -103,7 +103,7 @@ class Job:
             raise AssertionError(f"not finished after {seconds:.0f} s:\n{self.output}") from None
 
     def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until something holds while the job runs.
+        """Wait until a condition holds while the job runs.
 
         Raises:
             AssertionError: it does not hold in time, or the job ends before; with its output.
@@ -119,7 +119,7 @@ class Job:
         """Return the processes that the job started, or those whose command line contains a text such as
         `RayTrainWorker`.
 
-        With a Ray of its own these are all of the run; on a cluster, controller and workers are the cluster's.
+        A job with a Ray of its own has all processes of its run; on a cluster, the nodes have controller and workers.
         """
         return [process for process in processes.titled(self._members(), title) if process.pid != self.process.pid]
 
@@ -131,10 +131,10 @@ class Job:
         self._session.end()
         self.process.wait(30)
         self._is_gone = True
-        reaper.forget(self._session)
+        processes.forget(self._session)
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all processes that still run."""
         self.kill()
 
     def __enter__(self) -> Job:
@@ -146,7 +146,7 @@ class Job:
     def _members(self) -> list[psutil.Process]:
         if self._is_gone:
             return []
-        # Its children too: some programs start theirs in sessions of their own.
+        # Also its children, as some programs start theirs in sessions of their own.
         members = {process.pid: process for process in self._session.members()}
         if self.is_running:
             members |= {process.pid: process for process in processes.family(self.process.pid)}

@@ -1,7 +1,7 @@
 """Metadata services of three clouds, as instances see them, with notices of preemption on demand.
 
-A stand-in for what exists only on a cloud's machines. It refuses what the clouds refuse: requests without their headers
-or a valid token, other methods, paths and API versions, and requests that came through a proxy.
+A stand-in for services that only machines of a cloud have. It refuses what the clouds refuse: requests without their
+headers or a valid token, other methods, paths and API versions, and requests through a proxy.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Instance:
     Attributes:
         name: of the machine.
         url: base URL of its service.
-        requests: what was asked so far, as (method, path, status).
+        requests: the requests so far, as (method, path, status).
         delay_seconds: before each answer; may be set at any time.
-        garbage: where set, what every answer holds instead; may be set at any time.
+        garbage: the body of every answer, where set; may be set at any time.
     """
 
     def __init__(self, name: str, url: str):
@@ -46,7 +46,7 @@ class Instance:
         self.garbage: str | None = None
 
     def notice(self, seconds: float) -> None:
-        """Announce that the cloud takes the machine after this many seconds; nothing is killed."""
+        """Announce a preemption after this many seconds; nothing is killed."""
         raise NotImplementedError
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -54,7 +54,7 @@ class Instance:
 
 
 class AwsInstance(Instance):
-    """A machine of EC2, which insists on version 2 of the metadata service."""
+    """A machine of EC2, which requires version 2 of the metadata service."""
 
     def __init__(self, name: str, url: str):
         super().__init__(name, url)
@@ -100,7 +100,7 @@ class AwsInstance(Instance):
 
 
 class GcpInstance(Instance):
-    """A machine of Compute Engine. Google does not say when a preempted one ends; it is 30 s later."""
+    """A machine of Compute Engine. Google preempts a machine 30 s after the notice, which has no time."""
 
     def __init__(self, name: str, url: str):
         super().__init__(name, url)
@@ -144,8 +144,8 @@ class AzureInstance(Instance):
         Args:
             seconds: until it may start.
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
-            resources: machines that it concerns; this one by default.
-            status: Scheduled, or Started, which has no time any more.
+            resources: names of the affected machines; by default this one.
+            status: Scheduled, or Started, which has no time.
         """
         self._incarnation += 1
         starts = email.utils.formatdate(time.time() + seconds, usegmt=True)

@@ -1,17 +1,21 @@
-"""Processes of Ray: find them by session and title, and end them without a trace."""
+"""Processes of Ray: find them by session and title, and end them without a trace, even where the test is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
-#: What Ray calls the processes of Ray Train, and its raylets; and raytf those that wait for the next group.
+#: Texts in the command lines of processes of Ray Train, of raylets, and of those that wait for the next group.
 WORKER, CONTROLLER, RAYLET, WARM = "RayTrainWorker", "TrainController", "raylet/raylet", "raytf warm"
 
 
@@ -27,8 +31,8 @@ def family(pid: int) -> list[psutil.Process]:
 class Session:
     """All processes that one process started, which leads a session of its own.
 
-    The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
-    else shows to which node an orphan belongs.
+    Ray's workers overwrite their command line and environment, and lose their parent when it dies. Only the session
+    shows to which node an orphan belongs.
 
     Args:
         leader: process number of the one that leads it.
@@ -43,7 +47,7 @@ class Session:
         """Return its living processes, the oldest first."""
         now = _started(self.leader)
         if now is not None and now != self.started:
-            return []  # the number is another process's by now, which happens only when the session is empty
+            return []  # the number has been reused, which happens only when the session is empty
         members = []
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -60,6 +64,58 @@ class Session:
             end(living, deadline - time.monotonic())
 
 
+_guard_lock = threading.Lock()
+_guard: subprocess.Popen[str] | None = None
+
+
+def watch(target: Session | Path, sign: str = "+") -> None:
+    """End this session, or remove this folder, when the present process ends without having done so.
+
+    A process of its own reads from a pipe what there is. When the pipe closes, this process has ended.
+    """
+    global _guard
+    with _guard_lock:
+        if _guard is None:
+            _guard = subprocess.Popen(
+                [sys.executable, "-c", "from raytf.testing import processes; processes.guard()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
+            )
+        assert _guard.stdin is not None
+        # A second net: its loss is no reason to fail a test.
+        with contextlib.suppress(OSError):
+            text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
+            _guard.stdin.write(f"{sign}{text}\n")
+            _guard.stdin.flush()
+
+
+def forget(target: Session | Path) -> None:
+    """Stop watching a session or folder, as it is gone."""
+    watch(target, "-")
+
+
+def guard() -> None:
+    """Keep a list of what is watched until standard input ends; then end and remove it."""
+    targets: list[str] = []
+    for line in sys.stdin:
+        sign, target = line[0], line[1:].rstrip("\n")
+        if sign == "+":
+            targets.append(target)
+        elif target in targets:
+            targets.remove(target)
+    # The newest first: a node before the head that it would miss, a folder after those who write in it.
+    for target in reversed(targets):
+        if target.startswith("/"):
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            leader, started = target.split()
+            Session(int(leader), int(started)).end()
+
+
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
     """Return the living processes whose command line contains a text."""
     matches = []
@@ -71,7 +127,7 @@ def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Proce
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """Send SIGKILL, to stopped processes too, and wait until they are gone, for at most this many seconds."""
+    """Send SIGKILL, also to stopped processes, and wait for their end, for at most this many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -85,8 +141,7 @@ def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
 def polls(seconds: float) -> Iterator[None]:
     """Yield whenever something should be polled, until this many seconds are over.
 
-    Looks take a fifth of a core at most, and leave the rest to what is waited for. After one of more than a second,
-    which rather has waited itself, the next one comes 5 s later: nobody notices much later what has happened.
+    Polls take a fifth of a core at most, and leave the rest to what is waited for, but follow each other within 5 s.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -99,10 +154,10 @@ def polls(seconds: float) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it does not after this many seconds.
+        TimeoutError: it does not hold after this many seconds.
     """
     for _ in polls(seconds):
         if condition():
@@ -110,12 +165,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
 
 
-#: Ports that were given away; whoever got one may not listen there yet.
+#: Ports that `free_port` returned, where nothing may listen yet.
 _reserved_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nothing listens on now, and that this process was not given before."""
+    """Return a port of the loopback on which nothing listens, a different one for each call."""
     while True:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -126,7 +181,7 @@ def free_port() -> int:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Return the environment of a plain user, with `extra`: no trace of other clusters or TensorFlow settings."""
+    """Return the environment of a plain user, without settings of Ray, AWS and TensorFlow, and with `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "AWS_", "TF_"))}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **extra}
 
@@ -139,11 +194,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks from the boot to the start of a process.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the clock ticks from the boot to the start of a process, or None where there is none."""
     try:
         # Fields after the name, which may hold anything; the start is the 22nd of all.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

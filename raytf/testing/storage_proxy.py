@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: Headers that belong to one connection and are not forwarded. How the body is framed is said again.
+#: Headers of one connection, which are not forwarded.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 _BLOCK_BYTES = 1 << 18
 
@@ -23,9 +23,9 @@ class StorageProxy:
             uri = f"s3://bucket/runs?endpoint_override={proxy.endpoint}&scheme=http&region=us-east-1"
             proxy.fail_writes(2, after=5)
 
-    Bodies are passed on in blocks, and headers as they are, so that signatures stay valid. An object's write is its
-    PUT, or the completion of its upload in parts. Clients of object stores hide single failures by trying again, so an
-    object whose write failed cannot be written for a while; then all is well again.
+    Bodies are forwarded in blocks, and headers unchanged, so that signatures stay valid. A write of an object is its
+    PUT, or the completion of its multipart upload. Clients of object stores retry and so hide single failures, so an
+    object whose write failed cannot be written for a while.
 
     Args:
         target: HOST:PORT of the server, which speaks plain HTTP.
@@ -33,8 +33,8 @@ class StorageProxy:
 
     Attributes:
         endpoint: HOST:PORT of the forwarder, from entry on.
-        writes: of objects so far; those that failed count once, however often they were tried again.
-        requests: received while a share of them was to fail, and how many of them `failed`.
+        writes: of objects so far; one that failed counts once, whatever the number of its retries.
+        requests, failed: since a share of requests fails, their number and that of those that failed.
     """
 
     def __init__(self, target: str, hold_seconds: float = 20.0):
@@ -75,13 +75,13 @@ class StorageProxy:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self.down()  # connections that clients keep open would be served on
+        self.down()  # clients keep connections open
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def fail_writes(self, count: int, after: int = 0) -> None:
-        """Answer 500 to the next `count` objects' writes that follow `after` good ones; then all is well again."""
+        """Answer 500 to the next `count` writes of objects that follow `after` good ones."""
         with self._lock:
             self._to_skip, self._to_fail = after, count
 
@@ -90,15 +90,15 @@ class StorageProxy:
 
         Args:
             share: in [0, 1]; 0 ends it.
-            tries: of the same request (method and path) that fail in a row: clients try by themselves a few times, and
-                show a failure only when all tries failed.
+            tries: of the same request (method and path) that fail in a row. Clients retry a few times, and report a
+                failure only when all tries failed.
         """
         with self._lock:
             self._share, self._draw, self._tries = share, random.Random(seed), tries
             self._left.clear()
 
     def delay(self, seconds: float) -> None:
-        """Let every request wait so long, from now on."""
+        """Delay every request by this time, from now on."""
         self._delay = seconds
 
     def accept_only(self, access_key: str | None, code: str = "InvalidAccessKeyId") -> None:
@@ -106,16 +106,16 @@ class StorageProxy:
         self._access_key, self._refusal = access_key, code
 
     def refuse_writes(self) -> None:
-        """Answer 403 to every request that would change something, from now on."""
+        """Answer 403 to every request but GET and HEAD, from now on."""
         self._is_read_only = True
 
     def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
         """Behave like a store that supports less than Amazon's, from now on.
 
         Args:
-            create: what a write with If-None-Match comes to: `atomic`, as the server behind does it; `refused` with 501
-                (OpenStack Swift 2.30, and `swap` in 2.38, too); `overlooked`, as if there were no condition; or `racy`:
-                it checks first and then writes (`create` in OpenStack Swift 2.38).
+            create: how a write with If-None-Match is handled: `atomic`, as by the server behind; `refused` with 501
+                (OpenStack Swift 2.30, and `swap` in 2.38); `overlooked`, as if there were no condition; or `racy`: it
+                checks first and then writes (`create` in OpenStack Swift 2.38).
             swap: likewise, with If-Match.
             chunks: know uploads in chunks with a checksum behind them (aws-chunked); else 501.
             batches: know lists of objects to delete; else 501.
@@ -152,7 +152,7 @@ class StorageProxy:
                 _send(request, connection)
                 _answer(request, connection.getresponse())
             except (OSError, http.client.HTTPException):
-                request.close_connection = True  # as a server does that dies
+                request.close_connection = True  # as when a server dies
             finally:
                 connection.close()
 
@@ -218,7 +218,7 @@ class StorageProxy:
             if time.monotonic() - self._failed_at.get(address.path, float("-inf")) < self._hold_seconds:
                 return True
             if self._failed_at.pop(address.path, None) is not None:
-                return False  # tried again at last: the write that was counted already
+                return False  # a retry of a write that was counted already
             self.writes += 1
             if self._to_skip:
                 self._to_skip -= 1
@@ -266,19 +266,11 @@ def _blocks(request: BaseHTTPRequestHandler, left: int) -> Iterator[bytes]:
 
 
 def _send(request: BaseHTTPRequestHandler, connection: http.client.HTTPConnection) -> None:
-    # Not `request`, which would add headers that were not signed.
-    connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
-    for name, value in request.headers.items():
-        # The client has been answered already.
-        if name.lower() not in _HOP_BY_HOP | {"expect"}:
-            connection.putheader(name, value)
-    if _is_chunked(request):
-        connection.putheader("Transfer-Encoding", "chunked")
-    connection.endheaders()
-    for block in _body(request):
-        connection.send(b"%x\r\n%b\r\n" % (len(block), block) if _is_chunked(request) else block)
-    if _is_chunked(request):
-        connection.send(b"0\r\n\r\n")
+    # A client that expects "100 Continue" has been answered already.
+    dropped = _HOP_BY_HOP | {"expect"}
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
+    has_body = _is_chunked(request) or "Content-Length" in request.headers
+    connection.request(request.command, request.path, _body(request) if has_body else None, headers)
 
 
 def _answer(request: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -> None:
@@ -296,4 +288,4 @@ def _answer(request: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -
     if is_chunked:
         request.wfile.write(b"0\r\n\r\n")
     if has_body and answer.length:
-        request.close_connection = True  # cut off, which the client learns by the connection's end alone
+        request.close_connection = True  # cut off, which only the end of the connection shows

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
@@ -76,7 +76,7 @@ class Cloud:
             )
             os.close(write)
             self._session = processes.Session(self._process.pid)
-            reaper.watch(self._session)
+            processes.watch(self._session)
             port = ready.readline()
         if not port:
             self.close()
@@ -92,7 +92,7 @@ class Cloud:
         """End it; may be called again."""
         self._session.end()
         self._process.wait(30)
-        reaper.forget(self._session)
+        processes.forget(self._session)
 
     def client(self, service: str) -> Any:
         """A client of boto3; one for each service, since to make one takes longer than to ask it."""

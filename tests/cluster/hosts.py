@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes, reaper
+from raytf.testing import processes
 from tests.cluster.network import PATH, Network, call, ip, program
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ class Host:
                 start_new_session=True,
             )
         self._session = processes.Session(self._process.pid)
-        reaper.watch(self._session)
+        processes.watch(self._session)
         self._until(lambda: "host is ready" in self.log, "is set up")
         (first,) = psutil.Process(self._process.pid).children()
         self.pid, self._namespace = first.pid, os.readlink(f"/proc/{first.pid}/ns/pid")
@@ -202,7 +202,7 @@ class Host:
     def _close(self) -> None:
         self.kill()
         if self._process is not None:
-            reaper.forget(self._session)
+            processes.forget(self._session)
         if self._namespace_file >= 0:
             os.close(self._namespace_file)
             self._namespace_file, self._namespace = -1, ""
@@ -250,7 +250,7 @@ class Hosts:
         )
         try:
             self.folder.mkdir(mode=0o711)
-            reaper.watch(self.folder)
+            processes.watch(self.folder)
             self.shared, self.key = self.folder / "shared", self.folder / "key"
             (self.folder / "disk").mkdir()
             self.shared.mkdir()
@@ -325,7 +325,7 @@ class Hosts:
         for host in reversed(list(self._hosts)):
             self.remove(host)
         self._network.remove()
-        reaper.forget(self.folder)
+        processes.forget(self.folder)
         self._network = None
 
 

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
+from benchmarks.gpu_placement import PlacementFinding, findings, operations
 from jobs import mnist, transformer_text
 from raytf.config.sections import StrategySection
 from raytf.data import tree
@@ -26,7 +27,6 @@ from raytf.distributed.allreduce.buckets import Overlap
 from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.devices import Devices, LocalDevices, computes_on_gpu
 from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
-from raytf.testing.gpu_placement import PlacementFinding, findings, operations
 from raytf.training.step.step import StepOptions, TrainStep
 
 GRADIENT_SIZE = 256

@@ -16,7 +16,7 @@ import pytest
 from keras import layers
 
 from raytf.errors import DamagedFileError, JobError, ModelError, RaytfError
-from raytf.inference import architecture, model_files, trained_model
+from raytf.inference import architecture, trained_model
 from raytf.storage.storage import Storage
 from tests.laws.mutations import _change
 
@@ -159,7 +159,7 @@ def test_what_a_file_names_is_not_imported(run, document, tmp_path, trust):
 
 def test_a_keras_file_that_reads_another_is_refused(run, tmp_path):
     config = serialized("Sequential", layers=[serialized("StringLookup", vocabulary="/etc/passwd")])
-    file = tmp_path / "run" / model_files.KERAS_FILE
+    file = tmp_path / "run" / architecture.KERAS_FILE
     file.parent.mkdir()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("config.json", json.dumps(config))

@@ -15,7 +15,7 @@ from keras import layers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.errors import ModelError
 from raytf.inference import export, trained_model
-from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
+from raytf.inference.architecture import KERAS_FILE, WEIGHTS_FILE
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
 from tests.tf.test_export import X, Y, a_run, checkpoint

@@ -30,7 +30,7 @@ LIGHT_MODULES = [
     "raytf.inference.signature",
     "raytf.inference.versions",
     "raytf.inference.serving.rest_api",
-    "raytf.inference.serving.version_policy",
+    "raytf.inference.serving.served_versions",
     "raytf.inference.batch.columns",
     "raytf.commands.export",
     "raytf.commands.serve",

@@ -13,14 +13,14 @@ from raytf.inference.signature import Signature, TensorSpec
 
 #: Where the one input of a model is looked for, when no column has its name.
 _USUAL = ("image", "x", "x_test", "features")
-#: Of records of which not all features can be read at once, what is kept by default.
+#: Features kept by default, where not all features of the records can be read.
 _LABELS = ("label", "id")
 SCALARS, ALL, NONE = "scalars", "all", "none"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says of columns.
+    """The user's choice of columns.
 
     Attributes:
         x: columns of the model's input, or INPUT=COLUMN of several; none has raytf choose.

@@ -1,12 +1,10 @@
-"""Predictions over Ray Data: a pool of actors that hold the model; the driver writes what they give, in order."""
+"""Predictions on Ray Data: a pool of actors holds the model, and the driver writes their predictions in order."""
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,13 +22,12 @@ from raytf.errors import ClusterError, ConfigError, DataError, ModelError, Raytf
 from raytf.inference import versions
 from raytf.inference.batch import columns, reader
 from raytf.inference.batch.columns import Options
-from raytf.inference.batch.reader import Input
 from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.signature import DEFAULT, Signature
 from raytf.inference.versions import Version
 from raytf.storage.storage import Storage
 
-#: What reading takes beside workers, by Ray Data's default.
+#: CPUs for reading beside those of the workers, by Ray Data's default.
 _READING_CPUS = 1.0
 #: Of a saved_model.pb: protobuf takes no more.
 _GRAPH_BYTES = 2 << 30
@@ -38,7 +35,7 @@ _GRAPH_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """What to predict, and with what.
+    """A prediction of all records of a data set.
 
     Attributes:
         version: of the model; None for the newest.
@@ -69,11 +66,7 @@ class Predictor:
         _process.load_tensorflow()
         from raytf.inference.saved_model import SavedModel
 
-        storage = Storage(models)
-        place = nullcontext(storage.locate(version.name)) if storage.is_local else None
-        with place or tempfile.TemporaryDirectory(prefix="raytf-predict-") as folder:
-            if place is None:
-                versions.download(storage, version, folder)
+        with versions.local_copy(Storage(models), version) as folder:
             self._model = SavedModel(folder, threads)
         self._signature = _signature(self._model.signatures)
         self._options = options
@@ -112,7 +105,23 @@ def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Call
         context.print_on_execution_start = plan.verbose
         context.execution_options.preserve_order = True
         try:
-            return _run(plan, models, version, source, sink, show)
+            data, total = reader.read(source, lambda: _signature_of(models, version), plan.options, plan.fit)
+            threads = max(1, round(plan.cpus))
+            predicted = data.map_batches(
+                Predictor,
+                fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
+                batch_size=plan.batch_size,
+                batch_format="numpy",
+                compute=ray.data.ActorPoolStrategy(min_size=plan.workers[0], max_size=plan.workers[1]),
+                num_cpus=plan.cpus,
+                num_gpus=plan.gpus or None,
+            )
+            with sink:
+                show(0, total)
+                for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
+                    sink.add(batch)
+                    show(sink.rows, total)
+            return sink.rows
         except RaytfError:
             raise
         except Exception as error:
@@ -129,20 +138,12 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
     if None not in (named, number) and named != number:
         raise ConfigError(f"--version {number}: {uri} is version {named}.")
     wanted = named if number is None else number
-    every = versions.inspect(models)
-    good = versions.whole(every)
-    for version in good:
-        if wanted in (None, version.number):
-            return models, version
-    there = ", ".join(str(version.number) for version in reversed(good)) or "none"
-    problem = next((f": {v.problem}" for v in every if v.problem and wanted in (None, v.number)), "")
-    raise ConfigError(
-        f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
-    )
+    good = versions.choose(models, [] if wanted is None else [wanted])
+    return models, next(version for version in good if wanted in (None, version.number))
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
-    """Return what nodes lack to hold this many workers and what reads the data; empty where they lack nothing.
+    """Return what nodes lack to hold this many workers and the tasks that read; empty where they lack nothing.
 
     Args:
         nodes: what each has.
@@ -160,7 +161,7 @@ def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gp
 
 
 def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]) -> None:
-    """Refuse what a cluster cannot hold: Ray Data would wait for ever.
+    """Refuse workers that the cluster cannot hold, for which Ray Data would wait for ever.
 
     Raises:
         ClusterError: says what is missing.
@@ -182,7 +183,7 @@ def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]
 
 
 def explain(error: BaseException) -> RaytfError:
-    """Return the error for users, out of what Ray Data wrapped it in."""
+    """Return the error for users that Ray Data has wrapped."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
@@ -195,34 +196,6 @@ def explain(error: BaseException) -> RaytfError:
             return DataError(f"the data cannot be read: {type(inner).__name__}: {one_line(inner, 300)}")
     inner = seen[-1]
     return ClusterError(f"Ray Data failed: {type(inner).__name__}: {one_line(inner, 400)}")
-
-
-def _run(
-    plan: PredictionPlan,
-    models: Storage,
-    version: Version,
-    source: Input,
-    sink: PredictionWriter,
-    show: Callable[[int, int | None], None],
-) -> int:
-    data, total = reader.read(source, lambda: _signature_of(models, version), plan.options, plan.fit)
-    low, high = plan.workers
-    threads = max(1, round(plan.cpus))
-    predicted = data.map_batches(
-        Predictor,
-        fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
-        batch_size=plan.batch_size,
-        batch_format="numpy",
-        compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
-        num_cpus=plan.cpus,
-        num_gpus=plan.gpus or None,
-    )
-    with sink:
-        show(0, total)
-        for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
-            sink.add(batch)
-            show(sink.rows, total)
-    return sink.rows
 
 
 def _signature(signatures: dict[str, Signature]) -> Signature:

@@ -1,4 +1,4 @@
-"""Data sets to predict for, as Ray Data reads them: what training reads, JSONL, and what jobs call by name."""
+"""Reads data sets to predict for into Ray Data: the formats of training, JSONL, and data sets that jobs name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raytf.inference.batch.columns import Options
 from raytf.inference.signature import Signature
 from raytf.storage.storage import Storage
 
-#: Ending of a file's name -> what it holds.
+#: Ending of a file's name -> format.
 _KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz"), "csv"),
@@ -39,12 +39,12 @@ _KINDS = {
 _NAMED = ("digits", "mnist")
 #: Records of a block, and bytes of a large one's; a few for each worker make a bar that moves.
 _BLOCK, _BLOCK_BYTES = 4096, 32 << 20
-#: Of a CSV file that is looked at for the types of its columns.
+#: Bytes of a CSV file that decide the types of its columns.
 _TYPED_BYTES = 128 << 20
 
 
 def kind_of(names: Sequence[str]) -> str | None:
-    """Return what most of some files hold, or None where raytf reads none of them."""
+    """Return the format of most of these files, or None where raytf reads none of them."""
     kinds = Counter(kind for kind in map(_kind, names) if kind is not None)
     if not kinds and any(is_idx(name) for name in names):
         return "idx"
@@ -59,10 +59,10 @@ def _kind(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Input:
-    """Something to read.
+    """A data set to read.
 
     Attributes:
-        uri: as it was given.
+        uri: as the user passed it.
         kind: parquet, csv, json, npz, tfrecord, images, or idx, for which names of data sets stand, too.
         folder: where its files lie.
         names: of those of that kind, in the order of their records; those of folders by name.
@@ -77,7 +77,7 @@ class Input:
 
 
 def inspect(uri: str) -> Input:
-    """Return what is there to read; needs no Ray.
+    """Return what there is to read; needs no Ray.
 
     Args:
         uri: a file or folder, local or on an object store, or digits or mnist, whose test images it stands for.
@@ -166,7 +166,7 @@ def by_number(origin: Input, signature: Callable[[], Signature], options: Option
 def _dataset(records: Records) -> Any:
     stored, take = ray.put(records.held), records.take
     blocks = max(1, -(-records.count // _BLOCK), -(-records.count * records.bytes // _BLOCK_BYTES))
-    # A share of a CPU of its own, so that it does not become one step with the model's, whose process may be replaced.
+    # With a CPU share of its own, Ray Data does not fuse it with the model's step, whose process may be replaced.
     return ray.data.range(records.count, override_num_blocks=min(blocks, max(1, records.count))).map_batches(
         lambda batch: take(ray.get(stored), batch["id"]), batch_format="numpy", num_cpus=0.5
     )

@@ -1,8 +1,7 @@
-"""Predictions as one file, Parquet, CSV or JSONL, that appears when it is whole."""
+"""Writes predictions to one file, Parquet, CSV or JSONL, which appears when it is complete."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
@@ -24,7 +23,7 @@ _ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
 class PredictionWriter:
-    """Takes batches in order; a context manager: the file appears at its end, unless that is an error.
+    """Writes batches in order; a context manager. The file appears at its end, unless that is an error.
 
     Args:
         uri: of the file; its ending says the format.
@@ -58,10 +57,11 @@ class PredictionWriter:
         try:
             if folder:
                 os.makedirs(folder, exist_ok=True)
-            handle, self._path = tempfile.mkstemp(prefix=f"{os.path.basename(self._place.root)}.tmp-", dir=folder)
+            name = os.path.basename(self._place.root)
+            self._folder = tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=folder)
         except OSError as error:
             raise explain("write", self._place.locate(""), error) from error
-        os.close(handle)
+        self._path = os.path.join(self._folder.name, name)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -71,8 +71,7 @@ class PredictionWriter:
             if kind is None:
                 self._appear()
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+            self._folder.cleanup()
 
     def add(self, batch: Mapping[str, np.ndarray]) -> None:
         """Write records.
@@ -114,7 +113,7 @@ class PredictionWriter:
             self._writer.writelines(f"{json.dumps(row, default=_text)}\n".encode() for row in rows)
 
     def _widen(self, other: pa.Schema) -> None:
-        """Take types that hold what was written and what comes: a column may be empty or whole at first.
+        """Choose types that hold both the rows so far and the new ones: a column may be empty or whole at first.
 
         Raises:
             pa.ArrowTypeError: no type holds both.
@@ -130,13 +129,11 @@ class PredictionWriter:
         self._writer.close()
         before = f"{self._path}.before"
         os.rename(self._path, before)
-        try:
-            self._writer = self._open()
-            with pq.ParquetFile(before) as written:
-                for part in written.iter_batches():
-                    self._writer.write_table(pa.Table.from_batches([part]).cast(schema))
-        finally:
-            os.unlink(before)
+        self._writer = self._open()
+        with pq.ParquetFile(before) as written:
+            for part in written.iter_batches():
+                self._writer.write_table(pa.Table.from_batches([part]).cast(schema))
+        os.unlink(before)
 
     def _appear(self) -> None:
         if self._writer is None:
@@ -152,16 +149,9 @@ class PredictionWriter:
         try:
             with open(self._path, "rb") as stream:
                 os.fsync(stream.fileno())
-            os.chmod(self._path, 0o666 & ~_umask())
             os.replace(self._path, self._place.root)
         except OSError as error:
             raise explain("write", self._place.root, error) from error
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
 
 
 def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:

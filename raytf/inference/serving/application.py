@@ -1,4 +1,4 @@
-"""Ray Serve on the driver's side: starts replicas, says where they answer, and drains them at the end."""
+"""Ray Serve on the driver's side: starts replicas, reports where they answer, and drains them at the end."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from raytf.inference.serving.replica import Replica, ReplicaSettings, load_once
 
 #: Names of the Ray Serve application and of its one deployment.
 APP, _DEPLOYMENT = "raytf-{name}", "model"
-#: Settings of the deployment: which command has deployed it, and whether Ray Serve was started for it.
+#: Settings of the deployment: the command that deployed it, and whether raytf started Ray Serve for it.
 _OWNER, _STARTED = "raytf_owner", "raytf_started"
-#: Seconds between two checks whether the application is still there, and most seconds of one.
+#: Seconds between two checks that the application still runs, and the timeout of one check.
 _POLL_SECONDS = 2.0
 _POLL_TIMEOUT = 30.0
-#: Most seconds for answers that are under way when the server ends.
+#: Most seconds for requests in progress when the server stops.
 DRAIN_SECONDS = 30.0
-#: A replica may hold so many batches of requests; more wait before it.
+#: Statuses of an application that does not run, or is being deleted.
+_NOT_THERE = ("DELETING", "NOT_STARTED")
+#: Batches of requests that a replica may hold; more wait before it.
 _BATCHES_AHEAD = 4
 
 
@@ -46,9 +48,9 @@ class ServingPlan:
 
     Attributes:
         replicas: fewest and most.
-        target: requests under way in each replica, from which the number of replicas follows.
+        target: average requests in progress in a replica, which autoscaling keeps.
         cpus, gpus: of each replica.
-        proxies: where HTTP is listened to.
+        proxies: the nodes that listen.
     """
 
     settings: ReplicaSettings
@@ -63,34 +65,33 @@ class ServingPlan:
 
 
 def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; then requests under way are answered, and what was started is stopped.
+    """Serve until SIGTERM or Ctrl-C, then answer the requests in progress and stop what was started.
 
     Args:
-        say: called with what happens; where the model answers, and how to try it, as soon as it does.
+        say: called with what happens, such as the URL of the model and a command to try it.
 
     Raises:
-        ClusterError, ConfigError, ModelError: says what is wrong and how to fix it.
+        ClusterError, ConfigError, ModelError: the model cannot be served.
     """
     name = APP.format(name=plan.settings.name)
     logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)
     if not is_connected():
         check_port(plan.host, plan.port)
-    # Handlers not before Ray is there: it sets some of its own.
+    # Ray sets signal handlers of its own when it starts.
     with ray_for(lambda: plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
-        # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
+        # A local Ray stops with all that runs on it; on a cluster, what other commands started stays.
         mine = _begin(plan) and not is_local
         me, is_ours = uuid.uuid4().hex, False
         try:
             host, port = _where(plan)
-            is_there = _check_room(name)
+            before = _check_room(name)
             _check_resources(plan)
-            if is_there:
+            if before is not None:
                 _check_model(plan.settings)
                 say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
-                # Ray Serve ends with the last of the commands that follow each other.
-                before = _application(name)
-                mine = mine or (before is not None and before.is_started_by_raytf)
-            is_ours = not is_there  # what is there stays, should it not be replaced
+                # The last of the commands that replace each other stops Ray Serve.
+                mine = mine or before.is_started_by_raytf
+            is_ours = before is None  # a running application stays until it is replaced
             handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
             is_ours = True
             url = f"http://{reachable(host)}:{port}/v1/models/{urllib.parse.quote(plan.settings.name)}:predict"
@@ -102,10 +103,10 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that cannot be listened to, before anything is started.
+    """Refuse a host and port on which this machine cannot listen, before anything is started.
 
     Raises:
-        ConfigError: somebody else listens there, or the host is not this machine.
+        ConfigError: another process listens there, or the host is not this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -133,34 +134,29 @@ def _signals() -> Iterator[threading.Event]:
 
 def _begin(plan: ServingPlan) -> bool:
     """Start Ray Serve where it does not run yet; return whether it was started."""
-    before = _is_serving()
-    location = ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        is_new = False
+    except ValueError:
+        is_new = True
     try:
         serve.start(
-            proxy_location=location,
+            proxy_location=ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode,
             http_options=HTTPOptions(host=plan.host, port=plan.port),
-            # Proxies inherit the controller's environment: that is how they come by what stands before them.
+            # Proxies inherit the controller's environment, where they find the middleware of `front`.
             controller_options=ControllerOptions(runtime_env={"env_vars": {front.VARIABLE: front.PLACE}}),
             logging_config=LoggingConfig(log_level="INFO" if plan.verbose else "WARNING", enable_access_log=False),
         )
     except Exception as error:  # a TimeoutError, or whatever the proxy's process died of
         raise ClusterError(f"Ray Serve cannot listen on {plan.host}:{plan.port}: {one_line(error, 300)}") from error
-    return not before
-
-
-def _is_serving() -> bool:
-    try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        return False
-    return True
+    return is_new
 
 
 def _where(plan: ServingPlan) -> tuple[str, int]:
     """Return host and port of the proxies, which another command may have started.
 
     Raises:
-        ConfigError: they are not the ones that were asked for.
+        ConfigError: they listen on another port than this command's.
     """
     options = controller.http_options()
     if options.port != plan.port:
@@ -171,26 +167,24 @@ def _where(plan: ServingPlan) -> tuple[str, int]:
     return options.host or plan.host, options.port
 
 
-def _check_room(name: str) -> bool:
-    """Whether an application of this name is there already.
+def _check_room(name: str) -> RunningApplication | None:
+    """Return the application of this name, if it already runs.
 
     Raises:
-        ClusterError: another one is.
+        ClusterError: another application runs.
     """
-    is_there = False
     for other, state in serve.status().applications.items():
-        if other == name:
-            is_there = state.status.value not in ("DELETING", "NOT_STARTED")
-        elif state.status.value not in ("DELETING", "NOT_STARTED"):
+        if other != name and state.status.value not in _NOT_THERE:
             raise ClusterError(
                 f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
                 "End it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
             )
-    return is_there
+    application = _application(name)
+    return None if application is None or application.status in _NOT_THERE else application
 
 
 def _check_model(settings: ReplicaSettings) -> None:
-    """Refuse a model that cannot be loaded before it takes the place of one that can: Ray Serve does not go back.
+    """Refuse a model that cannot be loaded, before it replaces one that can: Ray Serve does not roll back.
 
     Raises:
         ModelError: says why.
@@ -202,7 +196,7 @@ def _check_model(settings: ReplicaSettings) -> None:
 
 
 def reachable(host: str) -> str:
-    """Return a host that is listened to, as it stands in a URL for a client on that machine."""
+    """Return the host of a URL with which a client on this machine reaches a server that listens on `host`."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{shown}]" if ":" in shown else shown
 
@@ -249,7 +243,7 @@ def _check_resources(plan: ServingPlan) -> None:
 
 
 def _why(name: str, error: Exception) -> Exception:
-    """Return what kept a replica from starting, in a line."""
+    """Return the error that kept a replica from starting."""
     message = ""
     with contextlib.suppress(Exception):
         application = serve.status().applications[name]
@@ -273,12 +267,12 @@ class ApplicationOwner(enum.Enum):
 
 @dataclass(frozen=True)
 class RunningApplication:
-    """An application that is there.
+    """An application that Ray Serve knows.
 
     Attributes:
         status: by Ray Serve.
-        owner: which command has deployed it last.
-        is_started_by_raytf: whether a command has started Ray Serve for it.
+        owner: the command that deployed it last.
+        is_started_by_raytf: whether a command started Ray Serve for it.
     """
 
     status: str
@@ -287,22 +281,17 @@ class RunningApplication:
 
 
 def owner_of(application: RunningApplication | None, me: str) -> ApplicationOwner:
-    """Return who owns an application that this command has deployed.
-
-    Args:
-        application: None where it is not there.
-    """
-    if application is None or application.status in ("DELETING", "NOT_STARTED"):
+    """Return who owns the application that the command `me` deployed; None is one that no longer exists."""
+    if application is None or application.status in _NOT_THERE:
         return ApplicationOwner.GONE
-    # A command whose deployment has failed is gone, and leaves the application to the one before it.
+    # A command exits if its deployment fails, and leaves the application to the command before it.
     if application.owner == me or application.status == "DEPLOY_FAILED":
         return ApplicationOwner.OURS
     return ApplicationOwner.COMING if application.status == "DEPLOYING" else ApplicationOwner.TAKEN
 
 
 def _application(name: str) -> RunningApplication | None:
-    details = controller.details(_POLL_TIMEOUT)
-    application = details["applications"].get(name)
+    application = controller.details(_POLL_TIMEOUT)["applications"].get(name)
     if application is None:
         return None
     deployment = application["deployments"].get(_DEPLOYMENT) or {}
@@ -312,10 +301,10 @@ def _application(name: str) -> RunningApplication | None:
 
 
 def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Wait for a signal, or for somebody who ends the application or takes it over.
+    """Wait for a signal, or until another command stops the application or replaces it.
 
     Raises:
-        ClusterError: Ray does not answer any more.
+        ClusterError: Ray no longer answers.
     """
     lost = 0
     while not stop.wait(_POLL_SECONDS):
@@ -325,7 +314,7 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
         except Exception as error:  # the head may be restarting
             lost += 1
             if lost >= 5:
-                raise ClusterError(f"Ray does not answer any more: {one_line(error, 200)}", passes=True) from error
+                raise ClusterError(f"Ray no longer answers: {one_line(error, 200)}", passes=True) from error
             continue
         if owner is ApplicationOwner.GONE:
             say("somebody else has ended it")
@@ -336,11 +325,11 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
 
 
 def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> None:
-    """End what this command has deployed and started, and nothing else.
+    """Stop what this command deployed and started, and nothing else.
 
     Args:
         me: None where nothing was deployed.
-        mine: whether Ray Serve was started here.
+        mine: whether this command started Ray Serve.
     """
     began = time.monotonic()
     try:

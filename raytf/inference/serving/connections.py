@@ -1,6 +1,6 @@
-"""Connections of the HTTP proxy within limits: headers that are large or slow, idle sockets, answers nobody reads.
+"""Connections within limits: large or slow headers, slow bodies, idle sockets, answers that nobody reads.
 
-uvicorn's own protocol takes headers of any size and waits for them for ever; an ASGI application sees neither.
+uvicorn's own protocol accepts headers of any size and waits for them for ever; an ASGI application sees neither.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from raytf.inference.serving.limits import ServingLimits
 
 #: Seconds between two checks of all connections.
 _CHECK_SECONDS = 0.5
+_TOO_LARGE = "The headers are larger than {} KiB."
+_SLOW_BODY = "The body came too slowly. Send it at once."
 
 
 def install(limits: ServingLimits) -> None:
@@ -35,9 +37,16 @@ def bounded(limits: ServingLimits) -> type[Connection]:
 
 
 def least_missed(connections: Iterable[Connection]) -> Connection | None:
-    """Return the connection that makes room for another one, or None where all are being answered."""
+    """Return the connection to close for a new one, or None where all have requests in progress."""
     idle = (connection for connection in connections if connection.is_idle)
     return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
+
+
+def in_the_way(connections: Iterable[Connection], now: float, limits: ServingLimits) -> list[Connection]:
+    """Return the connections with the slowest bodies, beyond those that may arrive at the same time."""
+    old = [one for one in connections if one.is_receiving and now - one.since >= limits.patience_seconds]
+    old.sort(key=lambda connection: (connection.received / (now - connection.since), connection.since))
+    return old[: max(0, len(old) - limits.bodies)]
 
 
 class Connections:
@@ -50,7 +59,7 @@ class Connections:
         self._is_checking = False
 
     def add(self, connection: Connection) -> None:
-        """Add a connection that was made; another one may be closed for it."""
+        """Add a new connection; another one may be closed for it."""
         self._all.add(connection)
         if len(self._all) > self._limits.connections:
             victim = least_missed(self._all) or connection
@@ -65,14 +74,14 @@ class Connections:
         self._lingering.discard(connection)
 
     def linger(self, connection: Connection) -> bool:
-        """Add a refused connection that is still listened to; return whether there is room for it."""
+        """Start to read on from a refused connection; return whether there is room for it."""
         if len(self._lingering) >= self._limits.lingering:
             return False
         self._lingering.add(connection)
         return True
 
     def pause(self, size: int) -> float:
-        """Return for how many seconds a refused connection is not read: all of them have one rate."""
+        """Return for how many seconds a refused connection is not read after `size` bytes: all share one rate."""
         return size * len(self._lingering) / self._limits.linger_rate
 
     def _check_later(self) -> None:
@@ -82,23 +91,30 @@ class Connections:
 
     def _check(self) -> None:
         now = time.monotonic()
+        for connection in in_the_way(self._all, now, self._limits):
+            connection.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW_BODY)
         for connection in list(self._all):
             connection.check(now)
         self._check_later()
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that keeps the limits."""
+    """A connection that keeps the limits.
+
+    Attributes:
+        since: time of the first byte of its headers, of their end, or of the end of the answer, whatever was last.
+        received: bytes of the body so far.
+        is_known: whether it has got an answer.
+    """
 
     crowd: Connections
     limits: ServingLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._real = transport
-        self.since = time.monotonic()
-        self.is_known = False  # nothing was answered yet
-        self._is_in_headers = True
-        self._taken = self._body = self._lingered = 0
+        self.since = self._checked_at = time.monotonic()
+        self.is_known, self._is_in_headers = False, True
+        self.received = self._checked = self._taken = self._lingered = 0
         self._stalled_at: float | None = None
         self._ended_at: float | None = None
         self._is_lingering = False
@@ -111,8 +127,14 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is being answered."""
+        """Whether it has no request in progress."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether it waits for the client to send more of a body."""
+        is_paused = self.flow.read_paused or self.pipeline  # by this server
+        return not (self._is_in_headers or self.is_idle or self.is_ended or is_paused)
 
     @property
     def is_ended(self) -> bool:
@@ -129,7 +151,7 @@ class Connection(HttpToolsProtocol):
             return
         limit = self.limits.header_bytes
         while data and not self.is_ended and self.parser is not None:
-            # Never more of a header than is allowed is given to the parser, which keeps it all.
+            # The parser keeps whole headers, so it never gets more than the limit.
             some = data[: max(1, limit + 1 - self._taken)] if self._is_in_headers else data
             data = data[len(some) :]
             if self._is_in_headers and not self._taken:
@@ -140,7 +162,7 @@ class Connection(HttpToolsProtocol):
                 return
             if self._is_in_headers and self._taken > limit:
                 self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE.format(limit >> 10))
-            elif self._taken - 2 * self._body > limit + self.limits.framing_bytes:
+            elif self._taken - 2 * self.received > limit + self.limits.framing_bytes:
                 self.refuse(HTTPStatus.BAD_REQUEST, "The chunks of this body are too small, or its trailers too large.")
 
     def eof_received(self) -> None:
@@ -149,19 +171,20 @@ class Connection(HttpToolsProtocol):
 
     # Callbacks of the parser
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_headers:  # trailers are of no use
+        if self._is_in_headers:  # not trailers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
+        self.since, self._checked_at, self._checked = time.monotonic(), time.monotonic(), 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._body += len(body)
+        self.received += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_headers, self._taken, self._body = True, 0, 0  # what comes next are headers
+        self._is_in_headers, self._taken, self.received = True, 0, 0  # what comes next are headers
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -169,14 +192,14 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def _should_upgrade(self) -> bool:
-        return False  # the application refuses what wants a WebSocket, as any other request
+        return False  # the application answers requests for WebSockets, too
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.")
 
     # Limits
     def check(self, now: float) -> None:
-        """End the connection where it has taken too long."""
+        """Close the connection if the client is too slow."""
         limits = self.limits
         if self._stalled_at is not None and now - self._stalled_at > limits.stall_seconds:
             self.abort()
@@ -186,14 +209,19 @@ class Connection(HttpToolsProtocol):
                 self.abort()
         elif self.is_idle and now - self.since > limits.header_seconds:
             if not self._is_in_headers:
-                self.abort()  # answered long ago, and still sends its body
+                self.abort()  # was answered long ago, and still sends its body
             elif self._taken:
                 self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"No whole headers within {limits.header_seconds:g} s.")
-            elif not self.is_known:  # one that was answered has uvicorn's time to ask again
+            elif not self.is_known:  # after an answer, uvicorn's own timeout holds
                 self.end()
+        elif now - self._checked_at > limits.grace_seconds:
+            is_slow = limits.is_too_slow(self.received, self._checked, now - self._checked_at)
+            if self.is_receiving and (is_slow or now - self.since > limits.body_seconds):
+                self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW_BODY)
+            self._checked_at, self._checked = now, self.received
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer without asking the application, and end the connection."""
+        """Answer in place of the application, and close the connection."""
         body = json.dumps({"error": message}).encode()
         if self.is_idle or not self.cycle.response_started:
             lines = (
@@ -209,7 +237,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """Close; a client that still sends is read for a while, else it would not see its answer."""
+        """Close; keep reading for a while from a client that still sends, or it would not see its answer."""
         if self._ended_at is not None:
             return
         self._ended_at = time.monotonic()
@@ -226,7 +254,7 @@ class Connection(HttpToolsProtocol):
             self._real.resume_reading()
 
     def abort(self) -> None:
-        """Close at once, whatever is under way."""
+        """Close at once, whatever is in progress."""
         self._ended_at = self._ended_at or time.monotonic()
         self._real.abort()
 
@@ -239,11 +267,8 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
 
-_TOO_LARGE = "The headers are larger than {} KiB."
-
-
 class _LingeringTransport:
-    """A transport that leaves its end to the connection: `close` lingers, and nothing is written after it."""
+    """A transport that the connection closes, which may read on for a while, and that ignores later writes."""
 
     def __init__(self, real: asyncio.Transport, connection: Connection):
         self._real, self._connection = real, connection

@@ -1,8 +1,8 @@
-"""How a large body and its answer pass between proxy and replica: in pieces, the next one when the last was taken.
+"""Sends a large body and its answer between proxy and replica in pieces, each after the receiver asked for it.
 
-Ray Serve passes messages on as fast as they come and keeps those that wait in memory. So each side acknowledges: the
-replica answers with a `+` for each piece of body that it can take, then with a line of JSON (status and length of the
-answer), then with the answer in pieces, for each of which the proxy adds a byte to the body of its request.
+Ray Serve forwards messages as fast as they arrive and queues them in memory. So the receiver asks: the replica sends a
+`+` for each piece of the body that it can take, then a line of JSON (status and length of the answer), then the answer
+in pieces, for each of which the proxy adds a byte to the body of its request.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message
 
-from raytf.inference.serving.rooms import Spool
+from raytf.inference.serving.limits import Spool
 
 #: Header of the request from proxy to replica: bytes of the body.
 LARGE = "x-raytf-large"
-#: Header of an answer: what it would say is too large for this way, ask again in pieces.
+#: Header of an answer: the real answer is too large for one message, so ask again with `LARGE`.
 AGAIN = "x-raytf-again"
-#: Header that the proxy gives to each request.
+#: Header that the proxy adds to each request.
 FRONT = "x-raytf-front"
-#: Path of what proxies have to know; nobody outside gets there.
+#: Path of the settings for proxies, which no client can reach.
 SETTINGS = "/.raytf/settings"
 #: Bytes of a piece.
 PIECE = 256 << 10
@@ -32,12 +32,12 @@ class Sender:
     """The proxy's side.
 
     Args:
-        body: at its beginning.
-        answer: gets the answer.
+        body: the body, from its beginning.
+        answer: receives the answer.
 
     Attributes:
-        status: of the answer, when it is whole; None before.
-        failed: status and text of an answer of Ray Serve itself.
+        status: of the answer, when it is complete; None before.
+        failed: status and text of an answer by Ray Serve itself.
     """
 
     def __init__(self, body: Spool, answer: Spool):
@@ -92,16 +92,16 @@ class Sender:
 
 
 async def take_body(stream: AsyncIterator[bytes], size: int, body: bytearray) -> AsyncIterator[bytes]:
-    """Fill `body`, on the replica's side; what it yields is to be sent."""
+    """Read a body of this size into `body`, on the replica's side; the caller sends what this yields."""
     while len(body) < size:
         yield _TAKE
         body += await anext(stream)
 
 
 async def give_answer(stream: AsyncIterator[bytes], status: int, answer: Spool) -> AsyncIterator[bytes]:
-    """Send an answer, from the replica's side: what it yields is to be sent."""
+    """Send an answer, on the replica's side; the caller sends what this yields."""
     yield json.dumps({"status": status, "length": answer.size}).encode() + b"\n"
-    answer.rewind()
+    answer.seek(0)
     while piece := answer.read(PIECE):
         yield piece
         await anext(stream)

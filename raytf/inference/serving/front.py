@@ -1,7 +1,7 @@
-"""What stands before Ray Serve's HTTP proxy, in its process: who may ask, how much, how slowly.
+"""Middleware in front of Ray Serve's HTTP proxy, in its process: checks tokens, and limits bodies.
 
-A replica sees a request when its body is whole: one that dribbles holds none of them. Bodies that are not small wait on
-disk and go to a replica in pieces, a few at a time, so that neither process holds many.
+A replica gets a request when its body is complete, so that a slow client holds no replica. Bodies that are not small
+wait on disk and are sent to a replica in pieces, a few at a time, so that neither process holds many in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -21,24 +21,30 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raytf.inference.serving import connections, rest_api, rooms
-from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving import connections, rest_api
 from raytf.inference.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
-from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
-from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
+from raytf.inference.serving.limits import (
+    DiskRoom,
+    Refusal,
+    RoomQueue,
+    ServingLimits,
+    Spool,
+    bad,
+    busy,
+    return_freed_memory,
+)
 
-#: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
+#: The environment variable in which Ray Serve's proxies look for the place of `middlewares`, and the place.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
-#: Seconds for which what is known of the served model is not asked again, and for which it is good when nobody answers.
+#: Seconds for which settings of the served model are fresh, and for which they are used while no replica answers.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
-#: Longest wait for a replica that is asked for what it has in memory.
+#: Most seconds to wait for a replica that is asked for its settings.
 _ASK_SECONDS = 2.0
-_CHECK_SECONDS = 0.5
-#: Bytes of a body that are unpacked, and of an answer that are given to a connection, at once.
+#: Bytes of a body that are unpacked, and of an answer that are sent to a connection, at once.
 _PART = 64 << 10
-#: Headers of a replica's answer that reach the client, and the one after which it is asked again.
+#: Headers of a replica's answer that are passed on, to the client or to `_respond`.
 _SHOWN = ("content-type", "www-authenticate", "retry-after", "x-request-id", AGAIN)
-#: Answers after which the connection ends: what the client still sends is not read.
+#: Answers after which the connection is closed: the rest of the body is not read.
 _CLOSING = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.REQUEST_TIMEOUT,
@@ -46,7 +52,7 @@ _CLOSING = {
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.UPGRADE_REQUIRED,
 }
-#: What a refusal adds to the headers of its answer.
+#: Status of a refusal -> headers of its answer.
 _REFUSED = {
     HTTPStatus.UNAUTHORIZED: {"www-authenticate": "Bearer"},
     HTTPStatus.SERVICE_UNAVAILABLE: {"retry-after": "1"},
@@ -54,9 +60,16 @@ _REFUSED = {
 }
 
 
+#: A request of the proxy itself.
+_OWN_REQUEST: Scope = {
+    "scheme": "http", "path": SETTINGS, "raw_path": SETTINGS.encode(), "root_path": "", "headers": [],
+    "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
+}  # fmt: skip
+
+
 def middlewares() -> list[Middleware]:
-    """Return the middleware for an HTTP proxy of Ray Serve, which calls this when it starts, before it listens."""
-    rooms.return_freed_memory()
+    """Return the middleware of an HTTP proxy. Ray Serve calls this when the proxy starts, before it listens."""
+    return_freed_memory()
     limits = ServingLimits()
     connections.install(limits)
     return [Middleware(Front, limits=limits)]
@@ -64,38 +77,32 @@ def middlewares() -> list[Middleware]:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What is to be known of the served model before a body is read.
+    """Settings of the served model that are needed before a body is read.
 
     Attributes:
-        at: when it was learned.
-        name: of the model; empty where no replica has said it yet.
+        at: time at which a replica reported them.
+        name: of the model; empty before the first report.
+        health: answer to a health check.
     """
 
     at: float = -1e9
     name: str = ""
     max_body_bytes: int = 32 << 20
     token_sha256: str | None = None
-    health: bytes = b""
+    health: str = ""
 
 
 class Front:
-    """An ASGI application before another one, that of Ray Serve.
+    """An ASGI application in front of Ray Serve's."""
 
-    Args:
-        clock: injected by tests.
-    """
-
-    def __init__(self, app: ASGIApp, limits: ServingLimits, clock: Callable[[], float] = time.monotonic):
-        self._app, self._limits, self._clock = app, limits, clock
-        self._bodies: set[ArrivingBody] = set()
-        self._is_checking = False
+    def __init__(self, app: ASGIApp, limits: ServingLimits):
+        self._app, self._limits = app, limits
         self._intake = 0.0  # when what was taken of large bodies was due
         self._disk = DiskRoom(limits.disk_bytes)
         self._memory = RoomQueue(limits.memory_bytes)
         self._large = RoomQueue(limits.large)
         self._served = ServedModel()
         self._learning: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[Response] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # there are no WebSockets, see connections
@@ -128,58 +135,54 @@ class Front:
             return await self._ask(scope, receive, method, kept)
         body = spools.enter_context(Spool(self._disk))
         await self._read(receive, headers, served.max_body_bytes, body)
-        body.rewind()
+        body.seek(0)
         if body.size <= self._limits.small_bytes:
-            async with _turn(self._memory, body.size, self._limits):
+            async with self._memory.hold(body.size, self._limits.turn_seconds):
                 response = await self._ask(scope, receive, method, kept, body.read())
             if AGAIN not in response.headers:
                 return response
-            body.rewind()
+            body.seek(0)
         answer = spools.enter_context(Spool(self._disk))
-        async with _turn(self._large, 1, self._limits):
+        async with self._large.hold(1, self._limits.turn_seconds):
             return await self._exchange(scope, receive, kept, body, answer)
 
-    # What is served
+    # The served model
     async def _known(self, authorization: str | None) -> ServedModel:
-        """Return what is known of the served model, which is asked for in time."""
-        age = self._clock() - self._served.at
+        """Return the settings of the served model; a replica is asked for them again where they are not fresh."""
+        age = time.monotonic() - self._served.at
         is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
         if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
-            if self._learning is None:
-                self._learning = asyncio.create_task(self._learn())
-            # Who has waited before need not wait again: replicas may be busy, or on their way.
+            learning = self._learn()
+            # Settings that are not too old are used without waiting: replicas may be busy, or starting.
             if age > _STALE_SECONDS or is_refused:
-                await asyncio.wait({self._learning}, timeout=_ASK_SECONDS)
+                await asyncio.wait({learning}, timeout=_ASK_SECONDS)
         return self._served
 
-    async def _learn(self) -> None:
+    async def _health(self) -> Response:
+        """Return the health that a replica reports now, or its last report while replicas are busy."""
+        await asyncio.wait({self._learn()}, timeout=_ASK_SECONDS)
+        if time.monotonic() - self._served.at > _STALE_SECONDS:
+            raise busy("No replica answers. Try again in some seconds.")
+        return Response(self._served.health, media_type="application/json")
+
+    def _learn(self) -> asyncio.Task[None]:
+        """Start to ask a replica for its settings, unless one is being asked."""
+        if self._learning is None:
+            self._learning = asyncio.create_task(self._ask_settings())
+        return self._learning
+
+    async def _ask_settings(self) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                response = await self._ask(_own_scope(SETTINGS), _never, "GET")
+                response = await self._ask(_OWN_REQUEST, _never, "GET")
             if response.status_code == HTTPStatus.OK:
-                settings = json.loads(bytes(response.body))
-                health = settings.pop("health").encode()
-                self._served = ServedModel(at=self._clock(), health=health, **settings)
-        except (TimeoutError, ValueError, KeyError, TypeError, Refusal):
-            pass  # what was known stays
+                self._served = ServedModel(at=time.monotonic(), **json.loads(bytes(response.body)))
+            else:  # there is no replica
+                self._served = replace(self._served, at=ServedModel.at)
+        except (TimeoutError, ValueError, TypeError, Refusal):
+            pass  # the last report stays
         finally:
             self._learning = None
-
-    async def _health(self) -> Response:
-        """Return what a replica says; who asks while another one waits for it gets the same answer."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(_own_scope(rest_api.HEALTH), _never, "GET"))
-            self._asking.add_done_callback(self._forget_asking)
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                return await asyncio.shield(self._asking)
-        except TimeoutError:
-            if self._served.health and self._clock() - self._served.at < _STALE_SECONDS:
-                return Response(self._served.health, media_type="application/json")
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "No replica answers. Try again in some seconds.") from None
-
-    def _forget_asking(self, task: asyncio.Task[Response]) -> None:
-        self._asking = None
 
     # Bodies
     async def _read(self, receive: Receive, headers: Headers, limit: int, into: Spool) -> None:
@@ -187,72 +190,29 @@ class Front:
         if length.isdecimal():
             rest_api.check_size(int(length) if len(length) < 20 else limit + 1, limit)
         unpack = _unpacker(headers.get("content-encoding", ""))
-        try:
-            async with asyncio.timeout(self._limits.body_seconds) as timeout, self._arriving(timeout) as body:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    data = message.get("body", b"")
-                    body.got += len(data)
-                    for part in unpack(data):  # a little of it may be much, unpacked
-                        rest_api.check_size(into.size + len(part), limit)
-                        into.write(part)
-                        if into.size > self._limits.small_bytes:
-                            await self._pause(len(part))
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "The body came too slowly. Send it at once.") from None
+        is_whole = False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            for part in unpack(message.get("body", b"")):  # a few bytes may unpack to many
+                rest_api.check_size(into.size + len(part), limit)
+                into.write(part)
+                if into.size > self._limits.small_bytes:
+                    await self._pause(len(part))
+            is_whole = not message.get("more_body")
 
     async def _pause(self, size: int) -> None:
-        """Wait until this many bytes more of a large body may be taken."""
+        """Wait until this many more bytes of large bodies may be read."""
         now = asyncio.get_running_loop().time()
         self._intake = max(now, self._intake) + size / self._limits.intake_rate
         await asyncio.sleep(self._intake - now)
-
-    @contextlib.asynccontextmanager
-    async def _arriving(self, timeout: asyncio.Timeout) -> AsyncIterator[ArrivingBody]:
-        now = self._clock()
-        self._make_room(now)
-        body = ArrivingBody(now, now, timeout=timeout)
-        self._bodies.add(body)
-        if not self._is_checking:
-            self._check_later()
-        try:
-            yield body
-        finally:
-            self._bodies.discard(body)
-
-    def _check_later(self) -> None:
-        self._is_checking = bool(self._bodies)
-        if self._is_checking:
-            asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
-
-    def _check(self) -> None:
-        """End bodies that are too slow."""
-        now = self._clock()
-        self._make_room(now)
-        for body in [body for body in self._bodies if now - body.seen_at > self._limits.grace_seconds]:
-            if body.is_too_slow(now, self._limits):
-                self._end(body)
-            body.seen_at, body.seen = now, body.got
-        self._check_later()
-
-    def _make_room(self, now: float) -> None:
-        for body in in_the_way(self._bodies, now, self._limits):
-            self._end(body)
-
-    def _end(self, body: ArrivingBody) -> None:
-        self._bodies.discard(body)
-        if body.timeout is not None:
-            body.timeout.reschedule(asyncio.get_running_loop().time())
 
     # Replicas
     async def _ask(
         self, scope: Scope, receive: Receive, method: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Response:
-        """Pass on a request that is small, and whose answer is."""
+        """Pass on a request that is small and has a small answer."""
         is_sent, status = False, int(HTTPStatus.SERVICE_UNAVAILABLE)
         shown: dict[str, str] = {}
         parts: list[bytes] = []
@@ -278,7 +238,7 @@ class Front:
     async def _exchange(
         self, scope: Scope, receive: Receive, headers: Mapping[str, str], body: Spool, answer: Spool
     ) -> Response:
-        """Pass on a request that is large, or whose answer is."""
+        """Pass on a request that is large or has a large answer."""
         sender = Sender(body, answer)
         large = {**headers, LARGE: str(body.size)}
         inner = asyncio.ensure_future(
@@ -297,24 +257,13 @@ class Front:
         if sender.failed is not None:
             return _response(sender.failed[0], sender.failed[1], {})
         if sender.status is None:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The replica has ended. Try again in some seconds.")
-        answer.rewind()
+            raise busy("The replica has ended. Try again in some seconds.")
+        answer.seek(0)
         return _response(sender.status, answer, {"content-type": "application/json"})
 
 
-@contextlib.asynccontextmanager
-async def _turn(room: RoomQueue, size: int, limits: ServingLimits) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(limits.turn_seconds):
-                await stack.enter_async_context(room.hold(size))
-        except TimeoutError:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The server is busy. Try again in some seconds.") from None
-        yield
-
-
 def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -> Response:
-    """Return an answer for a client; a part of its bytes at a time where it is not small."""
+    """Return a client's answer; one from a spool is sent in parts."""
     headers = {**headers, "connection": "close"} if status in _CLOSING else headers
     if isinstance(content, bytes):
         return Response(content, status, headers)
@@ -327,10 +276,10 @@ def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -
 
 
 def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
-    """Return what makes a part of a body what it was before it was compressed, a little at a time.
+    """Return a function that decompresses a part of a body, a little at a time.
 
     Raises:
-        Refusal: it is compressed in another way than by gzip.
+        Refusal: the encoding is not gzip.
     """
     if encoding in ("", "identity"):
         return lambda data: (data[at : at + _PART] for at in range(0, len(data), _PART))
@@ -345,7 +294,7 @@ def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
             try:
                 part = unzip.decompress(data, _PART)
             except zlib.error as error:
-                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is not gzip: {error}") from error
+                raise bad(f"The body is not gzip: {error}") from error
             yield part
             data = unzip.unconsumed_tail
             if len(part) < _PART:
@@ -355,14 +304,14 @@ def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: int) -> Scope:
-    """Return a request for Ray Serve, which takes orders from headers: no client's own get there."""
+    """Return a request for Ray Serve without the client's headers, which would change how Ray Serve handles it."""
     passed = {**headers, "content-length": str(size), FRONT: "1"}
     name = Headers(scope=scope).get("x-request-id", "")
     if 0 < len(name) <= 128 and name.isascii() and name.isprintable():
         passed["x-request-id"] = name
     return {
         "type": "http",
-        # From 2.4 on, Starlette leaves the messages of a request to who reads its body.
+        # From 2.4 on, Starlette does not itself listen for a disconnect, so the replica can read the body.
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": method,
@@ -372,16 +321,8 @@ def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: in
     }
 
 
-def _own_scope(path: str) -> Scope:
-    """Return a request of the proxy itself."""
-    return {
-        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "", "headers": [],
-        "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
-    }  # fmt: skip
-
-
 async def _until_gone(receive: Receive) -> Message:
-    """Wait until the client has gone; return the message that says so."""
+    """Wait until the client disconnects, and return the message about it."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -389,5 +330,5 @@ async def _until_gone(receive: Receive) -> Message:
 
 
 async def _never() -> Message:
-    """Receive nothing, as a request of the proxy itself does."""
+    """Receive nothing for ever, for requests that no client has sent."""
     return await asyncio.get_running_loop().create_future()

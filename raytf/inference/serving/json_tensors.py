@@ -1,10 +1,9 @@
-"""Tensors as JSON, as TensorFlow Serving has them: those of a request are read, those of an answer are written.
+"""Reads the tensors of requests from JSON, and writes those of answers, in the formats of TensorFlow Serving.
 
 Python's JSON reader makes 8 to 32 bytes of lists and numbers of each byte of text, and nothing else runs in the process
-meanwhile. Most of a large request is arrays of numbers, each of one shape. `take_numbers` finds these arrays, which are
-then read without a Python object for each number, a little at a time; the rest of the text is small, and is read as
-usual. Each number is still read by Python's own reader, which also reads what is no array of that kind. Answers are
-written a little at a time, too.
+meanwhile. A large request consists mostly of arrays of numbers, each of one shape. `take_numbers` finds these arrays,
+and they are read a little at a time, without a Python object for each number. The rest of the text is small, and is
+read as usual. Answers are written a little at a time, too.
 """
 
 from __future__ import annotations
@@ -21,28 +20,27 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving.limits import Refusal, bad
 from raytf.inference.signature import Signature, TensorSpec, shape_text
 
 #: Bytes of text that are read at once.
 _PIECE = 64 << 10
-#: Bytes that are compared at once.
+#: Bytes that are compared or counted at once: other threads run in between.
 _BLOCK = 1 << 20
 #: An array of fewer bytes is left to Python's reader.
 _SMALL = 4 << 10
-#: What Python's reader is given at most: values, bytes of text when there are characters beyond ASCII.
+#: Most values, and bytes of text with characters beyond ASCII, that Python's reader gets.
 _MOST_VALUES, _MOST_TEXT = 500_000, 16 << 20
 _LONGEST_NUMBER = 4096
 _MOST_DEPTH = 32
-#: Places where an array is looked for: who sends more of them has to send a few at a time.
+#: Most arrays that are searched for; a client with more of them has to send a few at a time.
 _MOST_ARRAYS = 256
 _START = re.compile(rb"[:\[,]\s*(\[)")
-#: What no array of numbers has: text, objects, true, false and null.
+_TOO_DEEP = re.compile(rb"(?:\[\s*){%d}" % (_MOST_DEPTH + 1))
+#: Characters of text, objects, true, false and null, which no array of numbers has.
 _OTHER = re.compile(rb"[\"{}us:]")
 _NOT_MARKS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
-_IN_NUMBERS = np.zeros(256, np.bool_)
-_IN_NUMBERS[list(b"0123456789.eE+-")] = True
 #: Dimensions that a numpy array may have.
 _MOST_DIMENSIONS = 64
 #: Values of an answer that are written at once.
@@ -60,7 +58,7 @@ class Numbers:
     """
 
     def __init__(self, text: bytes | bytearray, start: int, cuts: list[int], shape: tuple[int, ...]):
-        self._text, self._start, self._cuts, self._shape = text, start, cuts, shape
+        self._text, self._start, self._cuts, self.shape = text, start, cuts, shape
 
     def array(self, convert: Callable[[list], np.ndarray]) -> np.ndarray:
         """Read the array.
@@ -76,12 +74,12 @@ class Numbers:
         for cut in self._cuts:
             part = convert(_values(self._text[at:cut]))
             if array is None:
-                array = np.empty(int(np.prod(self._shape)), part.dtype)
+                array = np.empty(int(np.prod(self.shape)), part.dtype)
             array[done : done + len(part)] = part
             at, done = cut + 1, done + len(part)
         if array is None or done != len(array):
             raise bad("JSON Parse error: a number is missing in an array")
-        return array.reshape(self._shape)
+        return array.reshape(self.shape)
 
     def values(self) -> np.ndarray:
         """Read the array in whatever dtype its numbers have."""
@@ -92,10 +90,10 @@ class Numbers:
             return np.zeros(len(numbers), np.bool_)
 
         self.array(keep)
-        return np.concatenate(parts).reshape(self._shape)
+        return np.concatenate(parts).reshape(self.shape)
 
 
-def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]]:
+def take_numbers(body: bytes | bytearray) -> tuple[bytes | bytearray, Callable[[dict], dict]]:
     """Return the text with a word in the place of each large array of numbers, and a function that puts `Numbers` in
     the places of these words once the text is read.
 
@@ -104,7 +102,8 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]
     """
     mark = secrets.token_hex(8)
     words: dict[str, Numbers] = {}
-    rest: list[bytes | bytearray] = []
+    rest: list[bytes | memoryview] = []
+    view = memoryview(body)  # of which parts are no copies
     done = at = 0
     for _ in range(_MOST_ARRAYS):
         match = _START.search(body, at)
@@ -115,17 +114,16 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes, Callable[[dict], dict]
         numbers = _numbers(body, start, end) if end - start >= _SMALL else None
         if numbers is not None:
             word = f"{mark}{len(words)}"
-            rest += [body[done:start], f'"{word}"'.encode()]
+            rest += [view[done:start], f'"{word}"'.encode()]
             words[word] = numbers
             done = end
-    rest.append(body[done:])
-    text = b"".join(rest)
+    text = b"".join([*rest, view[done:]]) if words else body
     _check(text)
     return text, lambda document: {key: _put(value, words, 3) for key, value in document.items()}
 
 
 def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
-    """Put arrays into instances, inputs, one of them, or one input of an instance; another word is refused as text."""
+    """Put arrays in the places of words in instances and inputs; words elsewhere are refused as text."""
     if isinstance(value, str):
         return words.get(value, value)
     if depth and words and isinstance(value, list):
@@ -136,7 +134,7 @@ def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
 
 
 def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
-    """Return where the first text, object, true, false or null is, or the end."""
+    """Return the place of the first text, object, true, false or null, or the end."""
     for at in range(start, len(body), _PIECE):
         match = _OTHER.search(body, at, at + _PIECE)
         if match is not None:
@@ -145,7 +143,9 @@ def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
 
 
 def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
-    """Return the array that a part of the text is, or None where it is none of one shape, or has endless numbers."""
+    """Return the array in a part of the text, or None where it has more than one shape, or endless numbers."""
+    if _TOO_DEEP.match(body, start):
+        return None
     marks = bytearray()
     for at in range(start, end, _PIECE):  # a little at a time: other threads run in between
         marks += body[at : min(at + _PIECE, end)].translate(None, _NOT_MARKS)
@@ -161,16 +161,15 @@ def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
 
 def _shape(marks: bytearray) -> tuple[int, ...] | None:
     """Return the shape of an array from its brackets and commas, or None where its lists differ in length or depth."""
-    depth = len(marks[: _MOST_DEPTH + 1]) - len(marks[: _MOST_DEPTH + 1].lstrip(b"["))
-    if depth > _MOST_DEPTH:
-        return None
+    head = marks[:_MOST_DEPTH]
+    depth = len(head) - len(head.lstrip(b"["))
     lists = np.frombuffer(marks, np.uint8)
     shape: list[int] = []
     size = 0  # of each item of a list, without the comma that follows it
     for level in range(1, depth + 1):
         end = marks.find(b"]" * level) if level < depth else len(marks) - level
         items = lists[depth - level + 1 : max(0, end + level - 1)]
-        # All items are as the first one, which is a list of this kind, or a number and has no mark.
+        # All items are equal to the first one, which is a list of the level below, or a number without marks.
         is_regular = end >= 0 and (len(items) + 1) % (size + 1) == 0 and items[size : size + 1].tobytes() in (b"", b",")
         if not is_regular or not _repeats(items, size + 1):
             return None
@@ -180,7 +179,7 @@ def _shape(marks: bytearray) -> tuple[int, ...] | None:
 
 
 def _repeats(items: np.ndarray, period: int) -> bool:
-    """Whether each of the values is that of one period before."""
+    """Whether each item equals the one a period before."""
     before = items[: max(0, len(items) - period)]
     blocks = range(0, len(before), _BLOCK)  # of which each takes little memory
     return all(np.array_equal(before[at : at + _BLOCK], items[period:][at : at + _BLOCK]) for at in blocks)
@@ -188,34 +187,27 @@ def _repeats(items: np.ndarray, period: int) -> bool:
 
 def _values(piece: bytes | bytearray) -> list:
     try:
-        # Where a bracket is beside a number, in place of a comma, a space is no JSON either.
+        # A bracket without a comma beside it becomes a space between two numbers, which is no JSON either.
         return json.loads(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
     except ValueError as error:
         raise bad(f"JSON Parse error: in an array of numbers: {str(error)[:200]}") from error
 
 
-def _check(text: bytes) -> None:
-    """Refuse what would take Python's reader too much memory, or too long.
+def _check(text: bytes | bytearray) -> None:
+    """Refuse a text for which Python's reader would need too much memory.
 
     Raises:
-        Refusal: says what.
+        Refusal: it has too many values, or too much text beyond ASCII.
     """
-    values, is_ascii = 0, True
-    for at in range(0, len(text), 1 << 20):
-        piece = text[at : at + (2 << 20)]
-        breaks = np.flatnonzero(~_IN_NUMBERS[np.frombuffer(piece, np.uint8)])
-        if np.diff(breaks, prepend=-1, append=len(piece)).max() > 1 << 20:
-            raise bad("JSON Parse error: a number of more than a million digits")
-        piece = piece[: 1 << 20]
-        is_ascii = is_ascii and piece.isascii()
-        values += sum(piece.count(mark) for mark in (b",", b"[", b"{"))
+    pieces = (text[at : at + _BLOCK] for at in range(0, len(text), _BLOCK))
+    values = sum(piece.count(mark) for piece in pieces for mark in (b",", b"[", b"{"))
     if values > _MOST_VALUES:
         raise Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The body has more than {_MOST_VALUES:,} values beside arrays of numbers of one shape. Send fewer "
             "instances at a time.",
         )
-    if not is_ascii and len(text) > _MOST_TEXT:
+    if len(text) > _MOST_TEXT and not text.isascii():
         raise Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The body has more than {_MOST_TEXT >> 20} MiB of text with characters beyond ASCII. Send fewer instances "
@@ -256,7 +248,7 @@ def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
 
 
 def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
-    """Return the values of each input, from an object of inputs, or from the value of the only one."""
+    """Return the values of each input, from an object of inputs, or from the value of a single one."""
     names = sorted(signature.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -275,10 +267,11 @@ def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
 
 
 def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
-    """Return a JSON value as the tensor that a signature wants."""
+    """Return a JSON value as the tensor that a signature takes."""
     if spec.dtype == "string":
         array = _strings(name, value)
     elif isinstance(value, Numbers):
+        _check_shape(name, value.shape, spec)  # before there is memory for it
         array = value.array(lambda some: _as(np.asarray(some), name, some, spec))
     else:
         if isinstance(value, list) and any(isinstance(part, Numbers) for part in value):
@@ -288,9 +281,13 @@ def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
         except (ValueError, RecursionError):
             raise bad(f"Input {name}: lists of different lengths. Expected {spec.text()}.") from None
         array = _as(array, name, value, spec)
-    if not spec.fits(array.shape):
-        raise bad(f"Input {name} has shape {shape_text(array.shape)}. Expected {spec.text()}.")
+    _check_shape(name, array.shape, spec)
     return array
+
+
+def _check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec) -> None:
+    if not spec.fits(shape):
+        raise bad(f"Input {name} has shape {shape_text(shape)}. Expected {spec.text()}.")
 
 
 def _as(array: np.ndarray, name: str, value: Any, spec: TensorSpec) -> np.ndarray:
@@ -310,30 +307,15 @@ def _as(array: np.ndarray, name: str, value: Any, spec: TensorSpec) -> np.ndarra
 
 
 def _strings(name: str, value: Any) -> np.ndarray:
-    shape: list[int] = []
-    at = value
-    while isinstance(at, list):
-        if len(shape) == _MOST_DIMENSIONS:
-            raise bad(f"Input {name}: lists are nested more than {_MOST_DIMENSIONS} deep.")
-        shape.append(len(at))
-        at = at[0] if at else None
-    flat: list[bytes] = []
-
-    def walk(part: Any, level: int) -> None:
-        if isinstance(part, list):
-            if level >= len(shape) or len(part) != shape[level]:
-                raise bad(f"Input {name}: lists of different lengths. Expected one shape for all.")
-            for inner in part:
-                walk(inner, level + 1)
-        elif level != len(shape):
-            raise bad(f"Input {name}: lists of different depths. Expected one shape for all.")
-        else:
-            flat.append(_text(name, part))
-
-    walk(value, 0)
-    array = np.empty(len(flat), object)
-    array[:] = flat
-    return array.reshape(shape)
+    array = np.array(value, object)
+    flat = array.ravel()
+    if any(isinstance(part, list) for part in flat):
+        raise bad(
+            f"Input {name}: lists of different lengths or depths, or nested more than {_MOST_DIMENSIONS} deep. "
+            "Expected one shape for all."
+        )
+    flat[:] = [_text(name, part) for part in flat]
+    return flat.reshape(array.shape)
 
 
 def _text(name: str, part: Any) -> bytes:
@@ -359,7 +341,7 @@ def _is_base64(value: Any) -> bool:
 
 
 def excerpt(value: Any, limit: int = 80) -> str:
-    """Return a value as JSON, cut to what a message can hold."""
+    """Return a value as JSON, cut to this many characters."""
     try:
         text = one_line(json.dumps(value))
     except RecursionError:
@@ -409,7 +391,7 @@ def plain(name: str, value: np.ndarray) -> Any:
     if value.dtype.kind == "V" or value.dtype.name in ("bfloat16", "float16"):
         value = value.astype(np.float32)
     if value.dtype == np.float32:
-        # The shortest number that is this float32, not all digits of the same number as a double.
+        # The shortest text for this float32, not all digits of the same number as a double.
         value = value.astype("U").astype(np.float64)
     return value.tolist()
 

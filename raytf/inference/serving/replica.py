@@ -1,4 +1,4 @@
-"""One replica: HTTP requests in, batches through TensorFlow, answers out. Runs in a process of Ray Serve."""
+"""A replica, in a process of Ray Serve: answers HTTP requests with the outputs of a model on batches."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from starlette.responses import Response, StreamingResponse
 from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.errors import ModelError
-from raytf.inference.serving import exchange, rest_api, rooms
-from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving import exchange, rest_api
+from raytf.inference.serving.limits import DiskRoom, Refusal, RoomQueue, Spool, bad, return_freed_memory
 from raytf.inference.serving.rest_api import PredictCall
-from raytf.inference.serving.rooms import DiskRoom, RoomQueue, Spool
-from raytf.inference.serving.version_policy import Policy
+from raytf.inference.serving.served_versions import LoadedVersions, Policy
 from raytf.inference.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
-#: Bytes of tensors that the model gets, or that are written as an answer, at once.
+#: Most bytes of tensors in one call of the model, or in one answer that is not sent in pieces.
 _MOST_AT_ONCE = 256 << 10
-#: An answer of fewer bytes of tensors is not worth a thread.
+#: An answer with fewer bytes of tensors is written without a thread.
 _LITTLE = 16 << 10
-#: Bytes of an answer on disk.
+#: Most bytes of an answer, which waits on disk.
 _MOST_ANSWER = 2 << 30
 
 
@@ -45,10 +44,10 @@ class ReplicaSettings:
         name: of the model.
         threads: of TensorFlow.
         poll_seconds: between two checks for new versions.
-        batch_size: records that the model gets at once.
-        batch_wait_seconds: for which the first one of a batch waits for others.
+        batch_size: most records in one call of the model.
+        batch_wait_seconds: for which the first request of a batch waits for others.
         max_body_bytes: of a request.
-        token_sha256: of the token that clients have to show, in hex; None lets everybody in.
+        token_sha256: of the token that clients must send, in hex; None where they need none.
     """
 
     models: str
@@ -64,10 +63,10 @@ class ReplicaSettings:
 
 @dataclass(frozen=True)
 class _BatchItem:
-    """A call on its way into a batch.
+    """A call that waits for a batch.
 
     Attributes:
-        model: a loaded version; it stays in memory for this call, also when another one has taken over.
+        model: a loaded version, which stays in memory for this call even if a newer one replaces it.
         most: records of a batch.
     """
 
@@ -99,31 +98,26 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         visibility.hide_unless_given()
-        rooms.return_freed_memory()
+        return_freed_memory()
         _process.load_tensorflow()
-        from raytf.inference.serving.loaded_versions import (  # TensorFlow is loaded by now, without its messages
-            LoadedVersions,
-            first_load,
-        )
-
         self._settings = settings
         self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
         self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
-        #: Of large bodies; with what is made of them they take a few times as much.
+        #: For large bodies; their tensors take a few times as much.
         self._room = RoomQueue(settings.max_body_bytes)
         self._shelf = LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, _log.info)
-        first_load(self._shelf)
+        self._shelf.load_first()
         self._stop = threading.Event()
         threading.Thread(
             target=self._shelf.follow, args=(settings.poll_seconds, self._stop), daemon=True, name="raytf-versions"
         ).start()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Accept the name of the command that deployed the application, of which a replica makes no use."""
+        """Accept the marks of the command that deployed the application, which a replica does not need."""
 
     async def __call__(self, request: Request) -> Response:
         if exchange.FRONT not in request.headers:
-            # Its limits are what keeps a client from stopping all others.
+            # Without its limits, one client could stop all others.
             text = (
                 "Ray Serve on this cluster was not started by raytf serve. End it with `serve shutdown`, start again."
             )
@@ -151,22 +145,19 @@ class Replica:
         return rest_api.example(signature, url, header)
 
     def _served(self) -> dict[str, Any]:
-        """Return what a proxy has to know, see `front.ServedModel`."""
+        """Return the fields of `front.ServedModel`."""
         settings = self._settings
         version, _ = self._shelf.get(None)
         return {
             "name": settings.name,
             "max_body_bytes": settings.max_body_bytes,
             "token_sha256": settings.token_sha256,
-            "health": rest_api.healthy(settings.name, version).decode(),
+            "health": rest_api.healthy(settings.name, version),
         }
 
     async def _answer(self, request: Request) -> bytes | None:
         """Return the answer to a request, or None where it is too large to be sent at once."""
         settings = self._settings
-        if request.url.path == rest_api.HEALTH:
-            version, _ = self._shelf.get(None)
-            return rest_api.healthy(settings.name, version)
         route = self._route(request)
         if route.verb == "status":
             return rest_api.status(self._shelf.states(route.version))
@@ -216,7 +207,7 @@ class Replica:
     async def _answer_large(self, request: Request, body: bytearray, answer: Spool) -> None:
         route = self._route(request)
         _, model = self._shelf.get(route.version)
-        # A little at a time, in a thread: other requests are answered meanwhile.
+        # In a thread, a little at a time, so that other requests are answered meanwhile.
         call = await asyncio.to_thread(self._call, route, body, model)
         body.clear()
         outputs = await self._outputs(model, call)
@@ -228,7 +219,7 @@ class Replica:
         await asyncio.to_thread(write)
 
     async def _outputs(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
-        """Return the outputs of the model; a large call runs in parts, between which others have their turn."""
+        """Return the outputs of the model; a large call runs in parts, between which other calls run."""
         whole: dict[str, np.ndarray] = {}
         records = call.records or 0
         for begin, end in parts(call, self._settings.batch_size):
@@ -259,7 +250,7 @@ class Replica:
 
 
 def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
-    """Return the parts (first record, end) in which a large call runs; none where it runs as one."""
+    """Return the parts (first record, end) of a large call, or none for a call that runs as one."""
     records, size = call.records, sum(array.nbytes for array in call.inputs.values())
     if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
         return []
@@ -268,7 +259,7 @@ def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
 
 
 def _weight(outputs: dict[str, np.ndarray]) -> int:
-    """Return about how many bytes of memory an answer takes while it is written."""
+    """Return about how many bytes of memory the outputs take while an answer is written."""
     numbers = sum(value.nbytes for value in outputs.values() if value.dtype.kind != "O")
     return numbers + sum(
         len(text) for value in outputs.values() if value.dtype.kind == "O" for text in value.ravel().tolist()
@@ -279,30 +270,24 @@ def load_once(settings: ReplicaSettings) -> None:
     """Check that a replica can load what its settings name.
 
     Raises:
-        ModelError: it could not; it says why.
+        ModelError: it cannot; it says why.
     """
     with visibility.unseen():  # a task, whose process may be a GPU's next
         _process.load_tensorflow()
-    from raytf.inference.serving.loaded_versions import LoadedVersions, first_load
-
-    first_load(LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
+    LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None).load_first()
 
 
 def run_batch(items: list[_BatchItem]) -> list[Any]:
     """Return the outputs for each item, in order, or the error that is the answer to it."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, item in enumerate(items):
-        groups.setdefault(item.together, []).append(i)
-    results: list[Any] = [None] * len(items)
+    groups: dict[tuple[Any, ...], list[_BatchItem]] = {}
+    for item in items:
+        groups.setdefault(item.together, []).append(item)
+    results: dict[int, Any] = {}
     for members in groups.values():
-        try:
-            answers = _run_together([items[i] for i in members])
-        except ModelError as error:
-            # One request's numbers may be what the model refuses: the others are tried alone.
-            answers = [_run_alone(items[i]) for i in members] if len(members) > 1 else [error]
-        for i, answer in zip(members, answers, strict=True):
-            results[i] = answer
-    return results
+        outputs = _run_together(members) if len(members) > 1 else None
+        # The model may refuse the numbers of one request, so the others run alone.
+        results |= zip(map(id, members), outputs or [_run_alone(item) for item in members], strict=True)
+    return [results[id(item)] for item in items]
 
 
 def _run_alone(item: _BatchItem) -> Any:
@@ -312,15 +297,17 @@ def _run_alone(item: _BatchItem) -> Any:
         return error
 
 
-def _run_together(items: list[_BatchItem]) -> list[Any]:
+def _run_together(items: list[_BatchItem]) -> list[dict[str, np.ndarray]] | None:
+    """Return the outputs for each item from one call of the model, or None where each must run alone."""
     first = items[0]
-    if len(items) == 1:
-        return [first.model.run(first.call.signature.name, first.call.inputs)]
     inputs = {name: np.concatenate([item.call.inputs[name] for item in items]) for name in first.call.inputs}
-    outputs = first.model.run(first.call.signature.name, inputs)
+    try:
+        outputs = first.model.run(first.call.signature.name, inputs)
+    except ModelError:
+        return None
     counts = [item.call.records or 0 for item in items]
     if any(value.ndim == 0 or len(value) != sum(counts) for value in outputs.values()):
-        return [_run_alone(item) for item in items]  # no row of output for each of input after all
+        return None  # no row of output for each of input after all
     ends = np.cumsum(counts)[:-1]
     parts = {name: np.split(value, ends) for name, value in outputs.items()}
     return [{name: part[i] for name, part in parts.items()} for i in range(len(items))]

@@ -1,4 +1,4 @@
-"""The REST API of TensorFlow Serving as pure functions: what a request asks for, its tensors, and the answer.
+"""The REST API of TensorFlow Serving as pure functions: routes, tensors of requests, and answers.
 
 Paths, fields and kinds of errors are those of TensorFlow Serving's model server
 (https://www.tensorflow.org/tfx/serving/api_rest); its clients need no change.
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
-from raytf.inference.serving.errors import Refusal, bad
 from raytf.inference.serving.json_tensors import (
     excerpt,
     of_columns,
@@ -30,25 +29,26 @@ from raytf.inference.serving.json_tensors import (
     text_of,
     text_of_rows,
 )
+from raytf.inference.serving.limits import Refusal, bad
 from raytf.inference.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 _CALL = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}:(?P<verb>predict|classify|regress)", re.IGNORECASE)
 _STATUS = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?", re.IGNORECASE)
 HEALTH = "/healthz"
-#: An example with more numbers than that is computed, not written out.
+#: Most numbers that an example command spells out.
 _SHORT = 8
-#: In a body above that, plain arrays of numbers are read without a Python object for each of them.
+#: In a larger body, arrays of numbers are read without a Python object for each number.
 _LARGE = 128 << 10
 
 
 @dataclass(frozen=True)
 class RestRoute:
-    """What a path asks for.
+    """A parsed path.
 
     Attributes:
         verb: predict, classify, regress, status or metadata.
-        version: that was named; None for the default one.
+        version: in the path; None for the default one.
     """
 
     verb: str
@@ -58,10 +58,10 @@ class RestRoute:
 
 @dataclass(frozen=True)
 class PredictCall:
-    """A prediction that was asked for.
+    """A requested prediction.
 
     Attributes:
-        is_row: `instances`, not `inputs`: the answer is a row for each.
+        is_row: whether it has `instances`, not `inputs`; then the answer has a row for each.
     """
 
     signature: Signature
@@ -70,15 +70,15 @@ class PredictCall:
 
     @property
     def records(self) -> int | None:
-        """The number of its records, or None where its inputs have different numbers."""
+        """The number of records, or None where inputs have different numbers."""
         return records(self.inputs)
 
 
 def route(method: str, path: str) -> RestRoute:
-    """Return what is asked for.
+    """Return the route of a path.
 
     Raises:
-        Refusal: nothing that there is.
+        Refusal: there is no such path.
     """
     pattern = {"POST": _CALL, "GET": _STATUS}.get(method)
     match = pattern.fullmatch(path) if pattern is not None else None
@@ -97,12 +97,12 @@ def route(method: str, path: str) -> RestRoute:
 
 
 def is_allowed(header: str | None, digest: str | None) -> bool:
-    """Whether an Authorization header has the token of which only a SHA-256 is known here; None allows everybody."""
+    """Whether an Authorization header has the token with this SHA-256; without one, any header is allowed."""
     if digest is None:
         return True
     scheme, _, token = (header or "").partition(" ")
     sent = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
-    # Compared in a time that does not depend on where they differ.
+    # The time of this comparison does not depend on where the two differ.
     return hmac.compare_digest(sent, digest) and scheme.lower() == "bearer"
 
 
@@ -169,7 +169,7 @@ def respond(outputs: Mapping[str, np.ndarray], call: PredictCall) -> bytes:
     """Return the answer to a predict request.
 
     Raises:
-        Refusal: the outputs do not come in rows, as was asked for.
+        Refusal: the call has rows, and an output has no row for each.
     """
     return b"".join(answer(outputs, call))
 
@@ -178,7 +178,7 @@ def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[byt
     """Yield the answer to a predict request, a little at a time.
 
     Raises:
-        Refusal: the outputs do not come in rows, as was asked for.
+        Refusal: the call has rows, and an output has no row for each.
     """
     single = next(iter(outputs)) if len(outputs) == 1 else None
     if not call.is_row:
@@ -218,7 +218,7 @@ def status(states: Iterable[tuple[int, str, str]]) -> bytes:
     """Return the answer to a request for the model's status.
 
     Args:
-        states: (version, state, what is wrong with it), the newest first.
+        states: (version, state, problem), the newest first.
     """
     rows = [
         {
@@ -242,9 +242,9 @@ def metadata(model: str, version: int, definition: Mapping[str, Any]) -> bytes:
     )
 
 
-def healthy(model: str, version: int) -> bytes:
+def healthy(model: str, version: int) -> str:
     """Return the answer to a health check."""
-    return _json({"status": "ok", "model": model, "version": str(version)})
+    return json.dumps({"status": "ok", "model": model, "version": str(version)})
 
 
 def failure(message: str) -> bytes:
@@ -253,10 +253,10 @@ def failure(message: str) -> bytes:
 
 
 def example(signature: Signature, url: str, header: str = "") -> str:
-    """Return a command that asks for a prediction of one record of zeros, for users to copy.
+    """Return a shell command that requests a prediction for one record of zeros, for users to copy.
 
     Args:
-        header: that the request needs, beside those of curl.
+        header: an additional one that the request needs.
     """
     rows = {}
     short = True

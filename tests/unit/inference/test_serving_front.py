@@ -20,10 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from raytf.inference.serving import connections, exchange
-from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.front import Front
-from raytf.inference.serving.limits import ServingLimits
-from raytf.inference.serving.rooms import DiskRoom, Spool
+from raytf.inference.serving.limits import DiskRoom, Refusal, ServingLimits, Spool
 
 TOKEN = "a token of the test"
 PREDICT = "/v1/models/m:predict"
@@ -39,7 +37,7 @@ class Replica:
 
     def __init__(self, token: str | None):
         self.token, self.seen = token, []
-        self.pause = 0.0
+        self.pause, self.is_gone = 0.0, False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -49,11 +47,9 @@ class Replica:
         assert request.headers[exchange.FRONT] == "1"
         if request.url.path == exchange.SETTINGS:
             digest = None if self.token is None else hashlib.sha256(self.token.encode()).hexdigest()
-            told = {"name": "m", "max_body_bytes": 1 << 20, "token_sha256": digest, "health": "{}"}
-            return Response(json.dumps(told))
-        if request.url.path == "/healthz":
+            settings = {"name": "m", "max_body_bytes": 1 << 20, "token_sha256": digest, "health": "well"}
             await asyncio.sleep(self.pause)
-            return Response("well", media_type="application/json")
+            return Response(json.dumps(settings), 503 if self.is_gone else 200)
         if exchange.LARGE in request.headers:
             return StreamingResponse(self.in_pieces(request))
         body = await request.body()
@@ -246,8 +242,15 @@ def test_health_waits_for_nobody(start):
     assert server.ask("POST", PREDICT, b"1")[0] == 200  # it is known what is served
     server.replica.pause = 30
     began = time.monotonic()
-    assert server.ask("GET", "/healthz") == (200, b"{}")
+    assert server.ask("GET", "/healthz") == (200, b"well")
     assert time.monotonic() - began < 20
+
+
+def test_a_server_without_a_replica_is_not_healthy(start):
+    server = start()
+    assert server.ask("GET", "/healthz") == (200, b"well")
+    server.replica.is_gone = True
+    assert server.ask("GET", "/healthz")[0] == 503
 
 
 def test_who_takes_nothing_of_an_answer_is_left(start):
@@ -273,7 +276,7 @@ def test_small_bodies_have_room_when_large_ones_have_none():
         with pytest.raises(Refusal, match="Too many large requests"):
             large.write(b"x")
         small.write(b"y" * (128 << 10))
-        small.rewind()
+        small.seek(0)
         assert small.read() == b"y" * (128 << 10)
         with pytest.raises(Refusal, match="Too many large requests"):
             small.write(b"y")

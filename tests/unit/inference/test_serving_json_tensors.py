@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from raytf.inference.serving import rest_api
-from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.json_tensors import of_columns, of_rows, plain, tensor
+from raytf.inference.serving.limits import Refusal
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 
@@ -123,7 +123,7 @@ def test_a_large_array_takes_little_more_memory_than_its_tensor():
         (b'{"instances":' + b"[" * (1 << 20), 413, "values beside arrays of numbers"),
         (b'{"instances":' + b"[" * (1 << 18), 400, "nested too deeply"),
         (b'{"instances":[' + b"[{}," * (1 << 20) + b"1]}", 413, "values beside arrays of numbers"),
-        (b'{"instances":[' + b"1" * (3 << 20) + b"]}", 400, "a number of more than a million digits"),
+        (b'{"instances":[' + b"1" * (3 << 20) + b"]}", 400, "Exceeds the limit"),
         (b'{"instances":["' + "é".encode() * (9 << 20) + b'"]}', 413, "beyond ASCII"),
     ],
 )  # fmt: skip
@@ -131,6 +131,19 @@ def test_what_would_take_much_memory_is_refused(body, status, text):
     with pytest.raises(Refusal, match=text) as refused:
         rest_api.parse(body, TEXT)
     assert refused.value.status == status
+
+
+@pytest.mark.parametrize("unit", [b"0,", b"[],", b"[", b'{"a":1},'])
+def test_a_body_that_is_refused_takes_little_memory(unit):
+    body = b'{"instances":[' + unit * ((8 << 20) // len(unit)) + b"0]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal):
+            rest_api.parse(body, IMAGE)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * len(body)
 
 
 @pytest.mark.parametrize("shape", [(3000, 10), (3, 4000, 2), (1, 9000), (9000,), (2, 0), (0, 3), (5000, 1, 1, 1)])

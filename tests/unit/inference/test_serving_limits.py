@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from raytf.inference.serving.connections import least_missed
-from raytf.inference.serving.limits import ArrivingBody, ServingLimits, in_the_way
-from raytf.inference.serving.rooms import RoomQueue
+from raytf.inference.serving.connections import in_the_way, least_missed
+from raytf.inference.serving.limits import RoomQueue, ServingLimits
 
 LIMITS = ServingLimits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
 
@@ -19,6 +18,15 @@ class Connection:
     is_idle: bool
     is_known: bool
     since: float
+    received: int = 0
+
+    @property
+    def is_receiving(self) -> bool:
+        return not self.is_idle
+
+
+def receiving(since: float, received: int) -> Connection:
+    return Connection(False, False, since, received)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +41,18 @@ class Connection:
     ],
 )
 def test_a_body_is_too_slow_below_the_lowest_rate(seconds, seen, got, is_slow):
-    assert ArrivingBody(0, 100, got, seen).is_too_slow(100 + seconds, LIMITS) == is_slow
+    assert LIMITS.is_too_slow(got, seen, seconds) == is_slow
 
 
 def test_the_slowest_bodies_make_room_but_none_that_has_just_begun():
-    new, slow, fast = ArrivingBody(99.5, 0, 0), ArrivingBody(90, 0, 10), ArrivingBody(0, 0, 100_000)
-    assert in_the_way([new, slow, fast], 100, LIMITS) == [slow]
-    assert in_the_way([new, fast], 100, LIMITS) == []
+    new, slow, fast = receiving(99.5, 0), receiving(90, 10), receiving(0, 100_000)
+    idle = Connection(True, True, 0)
+    assert in_the_way([new, slow, fast, fast], 100, LIMITS) == [slow]
+    assert in_the_way([new, fast, slow, idle], 100, LIMITS) == []
     assert in_the_way([new] * 1000, 100, LIMITS) == []
-    older = ArrivingBody(80, 0, 0)
-    assert in_the_way([fast, ArrivingBody(90, 0, 0), older, slow], 100, LIMITS)[0] is older
-    assert in_the_way([slow, older, fast], 100, LIMITS) == [older, slow]
+    older = receiving(80, 0)
+    assert in_the_way([fast, receiving(90, 0), older, slow], 100, LIMITS)[0] is older
+    assert in_the_way([slow, fast, older, fast], 100, LIMITS) == [older, slow]
 
 
 def test_a_connection_that_never_asked_makes_room_before_one_that_did():

@@ -9,10 +9,10 @@ import sys
 PROGRAM = """
 import ctypes, sys, threading
 import psutil
-from raytf.inference.serving import rooms
+from raytf.inference.serving import limits
 
 if "settle" in sys.argv:
-    rooms.return_freed_memory()
+    limits.return_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raytf.inference.serving import rest_api
-from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving.limits import Refusal
 from raytf.inference.serving.rest_api import RestRoute
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 

@@ -78,6 +78,20 @@ def test_the_next_number_follows_what_others_left(models, tmp_path: Path):
     assert [v.number for v in versions.whole(versions.inspect(models))] == [10, 7]
 
 
+def test_versions_are_chosen_by_number(models, tmp_path: Path):
+    models.put("9/variables/variables.index", b"half of one")
+    with pytest.raises(ConfigError, match=r"has no whole version: saved_model\.pb is missing"):
+        versions.choose(models, [])
+    for name in ("7", "0008"):
+        models.put(f"{name}/saved_model.pb", b"of another tool")
+    assert [v.number for v in versions.choose(models, [])] == [8, 7]
+    assert [v.number for v in versions.choose(models, [8])] == [8, 7]
+    with pytest.raises(ConfigError, match=r"version 9 is not in .*: saved_model\.pb is missing.*There are 7, 8"):
+        versions.choose(models, [7, 9])
+    with pytest.raises(ConfigError, match=r"version 5 is not in \S+models\S*\. There are 7, 8"):
+        versions.choose(models, [5])
+
+
 class Poller(Storage):
     """A storage that looks, before and after each of its writes, at what a server that polls would see."""
 

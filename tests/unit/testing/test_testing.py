@@ -147,8 +147,8 @@ def test_what_a_killed_test_has_started_is_ended(tmp_path: Path, number: signal.
     folder.mkdir()
     code = f"""
 import pathlib, time
-from raytf.testing import Job, reaper
-reaper.watch(pathlib.Path({str(folder)!r}))
+from raytf.testing import Job, processes
+processes.watch(pathlib.Path({str(folder)!r}))
 job = Job(["sleep", "60"], pathlib.Path({str(tmp_path / "log")!r}))
 print(job.process.pid, flush=True)
 time.sleep(60)

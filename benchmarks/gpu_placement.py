@@ -5,7 +5,7 @@ types, whether a GPU has a kernel and which of its tensors that kernel keeps in 
 keep all of theirs there. So a tensor that is as large as a gradient, and goes through one of them, is copied over the
 bus and back in each step.
 
-    from raytf.testing.gpu_placement import findings
+    from benchmarks.gpu_placement import findings
 
     assert not findings(step.get_concrete_function(), at_least=256)
 

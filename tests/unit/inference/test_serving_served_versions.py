@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.errors import ConfigError
-from raytf.inference.serving.version_policy import Policy, bounds
+from raytf.inference.serving.served_versions import Policy, bounds
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_a_default_must_be_among_the_versions_that_are_named():
         Policy.of("1,3", 2)
 
 
-def test_versions_that_are_not_there_are_told():
-    assert Policy.of("1,3", 3).missing([1, 2]) == [3]
-    assert Policy.of("latest", 9).missing([1]) == [9]
-    assert Policy.of("latest").missing([]) == []
+def test_versions_that_are_named_must_be_there():
+    assert Policy.of("1,3", 3).required == {1, 3}
+    assert Policy.of("latest", 9).required == {9}
+    assert Policy.of("latest").required == set()
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1", (1, 1)), ("2", (2, 2)), ("1:4", (1, 4))])
