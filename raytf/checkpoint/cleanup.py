@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from raytf._process import in_thread
 from raytf.checkpoint import manifest
 from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
-from raytf.checkpoint.naming import attempt_of, is_of_dead_attempt, restore_order, split_name
-from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.naming import GroupAttempt, attempt_of, is_of_dead_attempt, restore_order, split_name
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage

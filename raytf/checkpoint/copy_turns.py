@@ -1,10 +1,31 @@
-"""The turns of a rank's two slots: which one the next copy takes, and until when the copy before it stays.
+"""Copies in memory: how often, into which of a rank's two slots, and until when the copy before stays.
 
-Nothing here knows memory, threads or other ranks: `raytf.checkpoint.memory` copies into slots,
-`raytf.training.saving.memory_copies` has the ranks agree.
+Pure decisions: `raytf.checkpoint.memory` copies into slots, `raytf.training.saving.checkpointer` has the ranks agree.
 """
 
 from __future__ import annotations
+
+import math
+
+#: Share of the run time that copies in memory may cost, if the user sets no cadence.
+SNAPSHOT_SHARE = 0.008
+#: Steps between two copies as long as their cost is not known.
+SNAPSHOT_STEPS = 10
+
+
+def snapshot_every(asked: int | None, copy_seconds: float, step_seconds: float) -> int:
+    """Return the number of steps between two copies in memory; 0 for no copies.
+
+    Args:
+        asked: by the user; None chooses it so that copying takes at most SNAPSHOT_SHARE of the time.
+        copy_seconds: for which one copy stops training; 0 if not known yet.
+        step_seconds: of one step; likewise.
+    """
+    if asked is not None:
+        return asked
+    if not (copy_seconds and step_seconds):
+        return SNAPSHOT_STEPS
+    return max(1, math.ceil(copy_seconds / (SNAPSHOT_SHARE * step_seconds)))
 
 
 class CopyTurns:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint.cadence import YOUNG_SECONDS, Cadence, Outage
-from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint.commit import Commit, Event, Phase, Votes
+from raytf.training.saving.checkpoint_policy import YOUNG_SECONDS, Cadence, Outage
 
 NEVER = 10**9
 
@@ -69,9 +68,8 @@ class Run:
         written = float(phase is Phase.WRITING and self._ready_at <= self.now)
         return Votes(written=written, committed=float(phase is Phase.COMMITTING and self._manifest_at <= self.now))
 
-    def commit(self) -> bool:
+    def commit(self) -> None:
         self._manifest_at = self.now + self.half
-        return False
 
     def done(self) -> None:
         self._good = self.now - self._saved_at

@@ -115,7 +115,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     from raytf.checkpoint import generations, memory_keeper, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import GroupAttempt
+    from raytf.checkpoint.naming import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
@@ -156,10 +156,10 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, keeper_health, memory_keeper, variables
+    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import GroupAttempt
+    from raytf.checkpoint.naming import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
@@ -199,7 +199,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen.suspend()
     began = time.monotonic()
     until(lambda: snapshots.step is None, snapshots.poll)
-    assert time.monotonic() - began >= keeper_health.FRESH_SECONDS / 2
+    assert time.monotonic() - began >= keeper_client.FRESH_SECONDS / 2
     until(lambda: snapshots.is_empty, snapshots.poll)
     assert not frozen.is_running()
     copy(40)

@@ -10,8 +10,8 @@ from raytf.checkpoint import variables
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.config.identity import beside
 from raytf.errors import RunInUseError, RunMismatchError
 from raytf.runs.lease import check_owner

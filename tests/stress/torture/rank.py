@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import codec, generations, manifest, snapshot_slot
-from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.commit import Commit, Event, Votes
 from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
-from raytf.checkpoint.tier import GroupAttempt, Votes
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.restore import Memory, restore

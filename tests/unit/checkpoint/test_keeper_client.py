@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from raytf.checkpoint.keeper_client import KeeperClient
-from raytf.checkpoint.keeper_health import (
+from raytf.checkpoint.keeper_client import (
     FRESH_SECONDS,
     MOST_PAUSE_SECONDS,
     SILENT_SECONDS,
     STEADY_SECONDS,
     TRY_PAUSES,
+    KeeperClient,
     KeeperHealth,
     Order,
     pause,

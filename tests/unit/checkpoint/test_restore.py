@@ -13,9 +13,8 @@ from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.naming import name_of, split_name
+from raytf.checkpoint.naming import GroupAttempt, name_of, split_name
 from raytf.checkpoint.restore import Candidate, RestorePlan, Restorer
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.distributed.step_agreement import bits_of
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage

@@ -358,7 +358,7 @@ import numpy as np
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable import DurableSave
-from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.runs.lease import Lease, check_owner
 from raytf.storage.storage import Storage
 

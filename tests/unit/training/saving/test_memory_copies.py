@@ -17,10 +17,10 @@ from raytf.checkpoint import snapshot_slot, variables
 from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.generations import HeldShare, generations
 from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.step_rows import StepRows
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.training.saving.memory_copies import MemoryCopies
+from raytf.training.saving.checkpointer import MemoryCopies
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 
