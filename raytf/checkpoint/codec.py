@@ -78,11 +78,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
 
 
 def broken(tensors: Mapping[str, np.ndarray], names: Iterator[str]) -> str | None:
-    """Return the first of some tensors that holds a NaN or an infinity.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the first of some tensors that holds a NaN or an infinity; None if there is none."""
     return next((name for name in names if not _is_finite(tensors[name])), None)
 
 

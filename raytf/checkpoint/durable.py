@@ -154,11 +154,7 @@ class DurableTier:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the latest save failed on this rank.
-
-        Returns:
-            None where it did not, or is under way.
-        """
+        """Why the latest save failed on this rank; None if it did not fail, or is under way."""
         if self._writer is None:
             return None
         if self._job.done():

@@ -29,26 +29,23 @@ _MANIFEST = untrusted_json.record(
 _NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks")
 
 
-def _file(value: Any) -> str | None:
-    """Check that a value names a file in the checkpoint's own folder."""
-    is_plain = isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
-    return None if is_plain else "is not a name of a file"
-
-
-def _best(value: Any) -> str | None:
-    """Check that a value is a metric with its value."""
-    is_pair = isinstance(value, list) and len(value) == 2
-    return (
-        None
-        if is_pair and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
-        else "is not a metric with a value"
-    )
-
-
-def _hexadecimal(value: Any) -> str | None:
-    """Check that a value is bytes in hexadecimal digits."""
-    is_hex = isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef")
-    return None if is_hex else "is not a hexadecimal number"
+#: A file in the checkpoint's own folder.
+_file = untrusted_json.expect(
+    "the name of a file",
+    lambda value: isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0"),
+)
+_best = untrusted_json.expect(
+    "a metric with its value",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) == 2
+        and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
+    ),
+)
+_hexadecimal = untrusted_json.expect(
+    "bytes in hexadecimal digits",
+    lambda value: isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef"),
+)
 
 
 _DOCUMENT = untrusted_json.record(

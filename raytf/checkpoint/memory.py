@@ -156,11 +156,7 @@ class MemoryTier:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this node holds a copy that can be restored, as its keeper said.
-
-        Returns:
-            None for none.
-        """
+        """The newest step of which this node's keeper holds a copy that can be restored; None if there is none."""
         self.poll()
         return None if self._keeping is None else self._keeping.step
 

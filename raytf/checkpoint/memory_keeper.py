@@ -175,11 +175,7 @@ def keeper(run_uri: str) -> Any:
 
 
 def keeper_on(run_uri: str, node: str) -> Any:
-    """Return the handle of a node's keeper for a run.
-
-    Returns:
-        None where there is none, or Ray cannot say.
-    """
+    """Return the handle of a node's keeper for a run; None if there is none, or Ray does not answer."""
     try:
         return ray.get_actor(_name(run_uri, node), namespace=_NAMESPACE)
     except (ValueError, ray.exceptions.RayError):

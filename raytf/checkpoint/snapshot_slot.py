@@ -112,13 +112,10 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """Return what a slot holds, from its header and text alone.
+    """Return what a slot holds, from its header and text alone; None if it holds nothing whole.
 
     Args:
         memory: bytes of the slot; any buffer.
-
-    Returns:
-        None where that is nothing, or nothing whole.
     """
     if len(memory) < _DATA:
         return None

@@ -58,24 +58,33 @@ def recorded(
     """
     spec = tree.map_leaves(Spec.of, stream.peek())
     has_text = any(leaf.dtype == TEXT for _, leaf in tree.flatten(spec))
-    table = None if has_text else _Table(stream, spec, storage, most)
-    if table is not None and table.is_finished:
-        return table.source()
+    folder = None if has_text else _folder(stream, spec, storage, most)
+    if folder is not None and folder.is_finished:
+        return _from_files(storage, spec)
     kept: list[list[np.ndarray]] = []
     size, batches = 0, _batches(stream, spec, most)
     for leaves in batches:
         kept.append(leaves)
         size += sum(leaf.nbytes for leaf in leaves)
-        if size > small and table is None:
-            why = f"it has more than {small >> 20} MiB with text"
-            raise NotRecordableError(f"{stream.name} data: {why}, which are not written to files.", why)
-        if size > small and table is not None:
-            table.write(itertools.chain(kept, batches), say)
-            return table.source()
-    whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
-    x, y, weight = tree.unflatten(spec, whole)
-    records = ArraySource(x, y, weight, name=stream.name)
-    return BatchedSource(records, spec, [len(leaves[0]) for leaves in kept])
+        if size > small:
+            break
+    if size <= small:
+        whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
+        records = ArraySource(*tree.unflatten(spec, whole), name=stream.name)
+        return BatchedSource(records, spec, [len(leaves[0]) for leaves in kept])
+    name = f"{stream.name} data"
+    if folder is None:
+        why = f"it has more than {small >> 20} MiB with text"
+        raise NotRecordableError(f"{name}: {why}, which are not written to files.", why)
+    steps, about = most or stream.steps, "of a size that is not known yet"
+    if steps:
+        about = f"about {size / len(kept) * steps / 2**30:.1f} GiB"
+    say(f"{name}, {about}, is written to {storage.locate('')}, once, and read from there")
+    queue = BatchQueue(itertools.chain(kept, batches))
+    folder.write_queue(queue, lambda: say(f"{name}: {sum(queue.rows)} records are written"))
+    storage.put(_ROWS, json.dumps(queue.rows).encode())
+    folder.finish()
+    return _from_files(storage, spec)
 
 
 def _batches(stream: Stream, spec: Any, most: int | None) -> Iterator[list[np.ndarray]]:
@@ -97,41 +106,17 @@ def _shapes(batch: Batch) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {Spec.of(leaf).dtype}" for path, leaf in tree.flatten(batch))
 
 
-class _Table:
-    """A folder with the records of a stream's batches as Parquet.
+def _folder(stream: Stream, spec: Any, storage: Any, most: int | None) -> DatasetFolder:
+    """Return the folder for the records of a stream's batches as Parquet."""
+    specs = [leaf for _, leaf in tree.flatten(spec)]
+    names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
+    first = [leaf for _, leaf in tree.flatten(stream.peek())]
+    known = {"first batch": crc_of(first), "batches": stream.steps if most is None else most}
+    identity = json.dumps(known | {"record": _shapes(stream.peek())})
+    columns = dict(zip(names, names, strict=True)), None, None
+    layout = FileLayout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
+    return DatasetFolder(storage, Schema(columns, dict(zip(names, specs, strict=True)), None, {}, identity), layout)
 
-    Args:
-        stream, storage, most: as for `recorded`.
-        spec: of a record, nested as in a batch.
-    """
 
-    def __init__(self, stream: Stream, spec: Any, storage: Any, most: int | None):
-        self._stream, self._storage, self._most = stream, storage, most
-        self._first = [leaf for _, leaf in tree.flatten(stream.peek())]
-        self.spec = spec
-        specs = [leaf for _, leaf in tree.flatten(self.spec)]
-        names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
-        known = {"first batch": crc_of(self._first), "batches": stream.steps if most is None else most}
-        identity = json.dumps(known | {"record": _shapes(stream.peek())})
-        columns = dict(zip(names, names, strict=True)), None, None
-        layout = FileLayout.of("parquet", self.spec, None, FILE_BYTES, _BLOCK_BYTES)
-        schema = Schema(columns, dict(zip(names, specs, strict=True)), None, {}, identity)
-        self._folder = DatasetFolder(storage, schema, layout)
-
-    @property
-    def is_finished(self) -> bool:
-        return self._folder.is_finished
-
-    def source(self) -> BatchedSource:
-        rows = json.loads(self._storage.get(_ROWS))
-        return BatchedSource(ParquetSource(self._storage.uri), self.spec, rows)
-
-    def write(self, batches: Iterator[list[np.ndarray]], say: Callable[[str], object]) -> None:
-        """Write the files that are not complete yet."""
-        name, queue = f"{self._stream.name} data", BatchQueue(batches)
-        steps, batch_bytes = self._most or self._stream.steps, sum(leaf.nbytes for leaf in self._first)
-        size = f"about {batch_bytes * steps / 2**30:.1f} GiB" if steps else "of a size that nobody knows before"
-        say(f"{name}, {size}, is written to {self._storage.locate('')}, once, and read from there")
-        self._folder.write_queue(queue, lambda: say(f"{name}: {sum(queue.rows)} records are written"))
-        self._storage.put(_ROWS, json.dumps(queue.rows).encode())
-        self._folder.finish()
+def _from_files(storage: Any, spec: Any) -> BatchedSource:
+    return BatchedSource(ParquetSource(storage.uri), spec, json.loads(storage.get(_ROWS)))

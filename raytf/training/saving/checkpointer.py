@@ -39,21 +39,21 @@ _HOLD_SECONDS = 10.0
 _RETENTION_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
 class MemoryCopies:
     """Copies a state into the memory tier; every rank must make the same calls.
 
-    Args:
+    Attributes:
         source: the state.
         tier: this rank's memory tier.
         group: all ranks.
         replicas: hashes the weights of each copy, to compare them; None if ranks do not compare their weights.
     """
 
-    def __init__(self, source: LiveState, tier: MemoryTier, group: Ranks, replicas: Replicas | None):
-        self._source = source
-        self._tier = tier
-        self._group = group
-        self._replicas = replicas
+    source: LiveState
+    tier: MemoryTier
+    group: Ranks
+    replicas: Replicas | None
 
     def hear(self, unsealed: float) -> None:
         """Commit the newest copy if it is complete on all ranks.
@@ -62,8 +62,8 @@ class MemoryCopies:
             unsealed: number of ranks whose flags for this call said that their newest copy is not complete yet.
         """
         # Flags are older than a copy of this step, and say nothing about it.
-        if not unsealed and self._tier.turns.is_pending(self._source.progress.step):
-            self._tier.turns.commit()
+        if not unsealed and self.tier.turns.is_pending(self.source.progress.step):
+            self.tier.turns.commit()
 
     def make(self, share_rank_zero: bool) -> None:
         """Copy the current state.
@@ -71,49 +71,49 @@ class MemoryCopies:
         Args:
             share_rank_zero: first send to all ranks what only rank 0 knows.
         """
-        source, state = self._source, self._source.progress
+        source, state = self.source, self.source.progress
         self._await_newest()
         if share_rank_zero:
-            self._tier.share_rank_zero(source.extras(with_files=True) if self._group.rank == 0 else None)
+            self.tier.share_rank_zero(source.extras(with_files=True) if self.group.rank == 0 else None)
         document = dataclasses.replace(
-            state.document(source.identity, self._group.world_size),
+            state.document(source.identity, self.group.world_size),
             durable_step=state.durable_step,
             weights_hash=self._hash_weights(),
         )
         rows = source.rows_since(-1 if state.durable_step is None else state.durable_step)
-        self._tier.begin(MemorySave(state.step, document, rows))
+        self.tier.begin(MemorySave(state.step, document, rows))
 
     def make_again(self) -> None:
         """Replace the newest copy, whose weights were wrong."""
         self._await_newest()
-        self._tier.abort()
+        self.tier.abort()
         self.make(False)
 
     def settle(self) -> None:
         """Wait until the newest copy is complete on all ranks, or drop it where one of them failed to complete it."""
-        self._tier.settle()
-        failed = self._group.sum(np.array([self._tier.has_failed], np.float32))[0]
-        if failed and not self._tier.turns.is_settled:
-            self._tier.abort()
+        self.tier.settle()
+        failed = self.group.sum(np.array([self.tier.has_failed], np.float32))[0]
+        if failed and not self.tier.turns.is_settled:
+            self.tier.abort()
         else:
-            self._tier.turns.commit()
+            self.tier.turns.commit()
 
     def _await_newest(self) -> None:
         """Wait until the newest copy is complete everywhere, if it is of an earlier step."""
-        if self._tier.turns.is_pending(self._source.progress.step):
+        if self.tier.turns.is_pending(self.source.progress.step):
             began = time.perf_counter()
             self.settle()
-            self._tier.costs_also(time.perf_counter() - began)
+            self.tier.costs_also(time.perf_counter() - began)
 
     def _hash_weights(self) -> int | None:
         """Return the hash of this rank's weights, which is stored in the copy; None if ranks do not compare them."""
-        if self._replicas is None:
+        if self.replicas is None:
             return None
         began = time.perf_counter()
-        self._replicas.hash_weights(self._source.progress.step)
-        self._source.weighed(self._source.progress.step, self._replicas.newest)
-        self._tier.costs_also(time.perf_counter() - began)
-        return self._replicas.newest
+        self.replicas.hash_weights(self.source.progress.step)
+        self.source.weighed(self.source.progress.step, self.replicas.newest)
+        self.tier.costs_also(time.perf_counter() - began)
+        return self.replicas.newest
 
 
 @dataclass(frozen=True)
@@ -390,13 +390,10 @@ class Checkpointer:
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
     def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
-        """Complete the save under way, then save the current state.
+        """Complete the save under way, then save the current state. Return whether that is on storage.
 
         Args:
             pauses: seconds before each try.
-
-        Returns:
-            Whether the current state is on storage.
         """
         with self._pulse.doing(Activity.SAVE):
             # Copy into memory first: whatever asked for this save may not leave time to complete the one under way.

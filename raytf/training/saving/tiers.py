@@ -88,10 +88,7 @@ def check_current(run: Storage, owner: str, attempt: str, monitor: MonitorClient
 
 
 def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:
-    """Find the state from which the run is resumed; every rank gets the same one.
-
-    Returns:
-        None for a new run.
+    """Return the state from which the run is resumed, the same one on every rank; None for a new run.
 
     Raises:
         RunMismatchError: the run was made with other settings.
