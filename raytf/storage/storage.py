@@ -204,7 +204,7 @@ class Storage:
                 keys = conditional_writes.leftovers(key)
                 self._do("delete", probe, lambda: self._versioned().delete_keys(bucket, keys))
             # A condition that the store refused earlier is not tried again.
-            self._one_wins = {"create": tried.create, "swap": tried.swap, **self._one_wins}
+            self._one_wins = tried | self._one_wins
         return all(self._one_wins[write] for write in ([what] if what else ["create", "swap"]))
 
     def _versioned(self) -> VersionedObjects:
