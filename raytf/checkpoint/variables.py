@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf._process import in_thread
-from raytf.checkpoint.codec import DeviceTensor, Tensor
-from raytf.checkpoint.snapshot_slot import copy_all
+from raytf.checkpoint.codec import DeviceTensor, Tensor, copy_all
 from raytf.errors import CheckpointError
 
 
