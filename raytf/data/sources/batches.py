@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,36 +50,33 @@ class BatchedSource:
         return self._records.label_range() if isinstance(self.spec[1], Spec) else None
 
 
+@dataclass(eq=False)
 class LiveBatches:
     """Batches that the driver's program makes while the run trains.
 
-    Args:
+    Attributes:
         name: of the data, for people.
         first: leaves of the first batch, in the order of `tree.flatten`.
         spec: of a record, nested as in a batch; a length that differs from batch to batch is -1.
         steps: batches of an epoch.
         batches: batches of a pass over the data, if an epoch is not a pass; as in `BatchPlan`.
         fetch: gets a batch; None before the run starts.
-
-    Attributes:
         records: the number in the first batch, which represents all others before training starts.
     """
 
     block_sizes = None
     window = 1
 
-    def __init__(
-        self,
-        name: str,
-        first: list[np.ndarray],
-        spec: tuple[Any, Any, Any],
-        steps: int,
-        batches: int | None = None,
-        fetch: Fetch | None = None,
-    ):
-        self.name, self._first, self.spec, self.fetch = name, first, spec, fetch
-        self.steps, self.batches = steps, batches
-        self.records = len(first[0])
+    name: str
+    first: list[np.ndarray]
+    spec: tuple[Any, Any, Any]
+    steps: int
+    batches: int | None = None
+    fetch: Fetch | None = None
+    records: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = len(self.first[0])
 
     @property
     def identity(self) -> str:
@@ -88,14 +86,14 @@ class LiveBatches:
 
     def fed(self, fetch: Fetch) -> LiveBatches:
         """Return the same batches, with a way to get them."""
-        return LiveBatches(self.name, self._first, self.spec, self.steps, self.batches, fetch)
+        return replace(self, fetch=fetch)
 
     def reader(self, shards: int) -> LiveBatches:
         """Return the same batches for another thread."""
         return self if self.fetch is None else self.fed(copy.copy(self.fetch))
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
-        return [leaf[records] for leaf in self._first]
+        return [leaf[records] for leaf in self.first]
 
     def label_range(self) -> tuple[float, float] | None:
         return None

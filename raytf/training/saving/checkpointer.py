@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytf.checkpoint import codec
+from raytf.checkpoint import codec, variables
 from raytf.checkpoint.commit import Commit, Event, Votes
 from raytf.checkpoint.durable import DurableTier, PreparedSave
 from raytf.checkpoint.memory import MemorySave, MemoryTier
 from raytf.checkpoint.replicas import Replicas
-from raytf.checkpoint.variables import Copies
 from raytf.distributed.group import Ranks
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import CheckpointError, WorkerLostError, brief
@@ -80,7 +79,7 @@ class MemoryCopies:
             durable_step=state.durable_step,
             weights_hash=self._hash_weights(),
         )
-        rows = source.rows_since(-1 if state.durable_step is None else state.durable_step)
+        rows = source.log.since(-1 if state.durable_step is None else state.durable_step)
         self.tier.begin(MemorySave(state.step, document, rows))
 
     def make_again(self) -> None:
@@ -111,7 +110,7 @@ class MemoryCopies:
             return None
         began = time.perf_counter()
         self.replicas.hash_weights(self.source.progress.step)
-        self.source.weighed(self.source.progress.step, self.replicas.newest)
+        self.source.log.weigh(self.source.progress.step, self.replicas.newest)
         self.tier.costs_also(time.perf_counter() - began)
         return self.replicas.newest
 
@@ -167,8 +166,8 @@ class Checkpointer:
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
         self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
-        split = codec.shares(source.sizes(), group.world_size)
-        self._copies = Copies(source.variables(split[group.rank]))
+        split = codec.shares(variables.sizes(source.named), group.world_size)
+        self._copies = variables.Copies(source.make(split[group.rank]))
         self._finite = source.must_be_finite()
         self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
         self._schedule = SaveSchedule(
@@ -177,7 +176,7 @@ class Checkpointer:
         #: The best state, waiting to be saved after the save under way.
         self._waiting: PreparedSave | None = None
         #: Whether the state of callbacks, which only rank 0 has, may have changed since it was last shared.
-        self._callbacks_changed = source.has_callbacks
+        self._callbacks_changed = source.callbacks.active
         self.stall_seconds = 0.0
 
     def start(self) -> None:
@@ -230,7 +229,7 @@ class Checkpointer:
             flags[StepFlag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
             source = self._source
             flags[StepFlag.SHARE] = (
-                self._callbacks_changed or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+                self._callbacks_changed or (source.callbacks.active and ends_epoch) or source.callbacks.has_batch_hooks
             )
             flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._schedule.is_due(
                 stop, self._clock(), self._durable.good_seconds, self._waiting is not None
@@ -279,7 +278,7 @@ class Checkpointer:
 
     def callbacks_ran(self) -> None:
         """Note that callbacks ran, so their state may have changed."""
-        self._callbacks_changed = self._source.has_callbacks
+        self._callbacks_changed = self._source.callbacks.active
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
@@ -317,7 +316,7 @@ class Checkpointer:
     def _prepare(self) -> PreparedSave:
         """Copy the current state, to be saved."""
         # The copy in memory must never be older than the state on storage.
-        self._copy(self._source.has_callbacks)
+        self._copy(self._source.callbacks.active)
         extras = self._source.extras(with_files=False)
         own = self._copies.take()
         state, best = self._state, self._better() or self._state.best
@@ -397,7 +396,7 @@ class Checkpointer:
         """
         with self._pulse.doing(Activity.SAVE):
             # Copy into memory first: whatever asked for this save may not leave time to complete the one under way.
-            self._copy(self._source.has_callbacks)
+            self._copy(self._source.callbacks.active)
             self._drain()
             for pause in pauses:
                 if self._waiting is None and self._state.durable_step == self._state.step:

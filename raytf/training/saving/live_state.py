@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,30 +59,12 @@ class LiveState:
     note: Note
     on_saved: Callable[[int], None] = lambda step: None
 
-    def sizes(self) -> dict[str, int]:
-        """Return the number of values of each variable, by name."""
-        return variables.sizes(self.named)
-
-    def variables(self, names: Sequence[str]) -> variables.TensorSource:
-        """Return the source of the values of some variables."""
-        return self.make(names)
-
     def must_be_finite(self) -> Collection[str]:
         """Return the names of variables with which a state is not worth keeping if they hold NaN or infinity."""
         if self.callbacks.batches.take_nan:  # which ends the run after such a step, and the state is the run's last
             return []
         trainable = {id(v) for v in self.model.trainable_variables}
         return [name for name, v in self.named.items() if id(v) in trainable]
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether there are callbacks, whose state is saved too."""
-        return self.callbacks.active
-
-    @property
-    def has_batch_hooks(self) -> bool:
-        """Whether callbacks are called with each batch, so that their state may change with it."""
-        return self.callbacks.has_batch_hooks
 
     def extras(self, with_files: bool) -> Extras:
         """Return the values that rank 0 alone knows; empty on the other ranks.
@@ -92,14 +74,6 @@ class LiveState:
         """
         values, arrays = self.callbacks.state()
         return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
-
-    def rows_since(self, step: int) -> StepRows:
-        """Return the rows of the log after a step."""
-        return self.log.since(step)
-
-    def weighed(self, step: int, value: int) -> None:
-        """Note the hash of the weights after a step."""
-        self.log.weigh(step, value)
 
     def records(self) -> Callable[[], None]:
         """Return a function that writes what must be on storage before a checkpoint: the attempt, the log and files.

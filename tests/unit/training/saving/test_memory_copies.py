@@ -72,7 +72,8 @@ class Rank:
         self.tier._is_tidy = True
         self.files = [os.memfd_create("slot") for _ in range(2)]
         self.tier._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{file}") for file in self.files]
-        source: Any = SimpleNamespace(progress=self.progress, identity={}, rows_since=lambda step: StepRows())
+        log = SimpleNamespace(since=lambda step: StepRows())
+        source: Any = SimpleNamespace(progress=self.progress, identity={}, log=log)
         self.copies = MemoryCopies(source, self.tier, group, None)
 
     def copy(self, step: int) -> None:
