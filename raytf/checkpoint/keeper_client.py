@@ -24,8 +24,7 @@ from ray.actor import ActorHandle
 
 from raytf._process import in_thread
 from raytf.checkpoint import memory_keeper
-from raytf.checkpoint.memory_keeper import ReservedSlots
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.errors import one_line
 
 #: What Ray raises for a keeper that cannot be had: a ValueError where one of its name dies while it is looked up.
@@ -144,7 +143,7 @@ class KeeperClient:
         #: Paths of the slots and what they are. Another process with the keeper's number has other files there, or
         #: none; where later workers have asked for memory, the keeper has freed one of the slots at least.
         self._marks: dict[str, tuple[int, int]] = {}
-        self._asking: Future[tuple[Any, ReservedSlots]] | None = None
+        self._asking: Future[tuple[Any, SlotAnswer]] | None = None
         self._question: Any = None
         self._health = KeeperHealth(clock())
 
@@ -160,13 +159,13 @@ class KeeperClient:
     def begin(self, wait: float = 0.0) -> None:
         """Ask for memory after some seconds, without waiting for it."""
 
-        def later(request: SlotRequest) -> tuple[Any, ReservedSlots]:
+        def later(request: SlotRequest) -> tuple[Any, SlotAnswer]:
             time.sleep(wait)
             return self._reserve(request)
 
         self._asking = in_thread(functools.partial(later, self._request), "raytf-keeping")
 
-    def take(self) -> ReservedSlots | None:
+    def take(self) -> SlotAnswer | None:
         """Return the memory, or the reason why there is none: once. None while nobody has answered, and after that."""
         if self._asking is None or not self._asking.done():
             return None
@@ -175,7 +174,7 @@ class KeeperClient:
             keeper, place = asking.result()
             marks = {path: _identity(path) for path in place.paths}
         except _REFUSED as error:
-            return ReservedSlots(reason=one_line(error, 300))
+            return SlotAnswer(reason=one_line(error, 300))
         except OSError:  # it has died since
             self.lose()
             return None
@@ -243,7 +242,7 @@ class KeeperClient:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(next(iter(self._marks)).split("/")[2]), signal.SIGKILL)
 
-    def _reserve(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
+    def _reserve(self, request: SlotRequest) -> tuple[Any, SlotAnswer]:
         """Return memory of this node's keeper, which is started where there is none; waits for it."""
         for wait in TRY_PAUSES:
             with contextlib.suppress(*_REFUSED):  # Ray may not know yet that the one before is dead
@@ -253,7 +252,7 @@ class KeeperClient:
             time.sleep(wait)
         return self._reserve_once(request)
 
-    def _reserve_once(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
+    def _reserve_once(self, request: SlotRequest) -> tuple[Any, SlotAnswer]:
         keeper = memory_keeper.keeper(self._run_uri)
         return keeper, ray.get(keeper.reserve.remote(request, self._monitor), timeout=_RESERVE_SECONDS)
 

@@ -148,12 +148,11 @@ def _values(variable: Any) -> np.ndarray:
     return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)
 
 
-# On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
-# multilinear, see `raytf.distributed.encoding.digests`.
-
-
 class Digest:
     """The hash of some variables.
+
+    On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
+    multilinear, see `raytf.distributed.encoding.digests`.
 
     Args:
         variables: `tf.Variable`s, in one order on all ranks.

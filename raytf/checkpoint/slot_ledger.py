@@ -44,11 +44,13 @@ class SlotAnswer:
         slots: numbers of the slots; empty if there are none.
         reason: why there are none.
         is_final: whether asking again is in vain.
+        paths: of the slots on the node, which the keeper adds.
     """
 
     slots: tuple[int, ...] = ()
     reason: str = ""
     is_final: bool = False
+    paths: tuple[str, ...] = ()
 
 
 class SlotLedger:
