@@ -65,7 +65,7 @@ class Cleanup:
         self._retention: Future[None] | None = None
         self._removal: Future[None] | None = None
 
-    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+    def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
         """Keep the restored checkpoint until a newer one is complete, and delete damaged ones first."""
         self._needed = [] if restored is None else [restored]
         self._damaged = list(damaged)

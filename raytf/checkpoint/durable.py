@@ -6,7 +6,7 @@
         ...
         MANIFEST.json             written last: step, number of shares, each one's size and CRC-32C, and the document
 
-Where there are more ranks than tensors, the last ones have none and write nothing. A folder without a manifest is no
+If there are more ranks than tensors, the last ranks have none and write nothing. A folder without a manifest is no
 checkpoint. Each attempt (each start of a worker group) writes folders of its own.
 """
 
@@ -94,18 +94,18 @@ def read_share(run: Storage, name: str, share: dict[str, Any]) -> dict[str, np.n
 class DurableTier:
     """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
 
-    A `raytf.checkpoint.commit.Writing`. It only writes, and says as votes how far it is. A part that takes longer than
-    `deadline` counts as failed: the save is given up, and what hangs is left to itself.
+    A `raytf.checkpoint.commit.Writing`. It only writes, and votes on its progress. A part that takes longer than
+    `deadline` counts as failed: the save is given up, and the thread that hangs is left alone.
 
     Args:
         run: the run's folder.
         attempt: this start of the worker group.
         keep: which complete checkpoints stay.
-        say: told about failures, the first in a row.
-        fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
+        say: reports the first of some failures in a row.
+        fence: raises if the run belongs to another owner; rank 0 calls it before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
         commits: called on rank 0, in a thread, with the step of a checkpoint before that becomes complete.
-        clock: seconds, of one that only goes forward.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
         good_seconds: that the last good save took; 0 for none yet.
@@ -179,7 +179,7 @@ class DurableTier:
             self._say(f"checkpoint {name} is deleted: {why}")
 
     def load(self, candidate: str) -> Checkpoint:
-        """Read a checkpoint from which training can go on, and verify every byte of it.
+        """Read a checkpoint from which training can continue, and verify every byte of it.
 
         Raises:
             CheckpointError: it is damaged or incomplete.
@@ -196,10 +196,10 @@ class DurableTier:
         """Return where checkpoints are, for people."""
         return self._run.locate(FOLDER)
 
-    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+    def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
         """Keep the restored checkpoint until a newer one is complete, and ignore damaged ones."""
         self._restored = restored
-        self._cleanup.went_on_from(restored, damaged)
+        self._cleanup.continue_from(restored, damaged)
 
     def begin(self, save: DurableSave) -> None:
         """Start to write this rank's share of a state."""
@@ -404,7 +404,7 @@ class DurableWriter:
         self._check()
         document = self.save.document.of_manifest()
         self.link = manifest.write(self.run, self.name, self.save.step, shares, document, before)
-        # This process may have stood still between the last look and the manifest, while others deleted the folder.
+        # This process may have been suspended before it wrote the manifest, while others deleted the folder.
         is_whole = self.run.exists(f"{folder}/{shares[0]['file']}")
         if is_whole and self.given_up.is_set():
             self.fence()  # who has taken the run over meanwhile may have begun from this checkpoint

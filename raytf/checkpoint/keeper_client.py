@@ -27,7 +27,7 @@ from raytf.checkpoint import memory_keeper
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.errors import one_line
 
-#: What Ray raises for a keeper that cannot be had: a ValueError where one of its name dies while it is looked up.
+#: Ray's errors for a keeper that cannot be reached: a ValueError if one with its name dies during the look-up.
 _REFUSED = (ray.exceptions.RayError, ValueError)
 _RESERVE_SECONDS = 60.0
 #: Seconds between two questions.
@@ -203,7 +203,7 @@ class KeeperClient:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this attempt's whole state is in this node's memory, as far as the keeper said."""
+        """The newest step of which the keeper reported that it holds this attempt's whole state."""
         return None if self._keeper is None else self._health.step(self._clock())
 
     def tidy(self) -> Any:

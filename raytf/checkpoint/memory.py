@@ -59,11 +59,11 @@ class MemoryTier:
     Args:
         run_uri: the run's folder.
         group: of ranks.
-        attempt: this start of the worker group; what others than it and those before it left is not the run's.
+        attempt: this start of the worker group; copies of other attempts than it and earlier ones are not the run's.
         every_steps: between two copies; None chooses it by their cost, 0 makes none.
         monitor: the driver's Monitor actor.
-        say: told about what goes wrong.
-        place: of `place_on_node`, where that is known.
+        say: reports what goes wrong.
+        place: the result of `place_on_node`, if known.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class MemoryTier:
         slot.seal()
         if self._is_tidy or self._keeping is None:
             return
-        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next look finds
+        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next poll notices
             # Again after each copy: another rank of this node may not have had its first one.
             if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
                 tidying, self._tidying = self._tidying, None
@@ -335,7 +335,7 @@ class MemoryTier:
         self.turns.lose()
         self._sealing = Future()
         self._sealing.set_result(None)
-        self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
+        self._say(f"rank {self._group.rank}: {reason}; after a failure the run continues from storage or other nodes")
 
 
 def place_on_node(group: Ranks) -> tuple[int, int]:

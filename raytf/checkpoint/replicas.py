@@ -56,7 +56,7 @@ class Replicas:
     ):
         self._group, self._named, self._digest, self._is_exact = group, named, digest, is_exact
         self._say, self._event, self._about = say, event, about
-        #: Step and hash that are to be told, and those that were.
+        #: Step and hash to send next, and those that were sent.
         self._pending: tuple[int, int] | None = None
         self._sent: tuple[int, int] | None = None
         self._drifts = 0

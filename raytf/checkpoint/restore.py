@@ -100,7 +100,7 @@ class Restorer:
             )
         good = [split_name(name)[0] for name in self._names or () if name not in self.damaged]
         self.known_step = max(good, default=self.known_step)
-        self._durable.went_on_from(
+        self._durable.continue_from(
             None if checkpoint is None or checkpoint.is_in_memory else checkpoint.name, self.damaged
         )
         return checkpoint

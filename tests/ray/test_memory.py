@@ -58,7 +58,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             at = job.step
             job.until(lambda: job.step >= at + 70)
             job.until(lambda: (job.status or {})["trouble"])
-            job.until(lambda: "was NOT saved; training goes on" in job.output)
+            job.until(lambda: "was NOT saved; training continues" in job.output)
             working = [node for node in cluster.nodes if node.workers()]
             assert len(working) == 2
             assert len(keepers(cluster)) == 2
@@ -70,7 +70,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
                 worker.kill()
             job.until(lambda: "restored step" in job.output)
             job.until(lambda: job.step > before["step"] + 20)
-            job.until(lambda: job.output.count("was NOT saved; training goes on") == 2)
+            job.until(lambda: job.output.count("was NOT saved; training continues") == 2)
             proxy.up()
             output = job.wait()
         cluster_is_empty = time.monotonic() + PATIENCE

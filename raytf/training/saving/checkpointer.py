@@ -370,7 +370,7 @@ class Checkpointer:
             self._reporter.event("save_failed", of_step=step, why=why)
         if not self._schedule.outage.failures:
             self._reporter.say(
-                f"the checkpoint of step {step} was NOT saved; training goes on, the last good checkpoint is kept, and "
+                f"the checkpoint of step {step} was NOT saved; training continues, the last good checkpoint is kept, and "
                 "saving will be tried again"
             )
 

@@ -177,7 +177,7 @@ def _train(
     state.fill(step)
     attempt = GroupAttempt(plan.attempt, rank, plan.ranks)
     tier = DurableTier(storage, attempt, Keep(plan.keep), lambda text: teller.tell("said", text[:200]))
-    tier.went_on_from(found.name or None, list(found.skipped))
+    tier.continue_from(found.name or None, list(found.skipped))
     save = Commit(tier, plan.ranks)
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)

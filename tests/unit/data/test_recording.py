@@ -100,7 +100,7 @@ def test_records_of_different_shapes_are_not_recorded(tmp_path: Path):
 
 
 def test_as_many_batches_as_are_wanted(tmp_path: Path):
-    endless = Stream("x", lambda number, first: (np.full((2, 1), i) for i in itertools.count(first)), 5, goes_on=True)
+    endless = Stream("x", lambda number, first: (np.full((2, 1), i) for i in itertools.count(first)), 5, continues=True)
     source = recording.recorded(endless, Storage(str(tmp_path)), print, most=3)
     assert source.rows == [2, 2, 2]
 

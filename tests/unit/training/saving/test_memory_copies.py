@@ -106,7 +106,7 @@ def test_a_copy_that_one_rank_cannot_complete_counts_on_no_rank(where: int, kind
     assert [rank.said for rank in ranks] == [
         [
             f"rank {rank}: the state cannot be copied into memory: out of memory; after a failure the run "
-            "goes on from storage or other nodes"
+            "continues from storage or other nodes"
         ]
         if rank == where
         else []
