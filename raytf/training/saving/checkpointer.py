@@ -370,8 +370,8 @@ class Checkpointer:
             self._reporter.event("save_failed", of_step=step, why=why)
         if not self._schedule.outage.failures:
             self._reporter.say(
-                f"the checkpoint of step {step} was NOT saved; training continues, the last good checkpoint is kept, and "
-                "saving will be tried again"
+                f"the checkpoint of step {step} was NOT saved; training continues, the last good checkpoint is kept, "
+                "and saving will be tried again"
             )
 
     def _failed(self, save: PreparedSave) -> None:
