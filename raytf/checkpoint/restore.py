@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -110,7 +109,8 @@ class Restorer:
 
     def _ask_storage(self) -> None:
         self._names = self._shared(self._stored)
-        self._plan = self._plan.unlisted() if self._names is None else self._plan.listed(self._names)
+        if self._names is not None:
+            self._plan = self._plan.listed(self._names)
 
     def _stored(self) -> list[str] | None:
         """Return the checkpoints on storage, and delete invalid ones; None if storage refuses and is not needed."""
@@ -200,10 +200,6 @@ class RestorePlan:
         both += [(split_name(name)[0], 0, name) for name in restore_order(names)]
         best_first = sorted(both, key=lambda entry: entry[:2], reverse=True)
         return RestorePlan(tuple(candidate for _, _, candidate in best_first))
-
-    def unlisted(self) -> RestorePlan:
-        """Return the plan if storage refuses and `can_wait`."""
-        return dataclasses.replace(self, asks_storage=False)
 
     def failed(self) -> RestorePlan:
         """Return the plan after none of the candidates could be read, if storage was not asked."""

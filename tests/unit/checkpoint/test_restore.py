@@ -152,11 +152,6 @@ def test_the_newest_state_is_first(memory, known, is_saving, stored, first, asks
         assert not listed.asks_storage
 
 
-def test_the_plan_takes_memory_as_new_as_known_where_storage_refuses():
-    plan = RestorePlan.of(copies(6, 2), 4, is_saving=True).unlisted()
-    assert (told(plan.candidates), plan.asks_storage) == ("M6", False)
-
-
 def test_copies_that_cannot_be_read_are_followed_by_storage():
     plan = RestorePlan.of(copies(8, 6, 3), 4, is_saving=False).failed()
     assert plan.asks_storage
