@@ -276,15 +276,12 @@ class Storage:
         """Yield the entries below a folder of a local file system, links as such."""
         return local_files.walk(self._path(name))
 
-    def list(self, name: str = "", recursive: bool = False) -> list[str]:
-        """Return the names below a folder, relative to it and sorted; folders end with '/'. A missing folder is empty.
-
-        A recursive list may leave out the folders themselves.
-        """
+    def list(self, name: str = "") -> list[str]:
+        """Return the names in a folder, sorted; folders end with '/'. A missing folder is empty."""
         base = self._path(name)
         if self.is_local:
-            return self._do("list", name, lambda: local_files.names(base, recursive))
-        return self._do("list", name, lambda: _names(self._fs, base, recursive))
+            return self._do("list", name, lambda: local_files.names(base))
+        return self._do("list", name, lambda: _names(self._fs, base))
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
         """Abort uploads that were never completed, which no list shows and which cost money; return their number.
@@ -319,7 +316,7 @@ class Storage:
         Raises:
             StorageError: also if a name would lead out of the folder; then nothing is written.
         """
-        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+        self.download(name, [file.name for file in self.files(name)], folder)
 
     def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
         """Copy some of the files below `name` into a local folder, as `get_tree` does."""
@@ -424,11 +421,11 @@ def _files(system: pafs.FileSystem, base: str) -> list[StoredFile]:
     return [StoredFile(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
 
-def _names(system: pafs.FileSystem, base: str, recursive: bool) -> list[str]:
-    """Return the names below BUCKET/PREFIX, relative to it and sorted; folders end with '/'."""
+def _names(system: pafs.FileSystem, base: str) -> list[str]:
+    """Return the names in BUCKET/PREFIX, sorted; folders end with '/'."""
     # On GCS, pyarrow lists no folder that exists only through the objects in it, so these are inferred.
-    infer = not recursive and isinstance(system, pafs.GcsFileSystem)
-    selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
+    infer = isinstance(system, pafs.GcsFileSystem)
+    selector = pafs.FileSelector(base, allow_not_found=True, recursive=infer)
     listed = set()
     for info in system.get_file_info(selector):
         short = _relative(info.path, base)

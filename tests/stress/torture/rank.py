@@ -91,10 +91,10 @@ class WatchedStorage(FaultyStorage):
             super().put(name, data)
         self.teller.dawdle(moment, 0.3)
 
-    def list(self, name: str = "", recursive: bool = False) -> list[str]:
+    def list(self, name: str = "") -> list[str]:
         # Only retention lists folders: what is restored is found by its files.
         with self._retention():
-            return super().list(name, recursive)
+            return super().list(name)
 
     def delete(self, name: str) -> None:
         with self._retention():

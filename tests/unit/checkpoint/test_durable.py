@@ -108,10 +108,10 @@ class SlowToDelete(Storage):
 class SlowToList(SlowToDelete):
     """Storage whose lists of folders take until `go` is set, and say then what there is."""
 
-    def list(self, name="", recursive=False):
+    def list(self, name=""):
         self.is_waiting.set()
         assert self.go.wait(60)
-        return super().list(name, recursive)
+        return super().list(name)
 
 
 def folders(run):
