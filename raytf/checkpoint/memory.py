@@ -15,11 +15,10 @@ from ray.actor import ActorHandle
 
 from raytf.checkpoint import generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
-from raytf.checkpoint.copy_turns import CopyTurns, snapshot_every
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
 from raytf.checkpoint.naming import GroupAttempt
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.slot_ledger import CopyTurns, SlotRequest, snapshot_every
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import MakeSource, TensorSource, TensorValues

@@ -47,7 +47,7 @@ class Memory:
     """In the place of the memory tier: which steps were copied, and that the newest is trusted no more."""
 
     def __init__(self) -> None:
-        from raytf.checkpoint.copy_turns import CopyTurns
+        from raytf.checkpoint.slot_ledger import CopyTurns
 
         self.copied: list[Any] = []
         self.turns = CopyTurns()

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import manifest, naming, variables
 from raytf.checkpoint.commit import Phase, Votes
-from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemorySave
 from raytf.checkpoint.naming import GroupAttempt
+from raytf.checkpoint.slot_ledger import CopyTurns
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import MetricObjective
 from raytf.distributed.step_agreement import StepFlag, vector

@@ -38,7 +38,7 @@ LIGHT_MODULES = [
     "raytf.checkpoint.codec",
     "raytf.checkpoint.durable",
     "raytf.checkpoint.manifest",
-    "raytf.checkpoint.copy_turns",
+    "raytf.checkpoint.slot_ledger",
     "raytf.checkpoint.snapshot_slot",
     "raytf.training.saving.checkpoint_policy",
 ]

@@ -16,7 +16,7 @@ _LEASE = "raytf.runs.lease_decisions"
 _FAILURE, _SUPERVISOR = "raytf.driver.supervision.failures", "raytf.driver.supervision.retry"
 _HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
 _RESIZING = "raytf.driver.ray_train.resizing"
-_LEDGER, _TURNS = "raytf.checkpoint.slot_ledger", "raytf.checkpoint.copy_turns"
+_LEDGER = _TURNS = "raytf.checkpoint.slot_ledger"
 _PLAN, _HEALTH = "raytf.checkpoint.restore", "raytf.checkpoint.keeper_client"
 
 

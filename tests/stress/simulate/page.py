@@ -28,7 +28,7 @@ What decides is the code that decides in production:
 - in both `raytf.runs.lease_decisions`: which of several drivers owns the run, and whether a worker may still write in
   its name. `raytf.checkpoint.cleanup` decides which checkpoints are deleted;
 - in the keepers of copies in memory `raytf.checkpoint.slot_ledger`: which rank gets which memory, and what is freed;
-- in the workers `raytf.checkpoint.keeper_client`, `copy_turns` and `restore`: when a keeper is lost and replaced,
+- in the workers `raytf.checkpoint.keeper_client`, `slot_ledger` and `restore`: when a keeper is lost and replaced,
   which of a rank's two slots the next copy takes, and from which copy or checkpoint a new group continues.
 
 What is made up is what they stand in: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its part to

@@ -4,7 +4,6 @@ import pytest
 
 from raytf.checkpoint.cleanup import to_delete
 from raytf.checkpoint.commit import Event, Phase, Votes, advance
-from raytf.checkpoint.copy_turns import snapshot_every
 from raytf.checkpoint.durable import deadline
 from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
@@ -148,22 +147,6 @@ def test_what_another_run_of_the_same_name_left_is_not_restored():
 def test_busy_nodes_are_waited_for_unless_the_latest_attempt_is_in_hand(nodes, attempts, is_enough):
     assert A < B
     assert is_latest({f"n{i}": shares for i, shares in enumerate(nodes)}, attempts) == is_enough
-
-
-@pytest.mark.parametrize(
-    ("asked", "copy", "step", "every"),
-    [
-        (7, 1.0, 0.001, 7),
-        (0, 0.001, 0.001, 0),
-        (None, 0.0, 0.01, 10),
-        (None, 0.001, 0.0, 10),
-        (None, 0.001, 0.02, 7),
-        (None, 0.001, 1.0, 1),
-        (None, 0.8, 0.1, 1000),
-    ],
-)
-def test_cadence_of_snapshots(asked, copy, step, every):
-    assert snapshot_every(asked, copy, step) == every
 
 
 @pytest.mark.parametrize(("good", "seconds"), [(0, 120), (11, 120), (13, 130), (60, 600)])
