@@ -168,7 +168,8 @@ def recorded(
             break
     if size <= small:
         whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
-        records = ArraySource(*tree.unflatten(spec, whole), name=stream.name)
+        x, y, weight = tree.unflatten(spec, whole)
+        records = ArraySource(x, y, weight, name=stream.name)
         return BatchedSource(records, spec, [len(leaves[0]) for leaves in kept])
     name = f"{stream.name} data"
     if folder is None:
