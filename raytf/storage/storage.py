@@ -47,6 +47,76 @@ _DELETES = 8
 VersionedObjects = Conditional | AzureObjects
 
 
+def _gcs(options: dict[str, str]) -> pafs.FileSystem:
+    """Return Google Cloud Storage, which is not asked for conditional writes."""
+    arguments: dict[str, Any] = dict(options)
+    if "anonymous" in arguments:
+        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
+    return pafs.GcsFileSystem(**arguments)
+
+
+def _read(system: pafs.FileSystem, path: str, most: int | None) -> bytes:
+    """Return the bytes of an object.
+
+    Args:
+        most: the largest size; a larger object is damaged, and is not read.
+
+    Raises:
+        OSError: it is too large.
+    """
+    with system.open_input_stream(path, buffer_size=1 << 20) as stream:
+        if most is None:
+            return stream.read()
+        try:
+            data = stream.read(most + 1)
+        except MemoryError:  # a manifest may promise more bytes than there is memory
+            raise local_files.too_large(most, most - 1, path) from None
+    if len(data) > most:
+        raise local_files.too_large(len(data), most, path)
+    return data
+
+
+def _files(system: pafs.FileSystem, base: str) -> list[StoredFile]:
+    """Return all objects below BUCKET/PREFIX; none if there is no such folder."""
+    selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+    infos = [info for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    return [StoredFile(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+
+
+def _names(system: pafs.FileSystem, base: str) -> list[str]:
+    """Return the names in BUCKET/PREFIX, sorted; folders end with '/'."""
+    # On GCS, pyarrow lists no folder that exists only through the objects in it, so these are inferred.
+    infer = isinstance(system, pafs.GcsFileSystem)
+    selector = pafs.FileSelector(base, allow_not_found=True, recursive=infer)
+    listed = set()
+    for info in system.get_file_info(selector):
+        short = _relative(info.path, base)
+        if short and ".tmp-" not in short:
+            listed.add(short + ("/" if info.type == pafs.FileType.Directory else ""))
+    if infer:
+        listed = {first + mark for first, mark, _ in (name.partition("/") for name in listed)}
+    return sorted(listed)
+
+
+def _delete(system: pafs.FileSystem, path: str) -> None:
+    """Delete an object, or everything below a folder, if it exists."""
+    info = system.get_file_info(path)
+    if info.type == pafs.FileType.File:
+        system.delete_file(path)
+        return
+    # File by file: `delete_dir` fails on some GCS implementations.
+    selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
+    inner = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    with ThreadPoolExecutor(_DELETES) as pool:
+        list(pool.map(system.delete_file, inner))
+
+
+def _relative(path: str, base: str) -> str:
+    """Return a path below a folder without the folder's."""
+    # Only one slash is cut: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
+
+
 class Storage:
     """Files below a root. Names are relative and use '/'.
 
@@ -383,76 +453,6 @@ class Storage:
         assert self._store is not None
         self._has_checksums = s3.has_checksums()
         self._fs, self._objects = self._store.file_system(), None
-
-
-def _gcs(options: dict[str, str]) -> pafs.FileSystem:
-    """Return Google Cloud Storage, which is not asked for conditional writes."""
-    arguments: dict[str, Any] = dict(options)
-    if "anonymous" in arguments:
-        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
-    return pafs.GcsFileSystem(**arguments)
-
-
-def _read(system: pafs.FileSystem, path: str, most: int | None) -> bytes:
-    """Return the bytes of an object.
-
-    Args:
-        most: the largest size; a larger object is damaged, and is not read.
-
-    Raises:
-        OSError: it is too large.
-    """
-    with system.open_input_stream(path, buffer_size=1 << 20) as stream:
-        if most is None:
-            return stream.read()
-        try:
-            data = stream.read(most + 1)
-        except MemoryError:  # a manifest may promise more bytes than there is memory
-            raise local_files.too_large(most, most - 1, path) from None
-    if len(data) > most:
-        raise local_files.too_large(len(data), most, path)
-    return data
-
-
-def _files(system: pafs.FileSystem, base: str) -> list[StoredFile]:
-    """Return all objects below BUCKET/PREFIX; none if there is no such folder."""
-    selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
-    infos = [info for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
-    return [StoredFile(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
-
-
-def _names(system: pafs.FileSystem, base: str) -> list[str]:
-    """Return the names in BUCKET/PREFIX, sorted; folders end with '/'."""
-    # On GCS, pyarrow lists no folder that exists only through the objects in it, so these are inferred.
-    infer = isinstance(system, pafs.GcsFileSystem)
-    selector = pafs.FileSelector(base, allow_not_found=True, recursive=infer)
-    listed = set()
-    for info in system.get_file_info(selector):
-        short = _relative(info.path, base)
-        if short and ".tmp-" not in short:
-            listed.add(short + ("/" if info.type == pafs.FileType.Directory else ""))
-    if infer:
-        listed = {first + mark for first, mark, _ in (name.partition("/") for name in listed)}
-    return sorted(listed)
-
-
-def _delete(system: pafs.FileSystem, path: str) -> None:
-    """Delete an object, or everything below a folder, if it exists."""
-    info = system.get_file_info(path)
-    if info.type == pafs.FileType.File:
-        system.delete_file(path)
-        return
-    # File by file: `delete_dir` fails on some GCS implementations.
-    selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-    inner = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
-    with ThreadPoolExecutor(_DELETES) as pool:
-        list(pool.map(system.delete_file, inner))
-
-
-def _relative(path: str, base: str) -> str:
-    """Return a path below a folder without the folder's."""
-    # Only one slash is cut: a key such as `base//etc` has a name of its own, which begins with a slash.
-    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:
