@@ -84,8 +84,8 @@ class Turns:
 
     def take_over(self) -> None:
         """From now on decide in this process."""
-        from raytf.checkpoint.cadence import Cadence
         from raytf.checkpoint.memory import MemoryTier
+        from raytf.training.saving.checkpoint_policy import Cadence
 
         wish, costs_also = MemoryTier.wish, MemoryTier.costs_also
 

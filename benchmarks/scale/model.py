@@ -33,7 +33,7 @@ RESTART_SECONDS, STOCK_RESTART_SECONDS = 10.0, 86.0
 SILENT_SECONDS, MEET_SECONDS = 6.0, 1.5
 #: Logical shards of a worker; loss and metrics in a row.
 SHARDS_PER_WORKER, COLUMNS = 1, 5
-#: Share of the time that copies in memory may take: `raytf.checkpoint.cadence.SNAPSHOT_SHARE`.
+#: Share of the time that copies in memory may take: `raytf.checkpoint.slot_ledger.SNAPSHOT_SHARE`.
 SNAPSHOT_SHARE = 0.008
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from raytf._process import in_thread
 from raytf.checkpoint import manifest
 from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
-from raytf.checkpoint.naming import attempt_of, is_of_dead_attempt, restore_order, split_name
-from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.naming import GroupAttempt, attempt_of, is_of_dead_attempt, restore_order, split_name
 from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
@@ -32,47 +31,41 @@ class Keep:
     goal: MetricObjective | None = None
 
 
+@dataclass(eq=False)
 class Cleanup:
     """Retention of one run, and removal of saves that failed; each in a thread, at most one of a kind.
 
-    Args:
+    Attributes:
         run: the run's folder.
         attempt: the present one.
         keep: what stays.
-        say: told what is damaged, and that nothing could be deleted.
-        fence: raises where the run belongs to another owner; asked before anything is deleted.
-        under_way: names of checkpoints that are being written.
+        say: reports what is damaged, and that nothing could be deleted.
+        fence: raises if the run belongs to another owner; called before anything is deleted.
+        under_way: returns the names of checkpoints that are being written.
     """
 
-    def __init__(
-        self,
-        run: Storage,
-        attempt: GroupAttempt,
-        keep: Keep,
-        say: Callable[[str], None],
-        fence: Callable[[], None],
-        under_way: Callable[[], list[str]],
-    ):
-        self._run = run
-        self._attempt = attempt
-        self._keep = keep
-        self._say = say
-        self._fence = fence
-        self._under_way = under_way
+    run: Storage
+    attempt: GroupAttempt
+    keep: Keep
+    say: Callable[[str], None]
+    fence: Callable[[], None]
+    under_way: Callable[[], list[str]]
+
+    def __post_init__(self) -> None:
         #: Attempts of which nobody writes any more, but for what is under way.
-        self._over = {attempt.name, *attempt.earlier}
-        #: Checkpoints that were looked at, with the metric's value.
+        self._over = {self.attempt.name, *self.attempt.earlier}
+        #: Checkpoints that were inspected, with the metric's value.
         self._values: dict[str, float | None] = {}
         self._is_swept = False
         #: Complete ones that stay, and those that could not be restored.
         self._needed: list[str] = []
         self._damaged: list[str] = []
-        #: Set where there is something to look at, and the thread that does.
+        #: Set if there is something to inspect, and the thread that does it.
         self._is_due = threading.Event()
         self._retention: Future[None] | None = None
         self._removal: Future[None] | None = None
 
-    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+    def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
         """Keep the restored checkpoint until a newer one is complete, and delete damaged ones first."""
         self._needed = [] if restored is None else [restored]
         self._damaged = list(damaged)
@@ -84,7 +77,7 @@ class Cleanup:
         self._begin()
 
     def settle(self, seconds: float) -> None:
-        """Wait until nothing is left to do, at most so long."""
+        """Wait until nothing is left to do, but at most for some seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._begin()
@@ -107,8 +100,8 @@ class Cleanup:
         with contextlib.suppress(StorageError):  # what stays is not a checkpoint, and retention finds it later
             for name in names:
                 # One that was given up in the moment in which it became complete is as good as any.
-                if not self._run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
-                    manifest.delete(self._run, name)
+                if not self.run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
+                    manifest.delete(self.run, name)
 
     def _retain_while_due(self) -> None:
         while self._is_due.is_set():
@@ -117,45 +110,45 @@ class Cleanup:
 
     def _retain(self) -> None:
         try:
-            names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
+            names = [n.rstrip("/") for n in self.run.list(FOLDER) if n.endswith("/")]
             # Between the two lists: a folder of the first that is under way no more is complete in the second.
-            writing = self._under_way()
-            complete = manifest.list_complete(self._run)
+            writing = self.under_way()
+            complete = manifest.list_complete(self.run)
             damaged = {*self._damaged, *self._find_damaged(complete)}
             needed = set(self._needed)
-            if self._keep.goal is not None:
-                best = self._keep.goal.best({n: self._values.get(n) for n in complete if n not in damaged})
+            if self.keep.goal is not None:
+                best = self.keep.goal.best({n: self._values.get(n) for n in complete if n not in damaged})
                 needed |= set() if best is None else {best}
-            self._fence()
-            present = self._attempt.name
-            for old in to_delete(names, complete, self._keep.newest, present, damaged, needed, self._over, writing):
-                manifest.delete(self._run, old)
+            self.fence()
+            present = self.attempt.name
+            for old in to_delete(names, complete, self.keep.newest, present, damaged, needed, self._over, writing):
+                manifest.delete(self.run, old)
             if not self._is_swept:
                 # An attempt whose very first file was cut off is in no list.
-                self._run.abort_uploads("", lambda file: is_of_dead_attempt(file, present, self._over))
+                self.run.abort_uploads("", lambda file: is_of_dead_attempt(file, present, self._over))
                 self._is_swept = True
         except (StorageError, RunInUseError) as error:
-            self._say(f"old checkpoints could not be deleted: {error}")
+            self.say(f"old checkpoints could not be deleted: {error}")
 
     def _find_damaged(self, complete: list[str]) -> list[str]:
-        """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
+        """Inspect new checkpoints, and the newest one again, before older ones are deleted. Return the damaged ones."""
         damaged = []
         for name in complete:
             if name in self._damaged or (name in self._values and name != complete[0]):
                 continue
             try:
-                body = manifest.read(self._run, name)
-                sizes = {file.name: file.bytes for file in self._run.files(f"{FOLDER}/{name}")}
+                body = manifest.read(self.run, name)
+                sizes = {file.name: file.bytes for file in self.run.files(f"{FOLDER}/{name}")}
                 problems = manifest.size_problems(body["shares"], sizes)
                 if problems:
                     raise CheckpointError(f"checkpoint {name}: {problems[0]}")
             except CheckpointError as error:
-                self._say(f"{str(error).rstrip('.')}; it counts for nothing")
+                self.say(f"{str(error).rstrip('.')}; it counts for nothing")
                 damaged.append(name)
             except RunMismatchError:
                 self._values[name] = None  # a newer raytf can read it
             else:
-                goal, document = self._keep.goal, CheckpointDocument.parse(body["document"])
+                goal, document = self.keep.goal, CheckpointDocument.parse(body["document"])
                 self._values[name] = None if goal is None else goal.value_at(body["step"], document.history)
         self._values = {name: value for name, value in self._values.items() if name in complete}
         return damaged

@@ -1,4 +1,4 @@
-"""Tensors as bytes: which rank writes which ones, and how they are fetched from a device. numpy alone."""
+"""Tensors as bytes: which rank writes which ones, and how they are copied and fetched from a device. numpy alone."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ _DTYPES = {
 _KINDS = {short: name for name, short in _DTYPES.items()}
 #: Bytes that are taken at a time, so that what is done to them finds them in the cache.
 _PIECE = 4 << 20
+#: With this many bytes two threads copy; bytes that one of them takes at a time.
+_MANY, _COPIED = 16 << 20, 8 << 20
 
 
 def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
@@ -78,11 +80,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
 
 
 def broken(tensors: Mapping[str, np.ndarray], names: Iterator[str]) -> str | None:
-    """Return the first of some tensors that holds a NaN or an infinity.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the first of some tensors that holds a NaN or an infinity; None if there is none."""
     return next((name for name in names if not _is_finite(tensors[name])), None)
 
 
@@ -170,32 +168,48 @@ Tensor = np.ndarray | DeviceTensor
 _TURN = threading.Lock()
 
 
-def fetch_into(
-    pairs: Sequence[tuple[np.ndarray, DeviceTensor]], copy: Callable[[np.ndarray, np.ndarray], None]
-) -> None:
-    """Fetch tensors and copy each to where it belongs; the next one is on its way meanwhile.
+def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
+    """Copy tensors, many bytes by several threads.
 
-    At any time there are at most two of them in the host's memory, whatever other threads do.
-
-    Args:
-        pairs: (target, source).
-        copy: an array to its target.
+    Those of a device are fetched one at a time, and the next one is on its way while one is copied: at most two of them
+    are in the host's memory, whatever other threads do.
     """
-    if not pairs:
+    pairs = list(zip(targets, sources, strict=True))
+    here = [(target, source) for target, source in pairs if not isinstance(source, DeviceTensor)]
+    _copy_arrays(here, sum(source.nbytes for _, source in here) >= _MANY)
+    remote = [(target, source) for target, source in pairs if isinstance(source, DeviceTensor)]
+    if not remote:
         return
-    pool = _thread()
     with _TURN:
         # A future keeps its result, so that it has to go before the one after the next is fetched.
-        coming = deque([pool.submit(pairs[0][1].fetch)])
-        for k, (target, _) in enumerate(pairs):
+        coming = deque([_fetcher().submit(remote[0][1].fetch)])
+        for k, (target, _) in enumerate(remote):
             value = coming.popleft().result()
-            if k + 1 < len(pairs):
-                coming.append(pool.submit(pairs[k + 1][1].fetch))
-            copy(target, value)
+            if k + 1 < len(remote):
+                coming.append(_fetcher().submit(remote[k + 1][1].fetch))
+            _copy_arrays([(target, value)], value.nbytes >= _MANY)
             del value
 
 
+def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shared: bool) -> None:
+    pieces: list[tuple[np.ndarray, np.ndarray]] = []
+    for target, source in pairs:
+        if not shared or source.nbytes < _COPIED or not source.flags.c_contiguous:
+            np.copyto(target, source)
+            continue
+        to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
+        pieces += [(to[a : a + _COPIED], of[a : a + _COPIED]) for a in range(0, len(of), _COPIED)]
+    if pieces:
+        list(_copiers().map(lambda pair: np.copyto(*pair), pieces))
+
+
 @functools.cache
-def _thread() -> ThreadPoolExecutor:
-    # Always the same one: the allocator keeps some memory of each thread that has freed any.
+def _copiers() -> ThreadPoolExecutor:
+    # Two of them use the memory's speed; a rank is not alone on its node.
+    return ThreadPoolExecutor(2, thread_name_prefix="raytf-copy")
+
+
+@functools.cache
+def _fetcher() -> ThreadPoolExecutor:
+    # Always the same thread: the allocator keeps some memory of each thread that has freed any.
     return ThreadPoolExecutor(1, thread_name_prefix="raytf-fetch")

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Generic
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from raytf.checkpoint.tier import Phase, Save, Votes, Writing
+#: The data of one save.
+Save = TypeVar("Save", contravariant=True)
+
+
+class Phase(enum.Enum):
+    """The phase of a save on a rank."""
+
+    IDLE = "idle"
+    WRITING = "writing"  # every rank writes its share
+    COMMITTING = "committing"  # rank 0 writes the manifest
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The votes of one rank about the save under way, or their sums over all ranks, which are equal on every rank."""
+
+    want: float = 0
+    written: float = 0
+    committed: float = 0
+    failed: float = 0
+
+    def __add__(self, other: Votes) -> Votes:
+        return Votes(
+            self.want + other.want,
+            self.written + other.written,
+            self.committed + other.committed,
+            self.failed + other.failed,
+        )
 
 
 class Event(enum.Enum):
@@ -16,7 +44,7 @@ class Event(enum.Enum):
     BEGIN = "begin"  # write your share of the state as it is now
     COMMIT = "commit"  # all shares are there: rank 0 writes the manifest
     DONE = "done"  # the checkpoint can be restored
-    FAILED = "failed"  # given up; training goes on
+    FAILED = "failed"  # the save is given up; training continues
 
 
 def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
@@ -32,8 +60,35 @@ def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
     return phase, Event.NOTHING
 
 
+class Writing(Protocol[Save]):
+    """Writes this rank's part of one save at a time, as `raytf.checkpoint.durable.DurableTier` does.
+
+    `Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
+    """
+
+    def begin(self, save: Save) -> None:
+        """Start to write this rank's share."""
+        ...
+
+    def vote(self, phase: Phase) -> Votes:
+        """Return how far this rank is, or that it failed."""
+        ...
+
+    def commit(self) -> None:
+        """Start to complete the checkpoint, now that all shares are written."""
+        ...
+
+    def done(self) -> None:
+        """Note that the checkpoint is complete, as all ranks know."""
+        ...
+
+    def abort(self) -> None:
+        """Abandon the save, which failed on some rank and must not become a checkpoint."""
+        ...
+
+
 class Commit(Generic[Save]):
-    """The saves of one tier, one at a time. It alone knows the phase, and has the tier do what follows from votes.
+    """The saves of a tier, one at a time. It alone knows the phase, and has the tier act on the votes.
 
     Args:
         tier: of this rank.
@@ -58,11 +113,7 @@ class Commit(Generic[Save]):
 
     @property
     def under_way(self) -> Save | None:
-        """The save that is being written or committed.
-
-        Returns:
-            None when idle.
-        """
+        """The save that is being written or committed; None when idle."""
         return None if self.is_idle else self.save
 
     def votes(self) -> Votes:
@@ -70,19 +121,16 @@ class Commit(Generic[Save]):
         return self._tier.vote(self._phase)
 
     def begin(self, save: Save) -> None:
-        """Begin a save on which the ranks agree already; one of the same step may begin over itself."""
+        """Begin a save on which the ranks agree already."""
         self._phase, self.save = Phase.WRITING, save
         self._tier.begin(save)
 
     def advance(self, votes: Votes, make: Callable[[], Save] | None = None) -> Event:
-        """Do what all ranks agreed on.
+        """Act on the votes, and return what was done.
 
         Args:
             votes: of all ranks, added.
-            make: the next save, where one is wanted; None where all begin by `begin`.
-
-        Returns:
-            What was done: DONE also where the last share already made the checkpoint complete.
+            make: returns the next save, if one is wanted; None if every save starts with `begin`.
         """
         phase, event = advance(self._phase, votes, self._world_size)
         if event is Event.BEGIN:
@@ -90,21 +138,16 @@ class Commit(Generic[Save]):
             self.begin(make())
         elif event is Event.COMMIT:
             self._phase = phase
-            if self._tier.commit():
-                return self._end()
+            self._tier.commit()
         elif event is Event.DONE:
-            return self._end()
+            self._phase = phase
+            self._tier.done()
         elif event is Event.FAILED:
             self.give_up()
         return event
 
     def give_up(self) -> None:
-        """End the save under way as a failed one, or distrust the last one; every rank must do it at the same time."""
+        """End the save under way as a failed one; every rank must do it at the same time."""
         self._phase = Phase.IDLE
         self._on_failure()
         self._tier.abort()
-
-    def _end(self) -> Event:
-        self._phase = Phase.IDLE
-        self._tier.done()
-        return Event.DONE

@@ -6,7 +6,7 @@
         ...
         MANIFEST.json             written last: step, number of shares, each one's size and CRC-32C, and the document
 
-Where there are more ranks than tensors, the last ones have none and write nothing. A folder without a manifest is no
+If there are more ranks than tensors, the last ranks have none and write nothing. A folder without a manifest is no
 checkpoint. Each attempt (each start of a worker group) writes folders of its own.
 """
 
@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import cadence, codec, manifest, naming
+from raytf.checkpoint import codec, manifest, naming
 from raytf.checkpoint.cleanup import Cleanup, Keep
+from raytf.checkpoint.commit import Phase, Votes
 from raytf.checkpoint.manifest import FOLDER, Checkpoint, CheckpointDocument, ManifestLink
-from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.errors import CheckpointError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 
@@ -35,6 +36,13 @@ from raytf.storage.storage import Storage
 _MOST_LINGERING = 2
 #: Small files that rank 0 reads at once for a manifest: one after another, those of 500 ranks would take S3 10 s.
 _READS = 16
+#: A save may take so long, or this many times as long as the last good one.
+DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
+
+
+def deadline(good_seconds: float) -> float:
+    """Return the seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
+    return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
 
 
 def load(run: Storage, name: str) -> Checkpoint:
@@ -45,45 +53,59 @@ def load(run: Storage, name: str) -> Checkpoint:
         StorageError: storage refuses.
     """
     body = manifest.read(run, name)
-
-    def read(share: dict[str, Any]) -> dict[str, np.ndarray]:
-        file = f"{FOLDER}/{name}/{share['file']}"
-        try:
-            data = run.get(file, codec.readable(share["bytes"]))
-        except DamagedFileError as error:
-            raise CheckpointError(f"checkpoint {name}: {share['file']} is damaged: {error.reason}.") from error
-        except StorageError as error:
-            if error.kind == "missing":
-                raise CheckpointError(f"checkpoint {name}: {share['file']} is missing.") from error
-            raise
-        if len(data) != share["bytes"] or not codec.is_intact(data, share):
-            raise CheckpointError(
-                f"checkpoint {name}: {share['file']} is damaged "
-                f"({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
-            )
-        return codec.decode(data)
-
-    with ThreadPoolExecutor(max(1, min(8, len(body["shares"])))) as pool:
-        parts = list(pool.map(read, body["shares"]))
+    try:
+        with ThreadPoolExecutor(max(1, min(8, len(body["shares"])))) as pool:
+            parts = list(pool.map(lambda share: read_share(run, name, share), body["shares"]))
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {name}: {str(error).rstrip('.')}.") from error
     tensors = {key: value for part in parts for key, value in part.items()}
     return Checkpoint(name, body["step"], CheckpointDocument.parse(body["document"]), tensors)
+
+
+def read_share(run: Storage, name: str, share: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Read the tensors of a share and verify every byte of it.
+
+    Args:
+        share: its entry in the manifest.
+
+    Raises:
+        CheckpointError: says how the share is damaged, without the checkpoint's name.
+        StorageError: storage refuses.
+    """
+    file = share["file"]
+    try:
+        data = run.get(f"{FOLDER}/{name}/{file}", codec.readable(share["bytes"]))
+    except DamagedFileError as error:
+        raise CheckpointError(f"{file}: {error.reason}") from error
+    except StorageError as error:
+        if error.kind == "missing":
+            raise CheckpointError(f"{file} is missing") from error
+        raise
+    if len(data) != share["bytes"]:
+        raise CheckpointError(f"{file} has {len(data)} of {share['bytes']} bytes")
+    if not codec.is_intact(data, share):
+        raise CheckpointError(f"{file} has a wrong checksum")
+    try:
+        return codec.decode(data)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 class DurableTier:
     """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
 
-    A `raytf.checkpoint.tier.Writing`. It only writes, and says as votes how far it is. A part that takes longer than
-    `cadence.deadline` counts as failed: the save is given up, and what hangs is left to itself.
+    A `raytf.checkpoint.commit.Writing`. It only writes, and votes on its progress. A part that takes longer than
+    `deadline` counts as failed: the save is given up, and the thread that hangs is left alone.
 
     Args:
         run: the run's folder.
         attempt: this start of the worker group.
         keep: which complete checkpoints stay.
-        say: told about failures, the first in a row.
-        fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
+        say: reports the first of some failures in a row.
+        fence: raises if the run belongs to another owner; rank 0 calls it before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
         commits: called on rank 0, in a thread, with the step of a checkpoint before that becomes complete.
-        clock: seconds, of one that only goes forward.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
         good_seconds: that the last good save took; 0 for none yet.
@@ -132,18 +154,14 @@ class DurableTier:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the latest save failed on this rank.
-
-        Returns:
-            None where it did not, or is under way.
-        """
+        """Why the latest save failed on this rank; None if it did not fail, or is under way."""
         if self._writer is None:
             return None
         if self._job.done():
             error = self._job.exception()
             return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
         if self._is_late():
-            seconds = cadence.deadline(self.good_seconds)
+            seconds = deadline(self.good_seconds)
             return StorageError(
                 f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
             )
@@ -161,7 +179,7 @@ class DurableTier:
             self._say(f"checkpoint {name} is deleted: {why}")
 
     def load(self, candidate: str) -> Checkpoint:
-        """Read a checkpoint from which training can go on, and verify every byte of it.
+        """Read a checkpoint from which training can continue, and verify every byte of it.
 
         Raises:
             CheckpointError: it is damaged or incomplete.
@@ -178,18 +196,18 @@ class DurableTier:
         """Return where checkpoints are, for people."""
         return self._run.locate(FOLDER)
 
-    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+    def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
         """Keep the restored checkpoint until a newer one is complete, and ignore damaged ones."""
         self._restored = restored
-        self._cleanup.went_on_from(restored, damaged)
+        self._cleanup.continue_from(restored, damaged)
 
     def begin(self, save: DurableSave) -> None:
         """Start to write this rank's share of a state."""
         self._serial += 1
         name = naming.name_of(save.step, self._attempt.name, self._serial)
         writers = save.writers or self._attempt.world_size
-        place, asked = (self._run, name, self._attempt.rank, writers), (self._fence, self._commits, self._predecessor)
-        self._writer = writer = DurableWriter(*place, save, *asked)
+        asked = self._fence, self._commits, self._predecessor
+        self._writer = writer = DurableWriter(self._run, name, self._attempt.rank, writers, save, *asked)
         self._began = self._clock()
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
@@ -214,16 +232,11 @@ class DurableTier:
             return Votes(written=1)
         return Votes(committed=float(self._attempt.rank == 0))
 
-    def commit(self) -> bool:
-        """Make the checkpoint visible on rank 0, in the background, now that all shares are written.
-
-        Returns:
-            False: the ranks vote when it is.
-        """
+    def commit(self) -> None:
+        """Make the checkpoint visible on rank 0, in the background, now that all shares are written."""
         writer = self._writer
         if self._attempt.rank == 0 and writer is not None:
             self._job = self._start(writer, writer.write_manifest)
-        return False
 
     def done(self) -> None:
         """Note that the checkpoint is complete. Rank 0 starts to delete the checkpoints that it replaces."""
@@ -275,7 +288,7 @@ class DurableTier:
         return writing if writer is None or writer.given_up.is_set() else [*writing, writer.name]
 
     def _is_late(self) -> bool:
-        return self._clock() - self._began > cadence.deadline(self.good_seconds)
+        return self._clock() - self._began > deadline(self.good_seconds)
 
     def _start(self, writer: DurableWriter, work: Callable[[], None]) -> Future[None]:
         job = in_thread(work)
@@ -317,50 +330,33 @@ class PreparedSave(DurableSave):
     filling: Future[None] = field(default_factory=Future)
 
 
+@dataclass(eq=False)
 class DurableWriter:
     """One save of this rank, also after it was given up.
 
-    Args:
+    Attributes:
         run: the run's folder.
         name: the checkpoint's folder.
         rank: of this worker.
         writers: ranks that have a share, the first ones.
         save: what to write.
-        fence: raises where the run belongs to another owner; rank 0 asks before it writes and commits.
+        fence: raises if the run belongs to another owner; rank 0 calls it before it writes and commits.
         commits: called on rank 0 with the step before the manifest is written.
-        before: the checkpoint before this one, as its manifest is to name it; asked on rank 0.
-
-    Attributes:
+        before: returns the checkpoint before this one, as its manifest names it; called on rank 0.
         link: this checkpoint, as the one after it will name it; None until rank 0 has written its manifest.
         given_up: set once the ranks have agreed that it failed; what is written later makes it no checkpoint.
     """
 
-    def __init__(
-        self,
-        run: Storage,
-        name: str,
-        rank: int,
-        writers: int,
-        save: DurableSave,
-        fence: Callable[[], None],
-        commits: Callable[[int], None],
-        before: Callable[[int], ManifestLink | None] = lambda step: None,
-    ):
-        self._run = run
-        self.name = name
-        self._rank = rank
-        self._writers = writers
-        self._save = save
-        self._fence = fence
-        self._commits = commits
-        self._before = before
-        self.link: ManifestLink | None = None
-        self.given_up = threading.Event()
-
-    @property
-    def step(self) -> int:
-        """Global steps that the state has seen."""
-        return self._save.step
+    run: Storage
+    name: str
+    rank: int
+    writers: int
+    save: DurableSave
+    fence: Callable[[], None]
+    commits: Callable[[int], None]
+    before: Callable[[int], ManifestLink | None] = lambda step: None
+    link: ManifestLink | None = None
+    given_up: threading.Event = field(default_factory=threading.Event)
 
     def write_share(self) -> None:
         """Write what comes first, and this rank's share of the tensors.
@@ -370,25 +366,25 @@ class DurableWriter:
             StorageError: storage refuses.
             RunInUseError: the run belongs to another owner.
         """
-        if self._rank == 0:
-            self._fence()
-        self._save.before()
+        if self.rank == 0:
+            self.fence()
+        self.save.before()
         self._check()
-        tensors = self._save.tensors
-        if not tensors and self._rank >= self._writers:
+        tensors = self.save.tensors
+        if not tensors and self.rank >= self.writers:
             return
         pieces = codec.parts(tensors)
         # Beside the writing, which waits for the disk or the network most of the time.
-        checks = in_thread(lambda: _checksum(pieces, tensors, self._save.finite), "raytf-check")
-        file = f"share-{self._rank:05d}"
-        self._run.put(f"{FOLDER}/{self.name}/{file}.safetensors", pieces)
+        checks = in_thread(lambda: _checksum(pieces, tensors, self.save.finite), "raytf-check")
+        file = f"share-{self.rank:05d}"
+        self.run.put(f"{FOLDER}/{self.name}/{file}.safetensors", pieces)
         share = {
             "file": f"{file}.safetensors",
             "bytes": sum(piece.nbytes for piece in pieces),
             "crc32c": checks.result(),
             "names": sorted(tensors),
         }
-        self._run.put(f"{FOLDER}/{self.name}/{file}.json", manifest.dump(share))
+        self.run.put(f"{FOLDER}/{self.name}/{file}.json", manifest.dump(share))
 
     def write_manifest(self) -> None:
         """Make the checkpoint visible: all shares are written. Rank 0 does it.
@@ -399,28 +395,28 @@ class DurableWriter:
             RunInUseError: the run belongs to another owner, or to later workers.
         """
         folder = f"{FOLDER}/{self.name}"
-        files = [f"{folder}/share-{rank:05d}.json" for rank in range(self._writers)]
+        files = [f"{folder}/share-{rank:05d}.json" for rank in range(self.writers)]
         with ThreadPoolExecutor(min(_READS, len(files))) as pool:
-            shares = [json.loads(data) for data in pool.map(self._run.get, files)]
-        before = self._before(self.step)
-        self._fence()
-        self._commits(self.step)
+            shares = [json.loads(data) for data in pool.map(self.run.get, files)]
+        before = self.before(self.save.step)
+        self.fence()
+        self.commits(self.save.step)
         self._check()
-        document = self._save.document.of_manifest()
-        self.link = manifest.write(self._run, self.name, self.step, shares, document, before)
-        # This process may have stood still between the last look and the manifest, while others deleted the folder.
-        is_whole = self._run.exists(f"{folder}/{shares[0]['file']}")
+        document = self.save.document.of_manifest()
+        self.link = manifest.write(self.run, self.name, self.save.step, shares, document, before)
+        # This process may have been suspended before it wrote the manifest, while others deleted the folder.
+        is_whole = self.run.exists(f"{folder}/{shares[0]['file']}")
         if is_whole and self.given_up.is_set():
-            self._fence()  # who has taken the run over meanwhile may have begun from this checkpoint
+            self.fence()  # who has taken the run over meanwhile may have begun from this checkpoint
         if self.given_up.is_set() or not is_whole:
-            manifest.delete(self._run, self.name)
+            manifest.delete(self.run, self.name)
         self._check()
         if not is_whole:
-            raise CheckpointError(f"the save of step {self.step} was deleted while it was written.")
+            raise CheckpointError(f"the save of step {self.save.step} was deleted while it was written.")
 
     def _check(self) -> None:
         if self.given_up.is_set():
-            raise CheckpointError(f"the save of step {self.step} was given up.")
+            raise CheckpointError(f"the save of step {self.save.step} was given up.")
 
 
 def _checksum(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite: Collection[str]) -> int:

@@ -1,14 +1,15 @@
-"""This node's keeper as one of its ranks sees it: asked with each beat what it holds, and replaced where it has gone.
+"""This node's keeper as one of its ranks sees it: asked with each beat what it holds, and replaced if it is gone.
 
-A rank's own mapping of the memory stays valid when the keeper dies, so that copying into it would go on; but nobody
-could restore what is there. Where the keeper is gone the memory is not in /proc any more, which is looked at with each
-beat. One that lives and answers nobody is ended. Each replacement begins empty: the ranks then copy the state again.
+A rank's own mapping of the memory stays valid when the keeper dies, so that copying into it would continue; but nobody
+could restore what is there. If the keeper is gone, the memory is not in /proc any more, which is checked with each
+beat. A keeper that lives and answers nobody is killed. Each replacement begins empty: the ranks copy the state again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import os
 import signal
@@ -23,14 +24,99 @@ from ray.actor import ActorHandle
 
 from raytf._process import in_thread
 from raytf.checkpoint import memory_keeper
-from raytf.checkpoint.keeper_health import TRY_PAUSES, KeeperHealth, Order
-from raytf.checkpoint.memory_keeper import ReservedSlots
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.errors import one_line
 
-#: What Ray raises for a keeper that cannot be had: a ValueError where one of its name dies while it is looked up.
+#: Ray's errors for a keeper that cannot be reached: a ValueError if one with its name dies during the look-up.
 _REFUSED = (ray.exceptions.RayError, ValueError)
 _RESERVE_SECONDS = 60.0
+#: Seconds between two questions.
+_ASK_SECONDS = 0.5
+#: Seconds for which an answer counts, and after which a keeper that gives none is ended: as long as a new group waits.
+FRESH_SECONDS, SILENT_SECONDS = 10.0, 20.0
+#: If two polls are further apart, it was this process that was held up, and perhaps the whole machine.
+_GAP_SECONDS = 5.0
+#: A keeper that lived so long is replaced at once; where keepers die sooner the next one comes later, at most so much.
+STEADY_SECONDS, MOST_PAUSE_SECONDS = 60.0, 60.0
+
+
+def pause(deaths: int) -> float:
+    """Return the seconds before the next keeper is started, after `deaths` keepers in a row that died soon.
+
+    The first pause is 0. Later ones double.
+    """
+    return 0.0 if deaths <= 1 else min(MOST_PAUSE_SECONDS, 2.0 ** min(deaths - 2, 32))
+
+
+#: Seconds between tries to get memory of a node that has too little: other ranks may still hold that of the keeper
+#: before.
+TRY_PAUSES = tuple(pause(n + 2) for n in range(4))
+
+
+class Order(enum.Enum):
+    """The action after a poll of the keeper."""
+
+    NOTHING = "nothing"
+    ASK = "ask"  # the keeper what it holds
+    END = "end"  # the keeper, which answers nobody and counts as lost
+
+
+class KeeperHealth:
+    """The health of one node's keepers, one after another: when to ask, when one is lost, and when to start another.
+
+    Times and answers go in, and orders come out; it knows neither Ray nor processes nor clocks.
+
+    Args:
+        now: seconds of a clock that only goes forward, as in all calls.
+
+    Attributes:
+        is_lost: whether the keeper is gone, and with it all that was copied; until `replace`.
+    """
+
+    def __init__(self, now: float):
+        self.is_lost = False
+        self._deaths = 0
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Note that a keeper has given memory."""
+        self._since = self._polled_at = self._asked_at = self._heard_at = now
+        self._step: int | None = None
+
+    def poll(self, now: float, is_asking: bool) -> Order:
+        """Return what to do now.
+
+        Args:
+            is_asking: whether a question waits for its answer.
+        """
+        gap, self._polled_at = now - self._polled_at, now
+        if gap > _GAP_SECONDS:
+            self._heard_at += gap  # nobody listened for so long
+        if now - self._heard_at >= SILENT_SECONDS:
+            self.is_lost = True
+            return Order.END
+        if is_asking or now - self._asked_at < _ASK_SECONDS:
+            return Order.NOTHING
+        self._asked_at = now
+        return Order.ASK
+
+    def hear(self, step: int | None, now: float) -> None:
+        """Note that the keeper holds the whole state after `step`; None while ranks write, which is no loss."""
+        self._heard_at, self._step = now, self._step if step is None else step
+
+    def lose(self) -> None:
+        """Note that the keeper or its memory is gone."""
+        self.is_lost = True
+
+    def replace(self, now: float) -> float:
+        """Note that the rank has released the lost memory, and return the seconds before it asks for other memory."""
+        self._deaths = self._deaths + 1 if now - self._since < STEADY_SECONDS else 1
+        self.is_lost, self._step = False, None
+        return pause(self._deaths)
+
+    def step(self, now: float) -> int | None:
+        """Return the newest step that the keeper holds; None if there is none, or it has not answered lately."""
+        return self._step if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None
 
 
 class KeeperClient:
@@ -57,7 +143,7 @@ class KeeperClient:
         #: Paths of the slots and what they are. Another process with the keeper's number has other files there, or
         #: none; where later workers have asked for memory, the keeper has freed one of the slots at least.
         self._marks: dict[str, tuple[int, int]] = {}
-        self._asking: Future[tuple[Any, ReservedSlots]] | None = None
+        self._asking: Future[tuple[Any, SlotAnswer]] | None = None
         self._question: Any = None
         self._health = KeeperHealth(clock())
 
@@ -73,13 +159,13 @@ class KeeperClient:
     def begin(self, wait: float = 0.0) -> None:
         """Ask for memory after some seconds, without waiting for it."""
 
-        def later(request: SlotRequest) -> tuple[Any, ReservedSlots]:
+        def later(request: SlotRequest) -> tuple[Any, SlotAnswer]:
             time.sleep(wait)
             return self._reserve(request)
 
         self._asking = in_thread(functools.partial(later, self._request), "raytf-keeping")
 
-    def take(self) -> ReservedSlots | None:
+    def take(self) -> SlotAnswer | None:
         """Return the memory, or the reason why there is none: once. None while nobody has answered, and after that."""
         if self._asking is None or not self._asking.done():
             return None
@@ -88,7 +174,7 @@ class KeeperClient:
             keeper, place = asking.result()
             marks = {path: _identity(path) for path in place.paths}
         except _REFUSED as error:
-            return ReservedSlots(reason=one_line(error, 300))
+            return SlotAnswer(reason=one_line(error, 300))
         except OSError:  # it has died since
             self.lose()
             return None
@@ -117,7 +203,7 @@ class KeeperClient:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this attempt's whole state is in this node's memory, as far as the keeper said."""
+        """The newest step of which the keeper reported that it holds this attempt's whole state."""
         return None if self._keeper is None else self._health.step(self._clock())
 
     def tidy(self) -> Any:
@@ -156,7 +242,7 @@ class KeeperClient:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(next(iter(self._marks)).split("/")[2]), signal.SIGKILL)
 
-    def _reserve(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
+    def _reserve(self, request: SlotRequest) -> tuple[Any, SlotAnswer]:
         """Return memory of this node's keeper, which is started where there is none; waits for it."""
         for wait in TRY_PAUSES:
             with contextlib.suppress(*_REFUSED):  # Ray may not know yet that the one before is dead
@@ -166,7 +252,7 @@ class KeeperClient:
             time.sleep(wait)
         return self._reserve_once(request)
 
-    def _reserve_once(self, request: SlotRequest) -> tuple[Any, ReservedSlots]:
+    def _reserve_once(self, request: SlotRequest) -> tuple[Any, SlotAnswer]:
         keeper = memory_keeper.keeper(self._run_uri)
         return keeper, ray.get(keeper.reserve.remote(request, self._monitor), timeout=_RESERVE_SECONDS)
 

@@ -25,30 +25,27 @@ VERSION = 2
 _MANIFEST = untrusted_json.record(
     {"body": untrusted_json.record({"version": untrusted_json.whole}), "crc32": untrusted_json.whole}
 )
-#: Without these nothing can go on from a checkpoint.
+#: Fields without which no run can continue from a checkpoint.
 _NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks")
 
 
-def _file(value: Any) -> str | None:
-    """Check that a value names a file in the checkpoint's own folder."""
-    is_plain = isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
-    return None if is_plain else "is not a name of a file"
-
-
-def _best(value: Any) -> str | None:
-    """Check that a value is a metric with its value."""
-    is_pair = isinstance(value, list) and len(value) == 2
-    return (
-        None
-        if is_pair and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
-        else "is not a metric with a value"
-    )
-
-
-def _hexadecimal(value: Any) -> str | None:
-    """Check that a value is bytes in hexadecimal digits."""
-    is_hex = isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef")
-    return None if is_hex else "is not a hexadecimal number"
+#: A file in the checkpoint's own folder.
+_file = untrusted_json.expect(
+    "the name of a file",
+    lambda value: isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0"),
+)
+_best = untrusted_json.expect(
+    "a metric with its value",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) == 2
+        and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
+    ),
+)
+_hexadecimal = untrusted_json.expect(
+    "bytes in hexadecimal digits",
+    lambda value: isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef"),
+)
 
 
 _DOCUMENT = untrusted_json.record(
@@ -93,7 +90,7 @@ def _body(crc: str) -> untrusted_json.Shape:
     return untrusted_json.record(fields, {"before": untrusted_json.optional(before)})
 
 
-#: By the version of the format; what is said to be older than the first is taken for that.
+#: By the version of the format; a version below 1 is read as version 1.
 _BODIES = {0: _body("crc32"), 1: _body("crc32"), 2: _body("crc32c")}
 
 
@@ -134,7 +131,7 @@ class Checkpoint:
 
 def list_complete(run: Storage) -> list[str]:
     """Return the names of checkpoints that have a manifest, newest first."""
-    # One list of all files: to look each folder up would cost a request for each that was ever left unfinished.
+    # One list of all files: checking each folder would cost a request for each that was ever left unfinished.
     names = [f.name.removesuffix(f"/{FILE}") for f in run.files(FOLDER) if f.name.endswith(f"/{FILE}")]
     return naming.restore_order([n for n in names if "/" not in n and naming.split_name(n)[0] >= 0])
 
@@ -155,7 +152,7 @@ def write(
     """Make a checkpoint visible; its shares must be on storage already.
 
     Args:
-        before: the checkpoint that the run wrote or went on from before this one.
+        before: the checkpoint that the run wrote or restored before this one.
     """
     link = {} if before is None else {"before": before._asdict()}
     # Through JSON once, so that the checksum is over what a reader will have.
@@ -243,7 +240,7 @@ class CheckpointDocument:
         callbacks: state of the user's callbacks, without their arrays.
         durable_step: what was known to be on storage when a copy in memory was made; of memory alone.
         weights_hash: of a copy in memory, where ranks compare their weights; else None.
-        missing: what is needed to go on and was not there when it was read.
+        missing: fields that are needed to continue and were missing when it was read.
     """
 
     identity: dict[str, str] = field(default_factory=dict)

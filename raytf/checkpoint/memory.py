@@ -13,14 +13,13 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
+from raytf.checkpoint import generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
-from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.naming import GroupAttempt
+from raytf.checkpoint.slot_ledger import CopyTurns, SlotRequest, snapshot_every
 from raytf.checkpoint.step_rows import StepRows
-from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import MakeSource, TensorSource, TensorValues
 from raytf.distributed.group import Ranks
@@ -53,17 +52,17 @@ class MemorySave:
 class MemoryTier:
     """Copies of the state in the memory of this rank's node, of which this rank writes a share.
 
-    A `raytf.checkpoint.tier.Writing`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
-    the same steps, so every node of the run holds the same state, bit for bit.
+    A copy counts as soon as those of all ranks are complete. All ranks copy after the same steps, so every node of the
+    run holds the same state, bit for bit.
 
     Args:
         run_uri: the run's folder.
         group: of ranks.
-        attempt: this start of the worker group; what others than it and those before it left is not the run's.
+        attempt: this start of the worker group; copies of other attempts than it and earlier ones are not the run's.
         every_steps: between two copies; None chooses it by their cost, 0 makes none.
         monitor: the driver's Monitor actor.
-        say: told about what goes wrong.
-        place: of `place_on_node`, where that is known.
+        say: reports what goes wrong.
+        place: the result of `place_on_node`, if known.
     """
 
     def __init__(
@@ -156,11 +155,7 @@ class MemoryTier:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this node holds a copy that can be restored, as its keeper said.
-
-        Returns:
-            None for none.
-        """
+        """The newest step of which this node's keeper holds a copy that can be restored; None if there is none."""
         self.poll()
         return None if self._keeping is None else self._keeping.step
 
@@ -185,7 +180,7 @@ class MemoryTier:
             copying, sharing = zip(*self._costs, strict=True)
             # Ranks that share wait for each other, as they would in the next step: only the shortest time is a cost.
             cost = float(np.median(copying)) + min(sharing)
-        every = cadence.snapshot_every(self._every, cost, step_seconds)
+        every = snapshot_every(self._every, cost, step_seconds)
         if self._wished >= 0 and stop - self._wished < every:
             return 0.0
         self._wished = stop
@@ -247,25 +242,6 @@ class MemoryTier:
         """Add seconds for which the next copy holds up training elsewhere."""
         self._aside_seconds += seconds
 
-    def vote(self, phase: Phase) -> Votes:
-        """Return whether this rank's newest copy is complete, or could not be completed.
-
-        A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
-        """
-        return Votes(written=float(self.is_sealed), failed=float(self._failure is not None))
-
-    def commit(self) -> bool:
-        """Note that the copies of all ranks count.
-
-        Returns:
-            True: nothing is left to do.
-        """
-        return True
-
-    def done(self) -> None:
-        """Note that the copy counts. The one before it stays until the next is made."""
-        self.turns.commit()
-
     def abort(self) -> None:
         """Discard the newest copy: the next one overwrites it, and the one before it stays until then."""
         self.turns.abort()
@@ -274,8 +250,16 @@ class MemoryTier:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether this rank's newest copy is complete."""
-        return self._sealing.done() and self._failure is None
+        """Whether this rank's newest copy is complete.
+
+        A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
+        """
+        return self._sealing.done() and not self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank's newest copy could not be completed."""
+        return self._failure is not None
 
     @property
     def _failure(self) -> BaseException | None:
@@ -299,7 +283,7 @@ class MemoryTier:
         slot.seal()
         if self._is_tidy or self._keeping is None:
             return
-        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next look finds
+        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next poll notices
             # Again after each copy: another rank of this node may not have had its first one.
             if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
                 tidying, self._tidying = self._tidying, None
@@ -350,7 +334,7 @@ class MemoryTier:
         self.turns.lose()
         self._sealing = Future()
         self._sealing.set_result(None)
-        self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
+        self._say(f"rank {self._group.rank}: {reason}; after a failure the run continues from storage or other nodes")
 
 
 def place_on_node(group: Ranks) -> tuple[int, int]:

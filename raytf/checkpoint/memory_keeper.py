@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -27,27 +27,17 @@ from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.generations import Generation, HeldShare, generations
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.slot_ledger import SlotLedger, SlotRequest
+from raytf.checkpoint.slot_ledger import SlotAnswer, SlotLedger, SlotRequest
 from raytf.errors import CheckpointError
 
 _NAMESPACE = "raytf"
-#: How long keepers wait for another driver of their run, and how often they look whether there is one.
+#: How long keepers wait for another driver of their run, and how often they check whether there is one.
 ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 #: Snapshots in memory leave at least so much of the node's memory to others, bytes.
 _LEAVE_BYTES = 1 << 30
 #: A node that is asked what it holds has this many seconds; the second number where its raylet answers meanwhile.
 SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
 _READ_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class ReservedSlots:
-    """Memory for one rank: two slots, as paths on the node; or the reason why there are none, and whether it is in vain
-    to ask again."""
-
-    paths: tuple[str, ...] = ()
-    reason: str = ""
-    is_final: bool = False
 
 
 class Keeper:
@@ -67,7 +57,7 @@ class Keeper:
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
-    def reserve(self, request: SlotRequest, monitor: ActorHandle) -> ReservedSlots:
+    def reserve(self, request: SlotRequest, monitor: ActorHandle) -> SlotAnswer:
         """Return memory for two snapshots of one rank's share of the state: see `SlotLedger`.
 
         Args:
@@ -84,7 +74,7 @@ class Keeper:
                 written = {number: os.fstat(fd).st_size for number, fd in self._slots.items()}
                 answer = ledger.grant(request, raylets.free_bytes() - _LEAVE_BYTES, written)
                 self._slots |= {number: os.memfd_create(f"raytf-{request.attempt}") for number in answer.slots}
-            return ReservedSlots(tuple(map(self._path, answer.slots)), answer.reason, answer.is_final)
+            return replace(answer, paths=tuple(map(self._path, answer.slots)))
 
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing is left to drop."""
@@ -122,8 +112,7 @@ class Keeper:
         for number, fd in self._slots.items():
             share = snapshot_slot.head(_mapped(fd))
             if share is not None:
-                place = share.step, share.attempt, share.share, share.shares, share.bytes
-                held[number] = HeldShare(*place, self._path(number))
+                held[number] = HeldShare(**asdict(share), path=self._path(number))
         return held
 
     def _path(self, number: int) -> str:
@@ -175,11 +164,7 @@ def keeper(run_uri: str) -> Any:
 
 
 def keeper_on(run_uri: str, node: str) -> Any:
-    """Return the handle of a node's keeper for a run.
-
-    Returns:
-        None where there is none, or Ray cannot say.
-    """
+    """Return the handle of a node's keeper for a run; None if there is none, or Ray does not answer."""
     try:
         return ray.get_actor(_name(run_uri, node), namespace=_NAMESPACE)
     except (ValueError, ray.exceptions.RayError):

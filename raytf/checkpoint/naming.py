@@ -1,4 +1,4 @@
-"""Names of checkpoints and attempts: the step and the attempt are in them, and they sort by number."""
+"""Attempts, which are starts of a worker group, and the names of attempts and checkpoints, which sort by number."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ import re
 import time
 import uuid
 from collections.abc import Collection
+from dataclasses import dataclass
 
 #: Of a step in a name.
 _MOST_DIGITS = 15
+
+
+@dataclass(frozen=True)
+class GroupAttempt:
+    """One start of the worker group, as one of its ranks sees it.
+
+    Attributes:
+        name: as it is in the names of what it writes.
+        rank, world_size: of this worker.
+        earlier: names of the attempts before it, of which nobody writes any more.
+        driver: id of its driver.
+    """
+
+    name: str
+    rank: int = 0
+    world_size: int = 1
+    earlier: tuple[str, ...] = ()
+    driver: str = ""
 
 
 def restore_order(complete: Collection[str]) -> list[str]:

@@ -56,7 +56,7 @@ class Replicas:
     ):
         self._group, self._named, self._digest, self._is_exact = group, named, digest, is_exact
         self._say, self._event, self._about = say, event, about
-        #: Step and hash that are to be told, and those that were.
+        #: Step and hash to send next, and those that were sent.
         self._pending: tuple[int, int] | None = None
         self._sent: tuple[int, int] | None = None
         self._drifts = 0
@@ -148,12 +148,11 @@ def _values(variable: Any) -> np.ndarray:
     return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)
 
 
-# On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
-# multilinear, see `raytf.distributed.encoding.digests`.
-
-
 class Digest:
     """The hash of some variables.
+
+    On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
+    multilinear, see `raytf.distributed.encoding.digests`.
 
     Args:
         variables: `tf.Variable`s, in one order on all ranks.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
@@ -35,14 +33,14 @@ class Restorer:
 
     Args:
         memory: of the run's nodes.
-        durable: storage; told what was restored, and what is damaged.
+        durable: storage, which learns what was restored, and what is damaged.
         group: of ranks.
-        say: told what is skipped.
-        void: states that do not count; those on storage are deleted.
+        say: reports what is skipped.
+        void: states that are not valid; those on storage are deleted.
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
-        known_step: of the newest checkpoint on storage, as the driver or storage has told; None if nobody has.
+        known_step: of the newest checkpoint on storage, as the driver or storage reported; None if neither did.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Restorer:
         self.known_step: int | None = None
 
     def begin(self, known_step: int | None, is_saving: bool = False) -> None:
-        """See what there is, and read the newest state in the background.
+        """List the candidates, and read the newest state in the background.
 
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
@@ -81,13 +79,10 @@ class Restorer:
             self._ahead = in_thread(lambda: self._load(self._plan.candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """Return the state from which to continue.
+        """Return the state from which to continue; None for a new run.
 
         Args:
-            check: raises where a checkpoint belongs to a run with other settings.
-
-        Returns:
-            None for a new run.
+            check: raises if a checkpoint belongs to a run with other settings.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.
@@ -104,32 +99,31 @@ class Restorer:
             )
         good = [split_name(name)[0] for name in self._names or () if name not in self.damaged]
         self.known_step = max(good, default=self.known_step)
-        self._durable.went_on_from(
+        self._durable.continue_from(
             None if checkpoint is None or checkpoint.is_in_memory else checkpoint.name, self.damaged
         )
         return checkpoint
 
-    def _copies(self) -> list[generations.Generation]:
-        return [each for each in self._memory.candidates() if not self._void.holds(each.step, each.attempt)]
-
-    def _stored(self) -> list[str]:
-        names = self._durable.candidates()
-        wrong = self._void.among(names)
-        if wrong:
-            self._durable.delete(wrong, "a machine that took part in it computed wrongly")
-        return [name for name in names if name not in wrong]
+    def _copies(self) -> list[Generation]:
+        return [copy for copy in self._memory.candidates() if not self._void.holds(copy.step, copy.attempt)]
 
     def _ask_storage(self) -> None:
-        self._names = self._shared(self._stored_if_it_answers)
-        self._plan = self._plan.unlisted() if self._names is None else self._plan.listed(self._names)
+        self._names = self._shared(self._stored)
+        if self._names is not None:
+            self._plan = self._plan.listed(self._names)
 
-    def _stored_if_it_answers(self) -> list[str] | None:
+    def _stored(self) -> list[str] | None:
+        """Return the checkpoints on storage, and delete invalid ones; None if storage refuses and is not needed."""
         try:
-            return self._stored()
+            names = self._durable.candidates()
+            invalid = self._void.among(names)
+            if invalid:
+                self._durable.delete(invalid, "a machine that took part in it computed wrongly")
         except StorageError:
             if not self._plan.can_wait:
                 raise
             return None
+        return [name for name in names if name not in invalid]
 
     def _load(self, candidate: Candidate) -> Checkpoint:
         if isinstance(candidate, str):
@@ -166,12 +160,9 @@ class Restorer:
         return answer
 
 
-# Lists go in, and candidates come out; `raytf.checkpoint.restore` asks nodes and storage, and reads.
-
-
 @dataclass(frozen=True)
 class RestorePlan:
-    """The candidates to try.
+    """The candidates to try. Lists go in, and candidates come out; `Restorer` asks nodes and storage, and reads.
 
     Attributes:
         candidates: best first.
@@ -209,10 +200,6 @@ class RestorePlan:
         both += [(split_name(name)[0], 0, name) for name in restore_order(names)]
         best_first = sorted(both, key=lambda entry: entry[:2], reverse=True)
         return RestorePlan(tuple(candidate for _, _, candidate in best_first))
-
-    def unlisted(self) -> RestorePlan:
-        """Return the plan if storage refuses and `can_wait`."""
-        return dataclasses.replace(self, asks_storage=False)
 
     def failed(self) -> RestorePlan:
         """Return the plan after none of the candidates could be read, if storage was not asked."""

@@ -12,20 +12,18 @@ checksum, and with it the header, may come from another thread while the next st
 
 from __future__ import annotations
 
-import functools
 import json
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raytf.checkpoint import codec
-from raytf.checkpoint.codec import DeviceTensor, Tensor
+from raytf.checkpoint.codec import Tensor
 from raytf.checkpoint.generations import MemoryShare
 from raytf.errors import CheckpointError
 
@@ -36,8 +34,6 @@ _ALIGN = 64
 _DATA = -(-(_HEADER.size + _HEADER_CRC.size) // _ALIGN) * _ALIGN
 #: So that a text that grows needs no other mapping each time.
 _SPARE_BYTES = 1 << 20
-#: With this many bytes two threads copy; bytes that one of them takes at a time.
-_MANY, _PIECE = 16 << 20, 8 << 20
 
 
 class Slot:
@@ -80,7 +76,7 @@ class Slot:
         memory = self._map(end + len(text))
         memory[: len(_MAGIC)] = bytes(len(_MAGIC))
         places = [np.frombuffer(memory, a.dtype, a.size, index[n][2]).reshape(a.shape) for n, a in tensors.items()]
-        copy_all(places, list(tensors.values()))
+        codec.copy_all(places, list(tensors.values()))
         for name, array in tensors.items():
             begin = index[name][2] + array.nbytes
             memory[begin : begin + -array.nbytes % _ALIGN] = bytes(-array.nbytes % _ALIGN)
@@ -112,13 +108,10 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """Return what a slot holds, from its header and text alone.
+    """Return what a slot holds, from its header and text alone; None if it holds nothing whole.
 
     Args:
         memory: bytes of the slot; any buffer.
-
-    Returns:
-        None where that is nothing, or nothing whole.
     """
     if len(memory) < _DATA:
         return None
@@ -157,32 +150,6 @@ def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, An
 def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(memory, np.uint8, count * dtype.itemsize, begin).view(dtype).reshape(shape)
-
-
-def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
-    """Copy tensors, many bytes by several threads; those of a device are fetched one at a time."""
-    here = [(t, s) for t, s in zip(targets, sources, strict=True) if not isinstance(s, DeviceTensor)]
-    _copy_arrays(here, sum(source.nbytes for _, source in here) >= _MANY)
-    remote = [(t, s) for t, s in zip(targets, sources, strict=True) if isinstance(s, DeviceTensor)]
-    codec.fetch_into(remote, lambda to, of: _copy_arrays([(to, of)], of.nbytes >= _MANY))
-
-
-def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shared: bool) -> None:
-    pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    for target, source in pairs:
-        if not shared or source.nbytes < _PIECE or not source.flags.c_contiguous:
-            np.copyto(target, source)
-            continue
-        to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
-        pieces += [(to[a : a + _PIECE], of[a : a + _PIECE]) for a in range(0, len(of), _PIECE)]
-    if pieces:
-        list(_threads().map(lambda pair: np.copyto(*pair), pieces))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    # Two of them use the memory's speed; a rank is not alone on its node.
-    return ThreadPoolExecutor(2, thread_name_prefix="raytf-copy")
 
 
 def _checksum(memory: Any, end: int) -> int:

@@ -1,20 +1,15 @@
-"""The part of a checkpoint beside its tensors: the progress of the run, and the interface through which it is read."""
+"""The part of a checkpoint beside its tensors: the progress of the run, and what rank 0 alone knows."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.step_rows import StepRows
 from raytf.distributed.step_digest import GENESIS
-
-if TYPE_CHECKING:
-    from raytf.checkpoint.variables import TensorSource
 
 
 @dataclass
@@ -101,69 +96,3 @@ class Extras:
     def unpack(cls, data: bytes) -> Extras:
         """Return the extras that `pack` has written, in this version or an earlier one."""
         return cls(*pickle.loads(data))
-
-
-class StateSource(Protocol):
-    """The state of a run, as one of its ranks has it now: variables, progress, rank 0's extras and rows of the log.
-
-    Attributes:
-        progress: where the run is; `durable_step` and `best` are kept up to date by who saves.
-        identity: of the run; a checkpoint of another one is refused.
-    """
-
-    progress: TrainingState
-    identity: dict[str, str]
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of values of each variable, by name."""
-        ...
-
-    def variables(self, names: Sequence[str]) -> TensorSource:
-        """Return the source of the values of some variables."""
-        ...
-
-    def must_be_finite(self) -> Collection[str]:
-        """Return the names of variables without which a state is not worth keeping when they hold NaN or infinity."""
-        ...
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether there are callbacks, whose state is saved too."""
-        ...
-
-    @property
-    def has_batch_hooks(self) -> bool:
-        """Whether callbacks hear of each batch, so that their state may change with it."""
-        ...
-
-    def extras(self, with_files: bool) -> Extras:
-        """Return the values that rank 0 alone knows; empty on the other ranks.
-
-        Args:
-            with_files: of callbacks, too, which storage gets by another way.
-        """
-        ...
-
-    def rows_since(self, step: int) -> StepRows:
-        """Return the rows of the log after a step."""
-        ...
-
-    def weighed(self, step: int, value: int) -> None:
-        """Note the hash of the weights after a step."""
-        ...
-
-    def records(self) -> Callable[[], None]:
-        """Take what must be on storage before a checkpoint is: the attempt, the log, and files.
-
-        Returns:
-            What writes it, in any thread.
-        """
-        ...
-
-    def saved(self, step: int) -> None:
-        """Note that a checkpoint of a step is complete."""
-        ...
-
-    def renew_log(self) -> None:
-        """Continue the log under another name, because the rows taken last may still be written late."""
-        ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,8 +16,7 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf._process import in_thread
-from raytf.checkpoint.codec import DeviceTensor, Tensor
-from raytf.checkpoint.snapshot_slot import copy_all
+from raytf.checkpoint.codec import DeviceTensor, Tensor, copy_all
 from raytf.errors import CheckpointError
 
 
@@ -232,10 +232,11 @@ class Copies:
                 into[name] = np.empty(value.shape, value.dtype)
         self._names = list(values.tensors)
         targets = {name: into[name] for name in self._names}
+        copying = functools.partial(copy_all, list(targets.values()), list(values.tensors.values()))
         if values.is_held and not values.is_here:
-            self.filling = in_thread(lambda: _copy(targets, values), "raytf-take")
+            self.filling = in_thread(copying, "raytf-take")
         else:
-            _copy(targets, values)
+            copying()
             self.filling = Future()
             self.filling.set_result(None)
         return targets
@@ -281,10 +282,6 @@ class Changes:
 def _are_same(before: np.ndarray, now: np.ndarray) -> bool:
     is_same_memory = before.__array_interface__["data"] == now.__array_interface__["data"]
     return is_same_memory or before.tobytes() == now.tobytes()
-
-
-def _copy(targets: dict[str, np.ndarray], values: TensorValues) -> None:
-    copy_all(list(targets.values()), list(values.tensors.values()))
 
 
 def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf.checkpoint import codec, manifest, naming
+from raytf.checkpoint import durable, manifest, naming
 from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
-from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
+from raytf.errors import CheckpointError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
 
 #: Shares that are read at the same time; each is in memory whole.
@@ -78,22 +78,14 @@ def verify(run: Storage) -> list[CheckpointFinding]:
 
 
 def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
-    """Return the checkpoint that a resume restores.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the checkpoint that a resume restores; None if there is none."""
     whole = {finding.name: finding for finding in findings if finding.state is Worth.WHOLE}
     order = naming.restore_order(whole)
     return whole[order[0]] if order else None
 
 
 def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
-    """Return the finding about a checkpoint by the sizes of its files.
-
-    Returns:
-        None where the checkpoint is deleted at this moment.
-    """
+    """Return the finding about a checkpoint by the sizes of its files; None if it is being deleted."""
     step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
         return CheckpointFinding(name, step, Worth.UNFINISHED, total, ())
@@ -120,11 +112,7 @@ def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFin
 
 
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
-    """Return the finding about a checkpoint by every byte.
-
-    Returns:
-        None where the checkpoint is deleted at this moment.
-    """
+    """Return the finding about a checkpoint by every byte of it; None if it is being deleted."""
     try:
         shares = manifest.read(run, seen.name)["shares"]
     except CheckpointError as error:  # damaged in this moment
@@ -136,23 +124,13 @@ def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
 
     def check(share: dict[str, Any]) -> str | None:
         try:
-            data = run.get(f"{FOLDER}/{seen.name}/{share['file']}", codec.readable(share["bytes"]))
-        except DamagedFileError as error:
-            return f"{share['file']}: {error.reason}"
-        except StorageError as error:
-            if error.kind == "missing":
-                return f"{share['file']} is missing"
-            if error.kind == "denied":
-                return f"{share['file']} cannot be read: access is denied"
-            raise
-        if len(data) != share["bytes"]:
-            return f"{share['file']} has {len(data)} of {share['bytes']} bytes"
-        if not codec.is_intact(data, share):
-            return f"{share['file']} has a wrong checksum"
-        try:
-            names = sorted(codec.decode(data))
+            names = sorted(durable.read_share(run, seen.name, share))
         except CheckpointError as error:
-            return f"{share['file']}: {error}".rstrip(".")
+            return str(error).rstrip(".")
+        except StorageError as error:
+            if error.kind != "denied":
+                raise
+            return f"{share['file']} cannot be read: access is denied"
         return None if names == share["names"] else f"{share['file']} holds other tensors than the manifest says"
 
     with ThreadPoolExecutor(_READERS) as pool:

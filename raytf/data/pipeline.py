@@ -137,8 +137,7 @@ class Pipeline:
     def numbers(self, step: int) -> np.ndarray | None:
         """Return the records [n] of the source that this pipeline's shards have in a step, one shard after another.
 
-        Returns:
-            None if the program makes the records while the run trains.
+        It is None if the program makes the records while the run trains.
         """
         if isinstance(self.source, LiveBatches):
             return None

@@ -41,7 +41,7 @@ class Stream:
         name: of the data, for people.
         open_pass: (number of the pass, first batch) -> its elements from that batch on.
         steps: batches of an epoch; None for as many as a pass has.
-        goes_on: whether an epoch begins where the one before has ended.
+        continues: whether an epoch begins where the one before has ended.
         depends_on_passes: whether a pass differs if the passes before it were not read.
         can_go_back: whether a pass that was opened before can be opened again, and is the same.
 
@@ -66,12 +66,12 @@ class Stream:
         name: str,
         open_pass: Callable[[int, int], Iterator[Any]],
         steps: int | None,
-        goes_on: bool = False,
+        continues: bool = False,
         depends_on_passes: bool = False,
         can_go_back: bool = True,
     ):
         self.name, self.steps = name, steps
-        self._open, self._goes_on = open_pass, goes_on
+        self._open, self._continues = open_pass, continues
         self._depends_on_passes, self._can_go_back = depends_on_passes, can_go_back
         #: The open pass and its next batch; -1 before the first pass.
         self._pass, self._next = -1, 0
@@ -107,8 +107,8 @@ class Stream:
         Raises:
             DataError: the data fails, or cannot be read again.
         """
-        number = 0 if self._goes_on else epoch
-        if self._goes_on:
+        number = 0 if self._continues else epoch
+        if self._continues:
             index += epoch * (self.steps or 0)
         if number == 0 and index in self._ahead:
             return self._ahead.pop(index)
@@ -325,7 +325,7 @@ def from_py_dataset(data: Any, name: str, steps: int | None, shuffle: bool, seed
             begin(number * epochs_of_pass + i // length)
             yield data[i if count is None else int(order[i])]
 
-    stream = Stream(name, open_pass, length, goes_on=count is None)
+    stream = Stream(name, open_pass, length, continues=count is None)
     stream.batches = batches
     stream.end = lambda: data.on_epoch_end() if begun else None
     return stream
@@ -349,7 +349,7 @@ def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: in
     def open_pass(number: int, first: int) -> Iterator[Any]:
         return itertools.islice(data, first, None)
 
-    return Stream(name, open_pass, steps, goes_on=True, can_go_back=False)
+    return Stream(name, open_pass, steps, continues=True, can_go_back=False)
 
 
 def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
@@ -363,12 +363,12 @@ def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
     except (TypeError, NotImplementedError):  # PyTorch's loaders of iterable data sets raise these
         count = None
     length, batches = (steps, None) if count is None else _lengths(name, count, steps)
-    goes_on = count is None and steps is not None
+    continues = count is None and steps is not None
 
     def open_pass(number: int, first: int) -> Iterator[Any]:
         return itertools.islice(iter(data), first, None)
 
-    stream = Stream(name, open_pass, length, goes_on, depends_on_passes=True, can_go_back=False)
+    stream = Stream(name, open_pass, length, continues, depends_on_passes=True, can_go_back=False)
     stream.batches = batches
     return stream
 
@@ -460,15 +460,15 @@ def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Strea
         made = graph.ordered if cache is None else graph.drawn(seeds, number, cache.name)
         return itertools.islice(iter(made), first, None)
 
-    goes_on = count == _ENDLESS or (count == _UNKNOWN and steps is not None)
-    stream = Stream(name, open_pass, length, goes_on, depends_on_passes=bool(keeps), can_go_back=not keeps)
+    continues = count == _ENDLESS or (count == _UNKNOWN and steps is not None)
+    stream = Stream(name, open_pass, length, continues, depends_on_passes=bool(keeps), can_go_back=not keeps)
     stream.batches = batches
     if keeps or draws:
         stream.changes = f"it has {keeps or draws}"
     elif batches is not None:
         stream.changes = _of_other_length(steps, count)
     else:
-        stream.changes = "it has no end" if goes_on else ""
+        stream.changes = "it has no end" if continues else ""
     stream.free = _free(data.element_spec)
     stream.is_dataset = True
     return stream

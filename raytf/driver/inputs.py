@@ -16,9 +16,8 @@ from raytf.config.train_config import TrainConfig
 from raytf.data import class_weights, sparse_rows, tree
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
 from raytf.data.sources.base import refuse_other_classes
-from raytf.data.sources.batches import LiveBatches
+from raytf.data.sources.batches import LiveBatches, NotRecordableError, recorded
 from raytf.data.sources.ray_dataset import is_ray_dataset
-from raytf.data.sources.recording import NotRecordableError, recorded
 from raytf.data.streams import Stream, from_arrays, from_generator, from_iterable, from_py_dataset, from_tf_dataset
 from raytf.errors import ConfigError, DataError
 from raytf.runs import notebook

@@ -314,7 +314,7 @@ def _upload(folder: str, models: Storage) -> int:
     while True:
         number = _next(models.list())
         claim = f"{_CLAIM}{number}"
-        if not claims.create(models, claim, b""):
+        if not claims.write(models, claim, b"", None):
             continue
         # Another export may have claimed, written and released the number since the list was read.
         if not models.files(str(number)):

@@ -137,10 +137,7 @@ class Lease:
             ) from None
 
     def _claim(self, text: bytes, version: str | None) -> None:
-        if version is None:
-            claims.create(self._run, LEASE_FILE, text, self._clock, self._sleep)
-        else:
-            claims.swap(self._run, LEASE_FILE, text, version, self._clock, self._sleep)
+        claims.write(self._run, LEASE_FILE, text, version, self._clock, self._sleep)
         if not self._run.is_conditional():
             self._sleep(_SETTLE_SECONDS)  # of two that write in one instant all the same, the last one stays
 

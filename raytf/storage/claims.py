@@ -32,38 +32,32 @@ _POLL_SECONDS = 0.25
 _MOST_SECONDS = 120.0
 
 
-def create(
+def write(
     place: Storage,
     name: str,
     data: bytes,
+    version: str | None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Write a file unless it exists. Return whether it was written. One of several writers wins, on any store."""
-    if place.is_conditional("create"):
-        return place.create(name, data)
-    if place.exists(name):
-        return False
-    return alone(place, name, lambda: place.create(name, data), lambda: place.exists(name), clock, sleep)
+    """Write a file if it has this version, or if it does not exist for None; one of several writers wins, on any store.
 
+    Returns:
+        Whether it was written.
+    """
 
-def swap(
-    place: Storage,
-    name: str,
-    data: bytes,
-    version: str,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
-    """Write a file if it still has this version. Return whether it was written. One writer wins, on any store."""
-    if place.is_conditional("swap"):
-        return place.swap(name, data, version)
+    def act() -> bool:
+        return place.create(name, data) if version is None else place.swap(name, data, version)
 
     def is_over() -> bool:
+        if version is None:
+            return place.exists(name)
         present = place.get_version(name)
         return present is None or present[1] != version
 
-    return alone(place, name, lambda: place.swap(name, data, version), is_over, clock, sleep)
+    if place.is_conditional("create" if version is None else "swap"):
+        return act()
+    return not is_over() and alone(place, name, act, is_over, clock, sleep)
 
 
 def folder_of(name: str) -> str:

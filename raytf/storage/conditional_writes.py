@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 #: Writers of a race, the most races, and the least, however long they take.
@@ -27,41 +26,12 @@ class Objects(Protocol):
     def write(self, path: str, data: bytes) -> None: ...
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """The writes for which one of several writers wins.
-
-    Attributes:
-        create: of an object that does not exist.
-        swap: of an object that still has a version.
-    """
-
-    create: bool
-    swap: bool
-
-
-@dataclass(frozen=True)
-class _WriteRace:
-    """The outcome of several writers of one object.
-
-    Attributes:
-        winners: bodies that the store accepted.
-        content: of the object afterwards.
-    """
-
-    winners: list[bytes]
-    errors: list[OSError]
-    content: bytes | None
-
-    def is_fair(self) -> bool:
-        """Return whether at most one writer has won, with its content; a lost answer makes a race without a winner."""
-        return len(self.winners) <= 1 and (not self.winners or self.content == self.winners[0])
-
-
 def try_out(
     store: Objects, path: str, is_unsupported: Callable[[OSError], bool], clock: Callable[[], float] = time.monotonic
-) -> Conditions:
-    """Let writers race for objects `path-N`, N < MOST_ROUNDS, which stay: see `leftovers`.
+) -> dict[str, bool]:
+    """Return whether one of several writers wins, for `create` and for `swap`.
+
+    They race for objects `path-N`, N < MOST_ROUNDS, which stay: see `leftovers`.
 
     Args:
         is_unsupported: (error) -> whether the store does not know the condition.
@@ -70,34 +40,31 @@ def try_out(
         OSError: no writer succeeded.
     """
     began = clock()
-    can_create = can_swap = True
-    has_created = has_swapped = False
+    is_fair, has_won = {"create": True, "swap": True}, {"create": False, "swap": False}
     failure: OSError | None = None
     with ThreadPoolExecutor(WRITERS) as pool:
         for number in range(MOST_ROUNDS):
-            if not (can_create or can_swap) or (number >= LEAST_ROUNDS and clock() - began > SECONDS):
+            if not any(is_fair.values()) or (number >= LEAST_ROUNDS and clock() - began > SECONDS):
                 break
             target = f"{path}-{number}"
-            if can_create:
-                race = _race(store, pool, target, None)
-                failure = next(iter(race.errors), failure)
-                can_create = race.is_fair() and not any(map(is_unsupported, race.errors))
-                has_created |= bool(race.winners)
-            if not can_swap:
-                continue
-            if not can_create:
-                store.write(target, b"raytf")
-            before = store.get(target)
-            if before is None:
-                continue
-            race = _race(store, pool, target, before[1])
-            failure = next(iter(race.errors), failure)
-            can_swap = race.is_fair() and not any(map(is_unsupported, race.errors))
-            has_swapped |= bool(race.winners)
-    if failure is not None and not is_unsupported(failure) and not (has_created or has_swapped):
+            for what in [what for what, fair in is_fair.items() if fair]:
+                version = None
+                if what == "swap":
+                    if not is_fair["create"]:
+                        store.write(target, b"raytf")
+                    before = store.get(target)
+                    if before is None:
+                        continue
+                    version = before[1]
+                winners, content, errors = _race(store, pool, target, version)
+                failure = next(iter(errors), failure)
+                has_won[what] |= bool(winners)
+                # At most one writer may win, with its content; a lost answer makes a race without a winner.
+                is_fair[what] = winners in ([], [content]) and not any(map(is_unsupported, errors))
+    if failure is not None and not is_unsupported(failure) and not any(has_won.values()):
         raise failure
     # A store that refuses everybody is of no use either.
-    return Conditions(can_create and has_created, can_swap and has_swapped)
+    return {what: is_fair[what] and has_won[what] for what in is_fair}
 
 
 def leftovers(path: str) -> list[str]:
@@ -105,7 +72,10 @@ def leftovers(path: str) -> list[str]:
     return [f"{path}-{number}" for number in range(MOST_ROUNDS)]
 
 
-def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | None) -> _WriteRace:
+def _race(
+    store: Objects, pool: ThreadPoolExecutor, target: str, version: str | None
+) -> tuple[list[bytes], bytes | None, list[OSError]]:
+    """Return the bodies of several writers that the store accepted, the content afterwards, and the errors."""
     line = threading.Barrier(WRITERS)
 
     def write(body: bytes) -> bool | OSError:
@@ -119,4 +89,4 @@ def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | 
     outcomes = list(pool.map(write, bodies))
     winners = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
     content = store.get(target) if winners else None
-    return _WriteRace(winners, [o for o in outcomes if isinstance(o, OSError)], content and content[0])
+    return winners, content and content[0], [outcome for outcome in outcomes if isinstance(outcome, OSError)]

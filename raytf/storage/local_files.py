@@ -193,9 +193,9 @@ def files(base: str, skipped: list[str] | None) -> list[StoredFile]:
     return [StoredFile(name, status.st_size, status.st_mtime) for name, status in known]
 
 
-def names(base: str, recursive: bool) -> list[str]:
-    """Return the names below a folder, relative to it and sorted; folders end with '/'."""
-    entries = ((name, is_folder(entry)) for name, entry in walk(base, recursive) if ".tmp-" not in name)
+def names(base: str) -> list[str]:
+    """Return the names in a folder, sorted; folders end with '/'."""
+    entries = ((name, is_folder(entry)) for name, entry in walk(base, deep=False) if ".tmp-" not in name)
     return sorted(name + ("/" if is_folder else "") for name, is_folder in entries)
 
 

@@ -7,10 +7,11 @@ PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Conditional req
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ _BATCH, _BATCHES_AT_ONCE, _SINGLES_AT_ONCE = 50, 4, 8
 _NOT_IN_XML = re.compile(r"[\x00-\x1f\ufffe\uffff]")
 #: Both libraries read it when a client is made; they have no argument for it in common.
 _CHECKSUMS = "AWS_REQUEST_CHECKSUM_CALCULATION"
-_WITHOUT_CHECKSUMS = "when_required"
+WITHOUT_CHECKSUMS = "when_required"
 #: Since 2025 uploads come in chunks with a checksum behind them (aws-chunked), which stores of other makers may refuse.
 _SIGNS_OF_CHECKSUMS = (
     "NotImplemented",
@@ -60,7 +61,7 @@ def is_about_checksums(error: Exception) -> bool:
 
 def has_checksums() -> bool:
     """Return whether clients that are made now add checksums to uploads."""
-    return os.environ.get(_CHECKSUMS, "").lower() != _WITHOUT_CHECKSUMS
+    return os.environ.get(_CHECKSUMS, "").lower() != WITHOUT_CHECKSUMS
 
 
 def set_checksums(value: str | None) -> str | None:
@@ -74,11 +75,6 @@ def set_checksums(value: str | None) -> str | None:
     else:
         os.environ[_CHECKSUMS] = value
     return before
-
-
-def without_checksums() -> str | None:
-    """Make clients from now on without checksums. Return the variable's earlier value."""
-    return set_checksums(_WITHOUT_CHECKSUMS)
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ class Conditional:
         try:
             self._client = store.client()
         except Exception as error:  # a missing profile, a file that cannot be read
-            raise _explained(error, "the configuration") from error
+            raise _os_error(error, "the configuration") from error
         # Stores of other makers want the older of two checksums.
         self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
         self._has_batches = True
@@ -160,14 +156,11 @@ class Conditional:
     def get(self, path: str) -> tuple[bytes, str] | None:
         """Return the bytes and the version of BUCKET/KEY, or None if it does not exist."""
         bucket, _, key = path.partition("/")
-        try:
+        with _explained("GetObject", suppress=_MISSING):
             answer = self._client.get_object(Bucket=bucket, Key=key)
             data = answer["Body"].read()
             return data, answer.get("ETag") or hashlib.sha256(data).hexdigest()
-        except Exception as error:
-            if _code(error) in _MISSING:
-                return None
-            raise _explained(error, "GetObject") from error
+        return None
 
     def put(self, path: str, data: bytes, version: str | None) -> bool:
         """Write BUCKET/KEY if it has this version, or if it does not exist for None. Return whether it was written.
@@ -190,30 +183,24 @@ class Conditional:
                 if code in _UNKNOWN or _status(error) in _UNKNOWN_STATUS:
                     text = f"AWS Error NotImplemented during conditional PutObject operation: {error}"
                     raise OSError(text) from error
-                raise _explained(error, "PutObject") from error
+                raise _os_error(error, "PutObject") from error
         raise AssertionError
 
     def write(self, path: str, data: bytes) -> None:
         """Write BUCKET/KEY unconditionally."""
         bucket, _, key = path.partition("/")
-        try:
+        with _explained("PutObject"):
             self._client.put_object(Bucket=bucket, Key=key, Body=data)
-        except Exception as error:
-            raise _explained(error, "PutObject") from error
 
     def delete(self, path: str) -> None:
         """Delete BUCKET/KEY and everything below BUCKET/KEY/, if it exists."""
         bucket, _, key = path.partition("/")
-        prefix = f"{key}/" if key else ""
-        try:
+        prefix, keys = f"{key}/" if key else "", []
+        with _explained("DeleteObject", suppress=(*_MISSING, "NoSuchBucket")):
             if key:
                 self._client.delete_object(Bucket=bucket, Key=key)
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
             keys = [item["Key"] for page in pages for item in page.get("Contents", ())]
-        except Exception as error:
-            if _code(error) in (*_MISSING, "NoSuchBucket"):
-                return
-            raise _explained(error, "DeleteObject") from error
         self.delete_keys(bucket, keys)
 
     def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
@@ -240,29 +227,23 @@ class Conditional:
             if _code(error) in _NO_BATCH or _status(error) in _UNKNOWN_STATUS:
                 self._has_batches = False
                 return keys
-            raise _explained(error, "DeleteObjects") from error
+            raise _os_error(error, "DeleteObjects") from error
         # Each is deleted by itself once more: its own answer is the one to show.
         return [error["Key"] for error in failed if error.get("Code") not in _MISSING]
 
     def _delete_one(self, bucket: str, key: str) -> None:
-        try:
+        with _explained(f"DeleteObject of {key}", suppress=_MISSING):
             self._client.delete_object(Bucket=bucket, Key=key)
-        except Exception as error:
-            if _code(error) not in _MISSING:
-                raise _explained(error, f"DeleteObject of {key}") from error
 
     def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int:
         """Abort multipart uploads below BUCKET/PREFIX, as in `Storage.abort_uploads`."""
         bucket, _, prefix = path.partition("/")
         aborted = 0
-        try:
+        with _explained("ListMultipartUploads", suppress=_GONE):
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
                 for upload in page.get("Uploads", ()):
                     if upload["Key"].startswith(prefix) and is_dead(upload["Key"][len(prefix) :]):
                         aborted += self._abort_upload(bucket, upload)
-        except Exception as error:
-            if _code(error) not in _GONE:
-                raise _explained(error, "ListMultipartUploads") from error
         return aborted
 
     def _abort_upload(self, bucket: str, upload: dict[str, Any]) -> bool:
@@ -295,7 +276,17 @@ def _answer(error: Exception) -> dict[str, Any]:
     return getattr(error, "response", None) or {}
 
 
-def _explained(error: Exception, what: str) -> OSError:
+@contextlib.contextmanager
+def _explained(operation: str, suppress: Sequence[str] = ()) -> Iterator[None]:
+    """Raise boto3's errors as `_os_error` makes them; errors with one of the codes in `suppress` are no errors."""
+    try:
+        yield
+    except Exception as error:
+        if _code(error) not in suppress:
+            raise _os_error(error, operation) from error
+
+
+def _os_error(error: Exception, what: str) -> OSError:
     """Return a boto3 error in pyarrow's words, which `refusals.classify` knows."""
     from botocore import exceptions
 

@@ -18,16 +18,16 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
 from raytf.errors import StorageError
-from raytf.storage import conditional_writes, local_files, object_store, s3, uris
+from raytf.storage import conditional_writes, local_files, s3, uris
+from raytf.storage.azure import Azure, AzureObjects
 from raytf.storage.local_files import StoredFile
-from raytf.storage.object_store import Gcs, ObjectStore, VersionedObjects
 from raytf.storage.refusals import FIX, PROBE, classify, explain, is_unsupported
-from raytf.storage.s3 import S3
+from raytf.storage.s3 import S3, Conditional
 
 T = TypeVar("T")
 
@@ -39,6 +39,82 @@ _RENEW_SECONDS = 5.0
 _CHECKSUMS = threading.Lock()
 #: The largest size of a file that is swapped.
 _VERSIONED_BYTES = 1 << 20
+#: Files that are deleted at the same time where each deletion is a request.
+_DELETES = 8
+
+
+#: Reads and writes by version, and does what else pyarrow cannot do; every method may raise OSError.
+VersionedObjects = Conditional | AzureObjects
+
+
+def _gcs(options: dict[str, str]) -> pafs.FileSystem:
+    """Return Google Cloud Storage, which is not asked for conditional writes."""
+    arguments: dict[str, Any] = dict(options)
+    if "anonymous" in arguments:
+        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
+    return pafs.GcsFileSystem(**arguments)
+
+
+def _read(system: pafs.FileSystem, path: str, most: int | None) -> bytes:
+    """Return the bytes of an object.
+
+    Args:
+        most: the largest size; a larger object is damaged, and is not read.
+
+    Raises:
+        OSError: it is too large.
+    """
+    with system.open_input_stream(path, buffer_size=1 << 20) as stream:
+        if most is None:
+            return stream.read()
+        try:
+            data = stream.read(most + 1)
+        except MemoryError:  # a manifest may promise more bytes than there is memory
+            raise local_files.too_large(most, most - 1, path) from None
+    if len(data) > most:
+        raise local_files.too_large(len(data), most, path)
+    return data
+
+
+def _files(system: pafs.FileSystem, base: str) -> list[StoredFile]:
+    """Return all objects below BUCKET/PREFIX; none if there is no such folder."""
+    selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+    infos = [info for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    return [StoredFile(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+
+
+def _names(system: pafs.FileSystem, base: str) -> list[str]:
+    """Return the names in BUCKET/PREFIX, sorted; folders end with '/'."""
+    # On GCS, pyarrow lists no folder that exists only through the objects in it, so these are inferred.
+    infer = isinstance(system, pafs.GcsFileSystem)
+    selector = pafs.FileSelector(base, allow_not_found=True, recursive=infer)
+    listed = set()
+    for info in system.get_file_info(selector):
+        short = _relative(info.path, base)
+        if short and ".tmp-" not in short:
+            listed.add(short + ("/" if info.type == pafs.FileType.Directory else ""))
+    if infer:
+        listed = {first + mark for first, mark, _ in (name.partition("/") for name in listed)}
+    return sorted(listed)
+
+
+def _delete(system: pafs.FileSystem, path: str) -> None:
+    """Delete an object, or everything below a folder, if it exists."""
+    info = system.get_file_info(path)
+    if info.type == pafs.FileType.File:
+        system.delete_file(path)
+        return
+    # File by file: `delete_dir` fails on some GCS implementations.
+    selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
+    inner = [info.path for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
+    with ThreadPoolExecutor(_DELETES) as pool:
+        list(pool.map(system.delete_file, inner))
+
+
+def _relative(path: str, base: str) -> str:
+    """Return a path below a folder without the folder's."""
+    # Only one slash is cut: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
 class Storage:
@@ -55,23 +131,26 @@ class Storage:
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
         self.uri, self._clock = uri, clock
-        self._store: ObjectStore | None = None
+        #: Reads the credentials when its methods are called; None for a folder, and for Google Cloud Storage.
+        self._store: S3 | Azure | None = None
         self._objects: VersionedObjects | None = None
         #: Whether one of several writers wins, for `create` and for `swap`; missing until it is known.
         self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         place = uris.parse(uri)
         self.is_local = not place.scheme
-        self._has_versions = False
-        if self.is_local:
-            self.root = os.path.abspath(os.path.expanduser(uri))
-            self._fs: pafs.FileSystem = pafs.LocalFileSystem()
-            return
-        self.root = place.location
-        self._store = object_store.of(place)
+        self.root = os.path.abspath(os.path.expanduser(uri)) if self.is_local else place.location
+        self._fs: pafs.FileSystem = pafs.LocalFileSystem()
+        if place.scheme == "s3":
+            self._store = S3.of(place.options)
+        elif place.scheme == "az":
+            self._store = Azure.of(place.options)
+        elif place.scheme == "gs":
+            self._fs = _gcs(place.options)
         #: Whether objects are written by version. The other stores' credentials are left to the library.
-        self._has_versions = not isinstance(self._store, Gcs)
-        self._build()
+        self._has_versions = self._store is not None
+        if self._has_versions:
+            self._build()
 
     def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
         """Return the pyarrow file system and the path on it, for libraries that take them."""
@@ -115,7 +194,7 @@ class Storage:
             is_first = self._fs is used  # no other thread was faster
             if is_first and not self._has_checksums:
                 raise refusal
-            before = s3.without_checksums()
+            before = s3.set_checksums(s3.WITHOUT_CHECKSUMS)
             if is_first:
                 self._build()
         try:
@@ -195,14 +274,13 @@ class Storage:
                 keys = conditional_writes.leftovers(key)
                 self._do("delete", probe, lambda: self._versioned().delete_keys(bucket, keys))
             # A condition that the store refused earlier is not tried again.
-            self._one_wins = {"create": tried.create, "swap": tried.swap, **self._one_wins}
+            self._one_wins = tried | self._one_wins
         return all(self._one_wins[write] for write in ([what] if what else ["create", "swap"]))
 
     def _versioned(self) -> VersionedObjects:
         if self._objects is None:
             assert self._store is not None
             self._objects = self._store.objects()
-        assert self._objects is not None
         return self._objects
 
     def get(self, name: str, most: int | None = None) -> bytes:
@@ -218,7 +296,7 @@ class Storage:
         def read() -> bytes:
             if self.is_local:
                 return local_files.get(self._path(name), most)
-            return object_store.read(self._fs, self._path(name), most)
+            return _read(self._fs, self._path(name), most)
 
         return self._do("read", name, read)
 
@@ -259,7 +337,7 @@ class Storage:
             return []
 
         def read() -> Sequence[StoredFile]:
-            return local_files.files(base, skipped) if self.is_local else object_store.files(self._fs, base)
+            return local_files.files(base, skipped) if self.is_local else _files(self._fs, base)
 
         files = self._do("list", name, read)
         return sorted((file for file in files if ".tmp-" not in file.name), key=lambda file: file.name)
@@ -268,25 +346,19 @@ class Storage:
         """Yield the entries below a folder of a local file system, links as such."""
         return local_files.walk(self._path(name))
 
-    def list(self, name: str = "", recursive: bool = False) -> list[str]:
-        """Return the names below a folder, relative to it and sorted; folders end with '/'. A missing folder is empty.
-
-        A recursive list may leave out the folders themselves.
-        """
+    def list(self, name: str = "") -> list[str]:
+        """Return the names in a folder, sorted; folders end with '/'. A missing folder is empty."""
         base = self._path(name)
         if self.is_local:
-            return self._do("list", name, lambda: local_files.names(base, recursive))
-        return self._do("list", name, lambda: object_store.names(self._fs, base, recursive))
+            return self._do("list", name, lambda: local_files.names(base))
+        return self._do("list", name, lambda: _names(self._fs, base))
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
-        """Abort uploads that were started and never completed: no list shows them, and they cost money.
+        """Abort uploads that were never completed, which no list shows and which cost money; return their number.
 
         Args:
             name: a folder; empty for all.
             is_dead: (name of the file, relative to the folder) -> whether nobody continues its upload.
-
-        Returns:
-            The number of uploads that were aborted.
         """
         if not self._has_versions:
             return 0
@@ -304,7 +376,7 @@ class Storage:
             if self._has_versions:
                 self._versioned().delete(path)
                 return
-            object_store.delete(self._fs, path)
+            _delete(self._fs, path)
 
         self._do("delete", name, remove)
 
@@ -314,7 +386,7 @@ class Storage:
         Raises:
             StorageError: also if a name would lead out of the folder; then nothing is written.
         """
-        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+        self.download(name, [file.name for file in self.files(name)], folder)
 
     def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
         """Copy some of the files below `name` into a local folder, as `get_tree` does."""

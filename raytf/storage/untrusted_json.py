@@ -129,7 +129,8 @@ def _children(value: Any) -> Iterable[Any]:
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def _expect(expected: str, is_valid: Callable[[Any], bool]) -> Shape:
+def expect(expected: str, is_valid: Callable[[Any], bool]) -> Shape:
+    """Return the shape of values for which `is_valid` holds; `expected` describes them."""
     return lambda value: None if is_valid(value) else f"is {_shown(value)}, expected {expected}"
 
 
@@ -142,23 +143,23 @@ def _is_finite(value: Any) -> bool:
 
 
 #: Any value.
-anything: Shape = _expect("anything", lambda value: True)
+anything: Shape = expect("anything", lambda value: True)
 #: A string.
-text: Shape = _expect("a text", lambda value: isinstance(value, str))
+text: Shape = expect("a text", lambda value: isinstance(value, str))
 #: True or false.
-flag: Shape = _expect("true or false", lambda value: isinstance(value, bool))
+flag: Shape = expect("true or false", lambda value: isinstance(value, bool))
 #: A whole number that counts something.
-whole: Shape = _expect(
+whole: Shape = expect(
     "a whole number, 0 or more", lambda value: _is_number(value) and isinstance(value, int) and 0 <= value <= MOST
 )
 #: Any number that a float holds; a loss may be NaN or infinite.
-number: Shape = _expect(
+number: Shape = expect(
     "a number", lambda value: _is_number(value) and (isinstance(value, float) or abs(value) <= 10**300)
 )
 #: A finite number, and not beyond anything that is measured here.
-finite: Shape = _expect("a finite number", _is_finite)
+finite: Shape = expect("a finite number", _is_finite)
 #: Seconds of the epoch, of years with four digits.
-when: Shape = _expect("seconds since 1970", lambda value: _is_finite(value) and 0 <= value < 253_402_300_800)
+when: Shape = expect("seconds since 1970", lambda value: _is_finite(value) and 0 <= value < 253_402_300_800)
 
 
 def optional(shape: Shape) -> Shape:

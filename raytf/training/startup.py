@@ -151,7 +151,7 @@ def _handed_over(
         callbacks = before.callbacks
     if isinstance(callbacks, MovingCallbacks) and is_taken and held.callbacks is not None:
         callbacks.known = held.callbacks
-    rows = held.rows if before is None or is_taken else before.live.rows_since(held.progress.durable_step or 0)
+    rows = held.rows if before is None or is_taken else before.live.log.since(held.progress.durable_step or 0)
     state = held.progress
     if before is not None and not is_taken:  # of the epochs that have ended each rank knows itself
         state = dataclasses.replace(before.state, durable_step=state.durable_step, best=state.best)
@@ -193,7 +193,7 @@ def _held(context: Context) -> regroup.HeldState:
     state = context.state
     return regroup.HeldState(
         state,
-        context.live.rows_since(state.durable_step or 0),
+        context.live.log.since(state.durable_step or 0),
         context.program.identity,
         context.ended,
         context.ending,

@@ -134,7 +134,7 @@ def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> St
         copy.delete(name)
     newest = [f"checkpoints/{name}" for name in manifest.list_complete(run)[:1]]
     for folder in (*newest, _EXPORT):
-        names = [n for n in run.list(folder, recursive=True) if not n.endswith("/")]
+        names = [file.name for file in run.files(folder)]
         for name in sorted(names, key=lambda n: n.endswith("MANIFEST.json")):  # what makes it a checkpoint comes last
             copy.put(f"{folder}/{name}", run.get(f"{folder}/{name}"))
     for name in _MODEL_FILES:

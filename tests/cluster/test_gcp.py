@@ -262,7 +262,7 @@ def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.
             assert storage.create("mnist/first", b"x")
             assert storage.get("mnist/model") == b"x"
             assert not storage.exists("mnist/none")
-            assert storage.list("mnist", recursive=True) == ["first", "model"]
+            assert storage.list("mnist") == ["first", "model"]
             assert len(storage.files("mnist")) == 2
             storage.get_tree("mnist", str(tmp_path))
             put_tree(storage, str(tmp_path), "copy")

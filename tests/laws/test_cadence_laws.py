@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint.cadence import YOUNG_SECONDS, Cadence, Outage
-from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint.commit import Commit, Event, Phase, Votes
+from raytf.training.saving.checkpoint_policy import YOUNG_SECONDS, Cadence, Outage, SaveSchedule
 
 NEVER = 10**9
 
@@ -46,9 +45,7 @@ class Run:
         if not self.has_memory:
             self.step = self.durable
         self.begun.append([])
-        self._began = self._saved_at = self.now
-        self._saved_step: int | None = self.durable or None
-        self._restarted_at = self.now if self.step else None
+        self._schedule = SaveSchedule(self.cadence, self.step, self.durable or None, self.now, lambda: 0.0)
         self._commit: Commit[int] = Commit(self, 1)
         self._good = 0.0
         self._ready_at = self._manifest_at = math.inf
@@ -62,16 +59,16 @@ class Run:
 
     def begin(self, step: int) -> None:
         self.begun[-1].append(step)
-        self._saved_step, self._saved_at, self._save_step = step, self.now, step
+        self._schedule.begin(step, self.now)
+        self._save_step, self._saved_at = step, self.now
         self._ready_at, self._manifest_at = self.now + self.half, math.inf
 
     def vote(self, phase: Phase) -> Votes:
         written = float(phase is Phase.WRITING and self._ready_at <= self.now)
         return Votes(written=written, committed=float(phase is Phase.COMMITTING and self._manifest_at <= self.now))
 
-    def commit(self) -> bool:
+    def commit(self) -> None:
         self._manifest_at = self.now + self.half
-        return False
 
     def done(self) -> None:
         self._good = self.now - self._saved_at
@@ -85,10 +82,11 @@ class Run:
 
     def _call(self) -> None:
         stop = self.step + 1
-        due = self.cadence.is_due(stop, self.now, self._saved_step, self._saved_at, self._restarted_at, self._good)
+        due = self._schedule.is_due(stop, self.now, self._good)
         votes = Votes(want=float(self._commit.is_idle and due)) + self._commit.votes()
         self.now += self.step_seconds
         self.step = stop
+        self._schedule.stepped(self.now)
         self._advance_storage(self.now)
         assert self._commit.advance(votes, lambda: stop) is not Event.FAILED
         self.worst = max(self.worst, (self.step - self.durable) * self.step_seconds)
@@ -125,7 +123,7 @@ def test_a_cadence_of_steps_is_kept_whatever_faults_come(every, step_seconds, ha
 )
 def test_each_group_leaves_half_of_its_work_also_without_memory(cadence, step_seconds, half, lives, has_memory):
     run = Run(cadence, step_seconds, half, has_memory)
-    run.group(YOUNG_SECONDS + run.takes + 2 * step_seconds)
+    run.group(YOUNG_SECONDS + run.takes + 3 * step_seconds)  # the first step does not count
     assert run.durable >= 1, "the first checkpoint comes within seconds of the first steps"
     for life in lives:
         before = run.durable

@@ -5,12 +5,11 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.cleanup import to_delete
-from raytf.checkpoint.commit import Event, advance
+from raytf.checkpoint.commit import Event, Phase, Votes, advance
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
-from raytf.checkpoint.tier import Phase, Votes
 from raytf.config.objective import MetricObjective
+from raytf.training.saving.checkpoint_policy import Cadence
 
 ATTEMPTS = st.sampled_from(["20260101T000000-a", "20260101T000001-b", "20260102T000000-c"])
 NAMES = st.builds(name_of, st.integers(0, 30), ATTEMPTS)

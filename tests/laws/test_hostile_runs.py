@@ -24,8 +24,8 @@ from rich.console import Console
 from raytf.checkpoint import manifest
 from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.commands import report, runs, show, verify
 from raytf.config.identity import differences
 from raytf.config.train_config import TrainConfig

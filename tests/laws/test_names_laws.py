@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raytf.errors import StorageError
 from raytf.storage import local_files
-from raytf.storage.local_files import is_plain
+from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 
 PARTS = st.sampled_from(
@@ -45,8 +45,8 @@ class Hostile(Storage):
         super().__init__("/nowhere")
         self.names = names
 
-    def list(self, name="", recursive=False):
-        return sorted(self.names)
+    def files(self, name="", skipped=None):
+        return [StoredFile(name, 7, 0.0) for name in sorted(self.names) if not name.endswith("/")]
 
     def get(self, name):
         return b"hostile"

@@ -164,7 +164,7 @@ def test_disk_full_while_saving_does_not_stop_training(start, start_there, tmp_p
                 file.write(bytes(1 << 20))
                 file.flush()
                 os.fsync(file.fileno())
-        run.until(lambda: "was NOT saved; training goes on" in run.output)
+        run.until(lambda: "was NOT saved; training continues" in run.output)
         assert "No space left" in run.output
         good = manifests(disk / "a")
         assert good, "the last good checkpoint is gone"

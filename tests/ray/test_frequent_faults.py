@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS
 from raytf.testing import Job, environment
 from raytf.testing.processes import WORKER
+from raytf.training.saving.checkpoint_policy import DEFAULT_EVERY_SECONDS
 from tests.ray.conftest import PATIENCE, manifests, result_of
 from tests.stress.law import schedules as law
 

@@ -58,7 +58,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             at = job.step
             job.until(lambda: job.step >= at + 70)
             job.until(lambda: (job.status or {})["trouble"])
-            job.until(lambda: "was NOT saved; training goes on" in job.output)
+            job.until(lambda: "was NOT saved; training continues" in job.output)
             working = [node for node in cluster.nodes if node.workers()]
             assert len(working) == 2
             assert len(keepers(cluster)) == 2
@@ -70,7 +70,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
                 worker.kill()
             job.until(lambda: "restored step" in job.output)
             job.until(lambda: job.step > before["step"] + 20)
-            job.until(lambda: job.output.count("was NOT saved; training goes on") == 2)
+            job.until(lambda: job.output.count("was NOT saved; training continues") == 2)
             proxy.up()
             output = job.wait()
         cluster_is_empty = time.monotonic() + PATIENCE
@@ -115,7 +115,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     from raytf.checkpoint import generations, memory_keeper, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import GroupAttempt
+    from raytf.checkpoint.naming import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
@@ -156,10 +156,10 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, keeper_health, memory_keeper, variables
+    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import GroupAttempt
+    from raytf.checkpoint.naming import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
@@ -199,7 +199,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen.suspend()
     began = time.monotonic()
     until(lambda: snapshots.step is None, snapshots.poll)
-    assert time.monotonic() - began >= keeper_health.FRESH_SECONDS / 2
+    assert time.monotonic() - began >= keeper_client.FRESH_SECONDS / 2
     until(lambda: snapshots.is_empty, snapshots.poll)
     assert not frozen.is_running()
     copy(40)

@@ -159,7 +159,7 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start_the
     (kept[-2] / "share-00001.safetensors").unlink()
     output = start_there(MNIST_JOB, *flags, "--workers", 1, "--steps", 72).wait()
     assert f"checkpoint {kept[-1].name} is skipped" in output
-    assert "share-00000.safetensors is damaged" in output
+    assert "share-00000.safetensors has a wrong checksum" in output
     assert f"checkpoint {kept[-2].name} is skipped" in output
     assert f"from checkpoint {kept[-3].name}" in output
     result = result_of(tmp_path / "a")

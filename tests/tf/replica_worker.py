@@ -47,11 +47,11 @@ class Memory:
     """In the place of the memory tier: which steps were copied, and that the newest is trusted no more."""
 
     def __init__(self) -> None:
-        from raytf.checkpoint.copy_turns import CopyTurns
+        from raytf.checkpoint.slot_ledger import CopyTurns
 
         self.copied: list[Any] = []
         self.turns = CopyTurns()
-        self.is_sealed, self.is_empty = True, False
+        self.is_sealed, self.has_failed, self.is_empty = True, False, False
 
     def wish(self, stop: int, step_seconds: float) -> float:
         return 1.0
@@ -59,17 +59,6 @@ class Memory:
     def begin(self, save: Any) -> None:
         self.copied.append(save.step)
         self.turns.ask(save.step)
-
-    def vote(self, phase: Any) -> Any:
-        from raytf.checkpoint.tier import Votes
-
-        return Votes(written=float(self.is_sealed))
-
-    def commit(self) -> bool:
-        return True
-
-    def done(self) -> None:
-        self.turns.commit()
 
     def abort(self) -> None:
         self.copied.append("distrust")
@@ -90,8 +79,8 @@ class Rank:
 
         from raytf.checkpoint import variables
         from raytf.checkpoint.durable import DurableTier, Keep
+        from raytf.checkpoint.naming import GroupAttempt
         from raytf.checkpoint.replicas import Digest, Replicas
-        from raytf.checkpoint.tier import GroupAttempt
         from raytf.checkpoint.training_state import TrainingState
         from raytf.storage.storage import Storage
 
@@ -120,9 +109,8 @@ class Rank:
 
     def _saving(self) -> Any:
         from raytf.checkpoint import variables
-        from raytf.checkpoint.cadence import Cadence
         from raytf.runs.run_log import StepLog
-        from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+        from raytf.training.saving.checkpoint_policy import Cadence, CheckpointPolicy
         from raytf.training.saving.checkpointer import Checkpointer, Listener
         from raytf.training.saving.live_state import LiveState
         from raytf.training.user.callbacks import Callbacks

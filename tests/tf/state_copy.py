@@ -24,17 +24,16 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import snapshot_slot, variables
-from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemoryTier
-from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import SingleWorkerGroup
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
-from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+from raytf.training.saving.checkpoint_policy import Cadence, CheckpointPolicy
 from raytf.training.saving.checkpointer import Checkpointer, Listener
 from raytf.training.saving.live_state import LiveState
 from raytf.training.user.callbacks import Callbacks

@@ -15,8 +15,7 @@ import tensorflow as tf
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data import tree
 from raytf.data.sources import Source
-from raytf.data.sources.batches import LiveBatches
-from raytf.data.sources.recording import recorded
+from raytf.data.sources.batches import LiveBatches, recorded
 from raytf.data.streams import Stream, from_tf_dataset
 from raytf.storage.storage import Storage
 from tests.tf.ranks import train

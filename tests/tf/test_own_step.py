@@ -17,7 +17,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.data.sources.recording import recorded
+from raytf.data.sources.batches import recorded
 from raytf.data.streams import from_tf_dataset
 from raytf.errors import RaytfError, WholeBatchError
 from raytf.storage.storage import Storage

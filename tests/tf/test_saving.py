@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint import cadence, manifest, naming, variables
-from raytf.checkpoint.cadence import Cadence
-from raytf.checkpoint.copy_turns import CopyTurns
+from raytf.checkpoint import manifest, naming, variables
+from raytf.checkpoint.commit import Phase, Votes
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemorySave
-from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
+from raytf.checkpoint.naming import GroupAttempt
+from raytf.checkpoint.slot_ledger import CopyTurns
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import MetricObjective
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import ConfigError, StorageError
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
-from raytf.training.saving.checkpoint_policy import CheckpointPolicy
+from raytf.training.saving.checkpoint_policy import YOUNG_SECONDS, Cadence, CheckpointPolicy
 from raytf.training.saving.checkpointer import Checkpointer, Listener
 from raytf.training.saving.live_state import LiveState
 from raytf.training.user.callbacks import Callbacks
@@ -41,7 +41,7 @@ class Memory:
     def __init__(self):
         self.copied: list[int] = []
         self.turns = CopyTurns()
-        self.is_sealed, self.is_empty = True, False
+        self.is_sealed, self.has_failed, self.is_empty = True, False, False
         self.settled = self.waits = 0
 
     def wish(self, stop: int, step_seconds: float) -> float:
@@ -50,15 +50,6 @@ class Memory:
     def begin(self, save: MemorySave) -> None:
         self.copied.append(save.step)
         self.turns.ask(save.step)
-
-    def vote(self, phase: Phase) -> Votes:
-        return Votes(written=float(self.is_sealed))
-
-    def commit(self) -> bool:
-        return True
-
-    def done(self) -> None:
-        self.turns.commit()
 
     def settle(self) -> None:
         self.settled += 1
@@ -201,7 +192,7 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
     third = Run(str(tmp_path), TrainingState(step=7, durable_step=7, best=("val_loss", 3.0)))
     assert not third.saving.is_saving
     assert not third.saving.votes(8, 0.1, False)[StepFlag.WANT_SAVE]
-    third.now += cadence.YOUNG_SECONDS
+    third.now += YOUNG_SECONDS
     assert third.saving.votes(8, 0.1, False)[StepFlag.WANT_SAVE]
 
 
@@ -214,7 +205,7 @@ def test_the_cadence_counts_from_the_state_and_not_from_a_late_save(tmp_path):
     made_at = run.now
     while naming.split_name(run.tier.name)[0] != 3:
         run.epoch(10.0)
-    assert run.saving._saved_at == made_at < run.now
+    assert run.saving._schedule._saved_at == made_at < run.now
     run.saving.finish()
 
 

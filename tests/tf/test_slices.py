@@ -17,8 +17,7 @@ from keras import layers, optimizers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.config.sections import ComputeSection
 from raytf.data.sources import ArraySource
-from raytf.data.sources.batches import plan_of
-from raytf.data.sources.recording import recorded
+from raytf.data.sources.batches import plan_of, recorded
 from raytf.data.streams import from_tf_dataset
 from raytf.distributed.allreduce.buckets import Overlap
 from raytf.distributed.encoding import wire

@@ -38,8 +38,9 @@ LIGHT_MODULES = [
     "raytf.checkpoint.codec",
     "raytf.checkpoint.durable",
     "raytf.checkpoint.manifest",
-    "raytf.checkpoint.cadence",
+    "raytf.checkpoint.slot_ledger",
     "raytf.checkpoint.snapshot_slot",
+    "raytf.training.saving.checkpoint_policy",
 ]
 
 

@@ -1,15 +1,29 @@
-"""Data sets of batches as sources: their records with random access, or batches that arrive while the run trains."""
+"""Data sets of batches as sources: recorded in memory or in files, or made by the program while the run trains."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from raytf.data import tree
 from raytf.data.plan import BatchPlan, StepPlan
-from raytf.data.sources.base import Source, Spec, crc_of
+from raytf.data.sources.arrays import ArraySource
+from raytf.data.sources.base import SMALL_BYTES, TEXT, Source, Spec, crc_of
+from raytf.data.sources.parquet import ParquetSource
+from raytf.data.sources.schema import Schema
+from raytf.data.sources.writer import FILE_BYTES, BatchQueue, DatasetFolder, FileLayout
+from raytf.data.streams import Batch, Stream, misfit
+from raytf.errors import DataError
+
+_BLOCK_BYTES = 1 << 20
+#: A file with the records in each batch, written after all others.
+_ROWS = "_raytf_batches.json"
 
 #: (global step, shards) -> leaves of those shards' records, one after another, and the number of records of the batch.
 Fetch = Callable[[int, range], tuple[list[np.ndarray], int]]
@@ -49,36 +63,33 @@ class BatchedSource:
         return self._records.label_range() if isinstance(self.spec[1], Spec) else None
 
 
+@dataclass(eq=False)
 class LiveBatches:
     """Batches that the driver's program makes while the run trains.
 
-    Args:
+    Attributes:
         name: of the data, for people.
         first: leaves of the first batch, in the order of `tree.flatten`.
         spec: of a record, nested as in a batch; a length that differs from batch to batch is -1.
         steps: batches of an epoch.
         batches: batches of a pass over the data, if an epoch is not a pass; as in `BatchPlan`.
         fetch: gets a batch; None before the run starts.
-
-    Attributes:
         records: the number in the first batch, which represents all others before training starts.
     """
 
     block_sizes = None
     window = 1
 
-    def __init__(
-        self,
-        name: str,
-        first: list[np.ndarray],
-        spec: tuple[Any, Any, Any],
-        steps: int,
-        batches: int | None = None,
-        fetch: Fetch | None = None,
-    ):
-        self.name, self._first, self.spec, self.fetch = name, first, spec, fetch
-        self.steps, self.batches = steps, batches
-        self.records = len(first[0])
+    name: str
+    first: list[np.ndarray]
+    spec: tuple[Any, Any, Any]
+    steps: int
+    batches: int | None = None
+    fetch: Fetch | None = None
+    records: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = len(self.first[0])
 
     @property
     def identity(self) -> str:
@@ -88,14 +99,14 @@ class LiveBatches:
 
     def fed(self, fetch: Fetch) -> LiveBatches:
         """Return the same batches, with a way to get them."""
-        return LiveBatches(self.name, self._first, self.spec, self.steps, self.batches, fetch)
+        return replace(self, fetch=fetch)
 
     def reader(self, shards: int) -> LiveBatches:
         """Return the same batches for another thread."""
         return self if self.fetch is None else self.fed(copy.copy(self.fetch))
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
-        return [leaf[records] for leaf in self._first]
+        return [leaf[records] for leaf in self.first]
 
     def label_range(self) -> tuple[float, float] | None:
         return None
@@ -109,3 +120,102 @@ def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
         size = global_batch_size
         return BatchPlan((source.batches or source.steps) * size, size, shards, source.steps, batches=source.batches)
     return StepPlan(source.records, global_batch_size, shards)
+
+
+class NotRecordableError(DataError):
+    """Batches cannot be rows of one table.
+
+    Attributes:
+        why: the reason, as the end of a sentence.
+    """
+
+    def __init__(self, message: str, why: str):
+        super().__init__(message)
+        self.why = why
+
+
+def recorded(
+    stream: Stream, storage: Any, say: Callable[[str], object], most: int | None = None, small: int = SMALL_BYTES
+) -> BatchedSource:
+    """Return the batches of one pass: in memory up to `small` bytes, otherwise written to a folder and read from there.
+
+    Files that an earlier start has written are used again.
+
+    Args:
+        stream: the batches.
+        storage: the folder for large data.
+        say: receives a message for each file.
+        most: the number of batches, if not all are wanted.
+        small: bytes.
+
+    Raises:
+        NotRecordableError: the batches' records have different shapes, or there are more than `small` bytes of text.
+        ConfigError: something else is in the folder.
+        DataError: there is no batch, or the data fails.
+        StorageError: storage refuses.
+    """
+    spec = tree.map_leaves(Spec.of, stream.peek())
+    has_text = any(leaf.dtype == TEXT for _, leaf in tree.flatten(spec))
+    folder = None if has_text else _folder(stream, spec, storage, most)
+    if folder is not None and folder.is_finished:
+        return _from_files(storage, spec)
+    kept: list[list[np.ndarray]] = []
+    size, batches = 0, _batches(stream, spec, most)
+    for leaves in batches:
+        kept.append(leaves)
+        size += sum(leaf.nbytes for leaf in leaves)
+        if size > small:
+            break
+    if size <= small:
+        whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
+        x, y, weight = tree.unflatten(spec, whole)
+        records = ArraySource(x, y, weight, name=stream.name)
+        return BatchedSource(records, spec, [len(leaves[0]) for leaves in kept])
+    name = f"{stream.name} data"
+    if folder is None:
+        why = f"it has more than {small >> 20} MiB with text"
+        raise NotRecordableError(f"{name}: {why}, which are not written to files.", why)
+    steps, about = most or stream.steps, "of a size that is not known yet"
+    if steps:
+        about = f"about {size / len(kept) * steps / 2**30:.1f} GiB"
+    say(f"{name}, {about}, is written to {storage.locate('')}, once, and read from there")
+    queue = BatchQueue(itertools.chain(kept, batches))
+    folder.write_queue(queue, lambda: say(f"{name}: {sum(queue.rows)} records are written"))
+    storage.put(_ROWS, json.dumps(queue.rows).encode())
+    folder.finish()
+    return _from_files(storage, spec)
+
+
+def _batches(stream: Stream, spec: Any, most: int | None) -> Iterator[list[np.ndarray]]:
+    """Yield the leaves of each batch, in the order of `tree.flatten`."""
+    for i in itertools.count() if most is None else range(most):
+        batch = stream.read(0, i)
+        if batch is None:
+            return
+        if misfit(batch, spec):
+            raise NotRecordableError(
+                f"{stream.name} data: batch {i + 1} has {_shapes(batch)}, the first has {_shapes(stream.peek())}. Pad "
+                "them to one length.",
+                "its batches have records of different shapes",
+            )
+        yield [leaf for _, leaf in tree.flatten(batch)]
+
+
+def _shapes(batch: Batch) -> str:
+    return ", ".join(f"{path} {leaf.shape[1:]} {Spec.of(leaf).dtype}" for path, leaf in tree.flatten(batch))
+
+
+def _folder(stream: Stream, spec: Any, storage: Any, most: int | None) -> DatasetFolder:
+    """Return the folder for the records of a stream's batches as Parquet."""
+    specs = [leaf for _, leaf in tree.flatten(spec)]
+    names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
+    first = [leaf for _, leaf in tree.flatten(stream.peek())]
+    known = {"first batch": crc_of(first), "batches": stream.steps if most is None else most}
+    identity = json.dumps(known | {"record": _shapes(stream.peek())})
+    columns = dict(zip(names, names, strict=True)), None, None
+    layout = FileLayout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
+    return DatasetFolder(storage, Schema(columns, dict(zip(names, specs, strict=True)), None, {}, identity), layout)
+
+
+def _from_files(storage: Any, spec: Any) -> BatchedSource:
+    return BatchedSource(ParquetSource(storage.uri), spec, json.loads(storage.get(_ROWS)))

@@ -7,6 +7,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ _DAMAGED = (
     MemoryError, RecursionError,
 )  # fmt: skip
 _LOCAL_HEADER = struct.Struct("<26xHH")
+#: By the version of the format.
+_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ class NpzSource(BlockSource):
         if not self._in_memory and not (self._by_record and self._files.is_local):
             return super().take(records)
         if self._arrays is None:
-            self._arrays = self._unpack() if self._in_memory else [self._rows(m, 0, m.shape[0]) for m in self._members]
+            if self._in_memory:
+                self._arrays = _unpacked(self._files, [m.name for m in self._members])
+            else:
+                self._arrays = [self._rows(m, 0, m.shape[0]) for m in self._members]
             self._rows_read[0] += self.records if self._in_memory else 0
         if not self._in_memory:
             self._rows_read[0] += len(records)
@@ -131,13 +137,36 @@ class NpzSource(BlockSource):
         data = self._files.read(0, begin, n * member.row_bytes, whole=False)
         return np.frombuffer(data, member.dtype).reshape(n, *member.shape[1:])
 
-    def _unpack(self) -> list[np.ndarray]:
-        data = io.BytesIO(self._files.read(0, 0, self._files.sizes[0]))
-        try:
-            with np.load(data, allow_pickle=False) as archive:
-                return [archive[m.name] for m in self._members]
-        except (OSError, *_DAMAGED) as error:
-            raise DataError(f"{self.name} is damaged: {one_line(error, 200)}. Fetch it again.") from error
+
+def load_arrays(uri: str, names: Sequence[str]) -> list[np.ndarray]:
+    """Return arrays of an .npz file, which is read as a whole.
+
+    Raises:
+        DataError: it is no .npz file, is damaged, or lacks an array.
+        StorageError: storage refuses.
+    """
+    files = Files(uri)
+    members = _members(files)
+    return _unpacked(files, [_member(members, name, uri).name for name in names])
+
+
+def array_names(uri: str) -> list[str]:
+    """Return the names of the arrays in an .npz file.
+
+    Raises:
+        DataError: it is no .npz file, or a damaged one.
+        StorageError: storage refuses.
+    """
+    return list(_members(Files(uri)))
+
+
+def _unpacked(files: Files, names: Sequence[str]) -> list[np.ndarray]:
+    file = files.locate(0) if files.is_local else io.BytesIO(files.read(0, 0, files.sizes[0]))
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return [archive[name] for name in names]
+    except (OSError, *_DAMAGED) as error:
+        raise DataError(f"{files.locate(0)} is damaged: {one_line(error, 200)}. Fetch it again.") from error
 
 
 def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri: str) -> _Member:
@@ -158,7 +187,9 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
         with zipfile.ZipFile(io.BufferedReader(_Ranges(files), 1 << 16)) as archive:
             for info in archive.infolist():
                 with archive.open(info) as stream:
-                    shape, fortran, dtype = read_array_header(stream)
+                    # Other versions of the format are a KeyError.
+                    read = _READ_HEADER[np.lib.format.read_magic(stream)]
+                    shape, fortran, dtype = read(stream)
                     header = stream.tell()
                 is_plain = info.compress_type == zipfile.ZIP_STORED and not fortran
                 name = info.filename.removesuffix(".npy")
@@ -178,16 +209,6 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
         text = one_line(error, 200)
         raise DataError(f"{files.locate(0)} is no .npz file of numbers, or a damaged one: {text}") from error
     return members
-
-
-def read_array_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return (shape, whether it is in Fortran's order, dtype) of an array of an archive.
-
-    Raises:
-        KeyError: its format has another version.
-    """
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    return read[np.lib.format.read_magic(stream)](stream)
 
 
 def _body(files: Files, info: zipfile.ZipInfo) -> int:

@@ -183,11 +183,10 @@ class Parser:
 
     Args:
         features: of which an encoded image gives its bytes.
-        groups: the most different lengths of records of which each is parsed at once.
     """
 
-    def __init__(self, features: Sequence[Feature], groups: int = _GROUPS):
-        self.features, self._groups = list(features), groups
+    def __init__(self, features: Sequence[Feature]):
+        self.features = list(features)
 
     def parse(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, place: Callable[[int], str]
@@ -206,7 +205,7 @@ class Parser:
         out: list[Any] = [[b""] * n if f.encoded else np.empty((n, *f.spec.shape), f.spec.dtype) for f in self.features]
         kinds = np.unique(lengths)
         rest: Sequence[int] = range(n)
-        if len(kinds) <= self._groups and not any(f.encoded for f in self.features):
+        if len(kinds) <= _GROUPS and not any(f.encoded for f in self.features):
             left = [self._parse_alike(data, starts, np.flatnonzero(lengths == k), int(k), out) for k in kinds]
             rest = np.sort(np.concatenate(left)).tolist() if left else []
         view: Any = memoryview(data)  # type: ignore[arg-type]

@@ -208,14 +208,8 @@ def decode(data: bytes) -> dict[str, IndexEntry]:
         return {}
 
 
-def index(
-    files: Files, say: Callable[[str], None] | None = None, scan: Callable[[Files, int], IndexEntry] | None = None
-) -> list[IndexEntry]:
+def index(files: Files) -> list[IndexEntry]:
     """Return an entry for each file: from the index beside them, or by scanning the files once.
-
-    Args:
-        say: receives a message if much has to be read; by default it goes to standard error.
-        scan: makes the entry of the i-th file; by default it reads all of it.
 
     Raises:
         DataError: a file is damaged, or compressed.
@@ -233,8 +227,8 @@ def index(
     size = sum(files.sizes[i] for i in missing)
     if size > _SILENT_BYTES:
         text = f"raytf: reading {size / 2**30:.1f} GiB of {files.storage.locate('')} once, to find its records"
-        (say or (lambda line: print(line, file=sys.stderr, flush=True)))(text)
-    for i, entry in zip(missing, files.map(lambda i: (scan or _scan)(files, i), missing), strict=True):
+        print(text, file=sys.stderr, flush=True)
+    for i, entry in zip(missing, files.map(lambda i: _scan(files, i), missing), strict=True):
         entries[i] = entry
     complete = [entry for entry in entries if entry is not None]
     if missing:

@@ -321,15 +321,14 @@ def write(
     identity: str,
     progress: Callable[[int], object] = lambda records: None,
 ) -> bool:
-    """Write all records of a source into a folder, in their order. If it was killed before, continue from there.
+    """Write all records of a source into a folder, in their order; return whether there was something to do.
+
+    If an earlier call was killed, it continues from there.
 
     Args:
         storage: the folder.
         identity: tells this conversion from others.
         progress: receives the number of records done, now and then.
-
-    Returns:
-        Whether there was something to do.
 
     Raises:
         ConfigError: something else is in the folder.

@@ -14,22 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytf.checkpoint import codec
-from raytf.checkpoint.cadence import Outage
-from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint import codec, variables
+from raytf.checkpoint.commit import Commit, Event, Votes
 from raytf.checkpoint.durable import DurableTier, PreparedSave
-from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.memory import MemorySave, MemoryTier
 from raytf.checkpoint.replicas import Replicas
-from raytf.checkpoint.tier import Votes
-from raytf.checkpoint.training_state import StateSource
-from raytf.checkpoint.variables import Copies
+from raytf.distributed.group import Ranks
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import CheckpointError, WorkerLostError, brief
 from raytf.runs.status import SaveTrouble, clock_text
 from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup
 from raytf.training.process.reporter import Reporter
-from raytf.training.saving.checkpoint_policy import CheckpointPolicy, Scored
-from raytf.training.saving.memory_copies import MemoryCopies
+from raytf.training.saving.checkpoint_policy import CheckpointPolicy, SaveSchedule, Scored
+from raytf.training.saving.live_state import LiveState
 
 #: Seconds before each try to save the last checkpoint; any other that fails is followed by that of a later state.
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
@@ -39,6 +36,83 @@ _POLL_SECONDS = 0.02
 _HOLD_SECONDS = 10.0
 #: Seconds at the end of a run for deleting old checkpoints.
 _RETENTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class MemoryCopies:
+    """Copies a state into the memory tier; every rank must make the same calls.
+
+    Attributes:
+        source: the state.
+        tier: this rank's memory tier.
+        group: all ranks.
+        replicas: hashes the weights of each copy, to compare them; None if ranks do not compare their weights.
+    """
+
+    source: LiveState
+    tier: MemoryTier
+    group: Ranks
+    replicas: Replicas | None
+
+    def hear(self, unsealed: float) -> None:
+        """Commit the newest copy if it is complete on all ranks.
+
+        Args:
+            unsealed: number of ranks whose flags for this call said that their newest copy is not complete yet.
+        """
+        # Flags are older than a copy of this step, and say nothing about it.
+        if not unsealed and self.tier.turns.is_pending(self.source.progress.step):
+            self.tier.turns.commit()
+
+    def make(self, share_rank_zero: bool) -> None:
+        """Copy the current state.
+
+        Args:
+            share_rank_zero: first send to all ranks what only rank 0 knows.
+        """
+        source, state = self.source, self.source.progress
+        self._await_newest()
+        if share_rank_zero:
+            self.tier.share_rank_zero(source.extras(with_files=True) if self.group.rank == 0 else None)
+        document = dataclasses.replace(
+            state.document(source.identity, self.group.world_size),
+            durable_step=state.durable_step,
+            weights_hash=self._hash_weights(),
+        )
+        rows = source.log.since(-1 if state.durable_step is None else state.durable_step)
+        self.tier.begin(MemorySave(state.step, document, rows))
+
+    def make_again(self) -> None:
+        """Replace the newest copy, whose weights were wrong."""
+        self._await_newest()
+        self.tier.abort()
+        self.make(False)
+
+    def settle(self) -> None:
+        """Wait until the newest copy is complete on all ranks, or drop it where one of them failed to complete it."""
+        self.tier.settle()
+        failed = self.group.sum(np.array([self.tier.has_failed], np.float32))[0]
+        if failed and not self.tier.turns.is_settled:
+            self.tier.abort()
+        else:
+            self.tier.turns.commit()
+
+    def _await_newest(self) -> None:
+        """Wait until the newest copy is complete everywhere, if it is of an earlier step."""
+        if self.tier.turns.is_pending(self.source.progress.step):
+            began = time.perf_counter()
+            self.settle()
+            self.tier.costs_also(time.perf_counter() - began)
+
+    def _hash_weights(self) -> int | None:
+        """Return the hash of this rank's weights, which is stored in the copy; None if ranks do not compare them."""
+        if self.replicas is None:
+            return None
+        began = time.perf_counter()
+        self.replicas.hash_weights(self.source.progress.step)
+        self.source.log.weigh(self.source.progress.step, self.replicas.newest)
+        self.tier.costs_also(time.perf_counter() - began)
+        return self.replicas.newest
 
 
 @dataclass(frozen=True)
@@ -76,7 +150,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        source: StateSource,
+        source: LiveState,
         memory: MemoryTier,
         durable: DurableTier,
         group: WatchedGroup,
@@ -92,21 +166,17 @@ class Checkpointer:
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
         self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
-        split = codec.shares(source.sizes(), group.world_size)
-        self._copies = Copies(source.variables(split[group.rank]))
+        split = codec.shares(variables.sizes(source.named), group.world_size)
+        self._copies = variables.Copies(source.make(split[group.rank]))
         self._finite = source.must_be_finite()
         self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
-        self._outage = Outage(random.random, policy.cadence.most_pause)
-        #: Step of the newest state that is on storage or being saved; None for none.
-        self._saved_step = self._state.durable_step
-        #: When the run was in that state, by the clock; not before this attempt began.
-        self._saved_at = clock()
-        self._restarted_at = self._saved_at if self._state.step else None
-        self._has_stepped = False
+        self._schedule = SaveSchedule(
+            policy.cadence, self._state.step, self._state.durable_step, clock(), random.random
+        )
         #: The best state, waiting to be saved after the save under way.
         self._waiting: PreparedSave | None = None
         #: Whether the state of callbacks, which only rank 0 has, may have changed since it was last shared.
-        self._callbacks_changed = source.has_callbacks
+        self._callbacks_changed = source.callbacks.active
         self.stall_seconds = 0.0
 
     def start(self) -> None:
@@ -117,9 +187,7 @@ class Checkpointer:
 
     def follow(self, before: Checkpointer) -> None:
         """Continue the saves of this rank's previous checkpointer, whose group had other ranks."""
-        self._saved_step, self._saved_at, self._outage = before._saved_step, before._saved_at, before._outage
-        self._has_stepped, self._restarted_at = before._has_stepped, before._restarted_at
-        self.stall_seconds = before.stall_seconds
+        self._schedule, self.stall_seconds = before._schedule, before.stall_seconds
         before._durable.drop()
         if any(save.document.best != before._state.best for save in before._pending()):
             raise WorkerLostError("a worker is lost while the best state is saved")
@@ -132,11 +200,11 @@ class Checkpointer:
     @property
     def may_regroup(self) -> bool:
         """Return whether ranks may regroup without need: no save would be lost that a failure would not lose."""
-        return not self._pending() or (self._outage.failures > 0 and not self._is_best_held())
+        return not self._pending() or (self._schedule.outage.failures > 0 and not self._is_best_held())
 
     def let_go(self) -> bool:
         """Give up what an outage keeps from being saved; whether nothing waits any more. Every rank must call it."""
-        if self._outage.failures and self._pending():
+        if self._schedule.outage.failures and self._pending():
             if any(save.document.best != self._state.best for save in self._pending()):
                 self._reporter.say("the best state is given up: storage is out, and workers join or leave")
             self._durable.drop()
@@ -152,7 +220,7 @@ class Checkpointer:
             step_seconds: duration of a step.
             ends_epoch: whether `stop` is the end of an epoch.
         """
-        flags = self.save_votes() | {StepFlag.UNSEALED: float(not self._in_memory.is_sealed)}
+        flags = self.save_votes() | {StepFlag.UNSEALED: float(not self._memory.is_sealed)}
         # While the best state is being saved, memory keeps it, so that a failure does not lose it.
         is_held = self._is_best_held()
         # If the memory of any rank is still empty, all ranks copy.
@@ -161,11 +229,10 @@ class Checkpointer:
             flags[StepFlag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
             source = self._source
             flags[StepFlag.SHARE] = (
-                self._callbacks_changed or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+                self._callbacks_changed or (source.callbacks.active and ends_epoch) or source.callbacks.has_batch_hooks
             )
-            now = self._clock()
-            flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
-                now, self._waiting is not None or self._is_due(stop, now)
+            flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._schedule.is_due(
+                stop, self._clock(), self._durable.good_seconds, self._waiting is not None
             )
         return flags
 
@@ -174,18 +241,10 @@ class Checkpointer:
         votes = self._saves.votes()
         return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
 
-    def _is_due(self, stop: int, now: float) -> bool:
-        saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
-        good_seconds = self._durable.good_seconds
-        return self.policy.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
-
     def act(self, flags: np.ndarray) -> None:
-        """Do what all ranks agreed on after a call, given the flags summed over all ranks."""
+        """Do what all ranks agreed on after a call, according to the flags summed over all ranks."""
         began = time.perf_counter()
-        if not self._has_stepped:
-            self._has_stepped = True
-            if self._saved_step is None:
-                self._saved_at = self._clock()  # do not count the first steps, which include tracing
+        self._schedule.stepped(self._clock())
         self._compare(flags)
         self._in_memory.hear(float(flags[StepFlag.UNSEALED]))
         if flags[StepFlag.COPY]:
@@ -219,7 +278,7 @@ class Checkpointer:
 
     def callbacks_ran(self) -> None:
         """Note that callbacks ran, so their state may have changed."""
-        self._callbacks_changed = self._source.has_callbacks
+        self._callbacks_changed = self._source.callbacks.active
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
@@ -257,7 +316,7 @@ class Checkpointer:
     def _prepare(self) -> PreparedSave:
         """Copy the current state, to be saved."""
         # The copy in memory must never be older than the state on storage.
-        self._copy(self._source.has_callbacks)
+        self._copy(self._source.callbacks.active)
         extras = self._source.extras(with_files=False)
         own = self._copies.take()
         state, best = self._state, self._better() or self._state.best
@@ -284,7 +343,7 @@ class Checkpointer:
             save.filling.result()
             records()
 
-        self._saved_step, self._saved_at = save.step, save.made_at
+        self._schedule.begin(save.step, save.made_at)
         return dataclasses.replace(save, before=before)
 
     def _done(self, save: PreparedSave) -> None:
@@ -292,10 +351,11 @@ class Checkpointer:
         self._copies.give_back(save.tensors)
         state.durable_step = max(step, state.durable_step or 0)  # a save of an earlier, best state may end later
         state.best = save.document.best
-        if self._outage.failures:
-            lasted = clock_text(self._clock() - self._outage.since)
+        outage = self._schedule.outage
+        if outage.failures:
+            lasted = clock_text(self._clock() - outage.since)
             self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
-            self._outage.end()
+            outage.end()
         self._source.saved(step)
         if self._group.rank == 0:
             self._reporter.event("save", name=name, of_step=step)
@@ -308,10 +368,10 @@ class Checkpointer:
         if self._group.rank == 0:
             why = "another rank failed" if failure is None else brief(failure)
             self._reporter.event("save_failed", of_step=step, why=why)
-        if not self._outage.failures:
+        if not self._schedule.outage.failures:
             self._reporter.say(
-                f"the checkpoint of step {step} was NOT saved; training goes on, the last good checkpoint is kept, and "
-                "saving will be tried again"
+                f"the checkpoint of step {step} was NOT saved; training continues, the last good checkpoint is kept, "
+                "and saving will be tried again"
             )
 
     def _failed(self, save: PreparedSave) -> None:
@@ -320,7 +380,7 @@ class Checkpointer:
             self._waiting = save  # unless a better one is waiting already
         if self._durable.lingers:
             self._source.renew_log()
-        self._outage.fail(self._clock(), "another rank failed" if failure is None else brief(failure))
+        self._schedule.outage.fail(self._clock(), "another rank failed" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
         self._in_memory.make(share_rank_zero)
@@ -329,17 +389,14 @@ class Checkpointer:
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
     def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
-        """Complete the save under way, then save the current state.
+        """Complete the save under way, then save the current state. Return whether that is on storage.
 
         Args:
             pauses: seconds before each try.
-
-        Returns:
-            Whether the current state is on storage.
         """
         with self._pulse.doing(Activity.SAVE):
             # Copy into memory first: whatever asked for this save may not leave time to complete the one under way.
-            self._copy(self._source.has_callbacks)
+            self._copy(self._source.callbacks.active)
             self._drain()
             for pause in pauses:
                 if self._waiting is None and self._state.durable_step == self._state.step:
@@ -382,10 +439,6 @@ class Checkpointer:
             time.sleep(_POLL_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:
-        """Return the saves that have failed in a row, for the progress line.
-
-        Returns:
-            None if the last save did not fail.
-        """
-        outage, now = self._outage, self._clock()
+        """Return the saves that have failed in a row, for the progress line; None if the last save did not fail."""
+        outage, now = self._schedule.outage, self._clock()
         return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

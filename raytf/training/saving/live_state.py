@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,12 +30,12 @@ class Note(Protocol):
 
 @dataclass
 class LiveState:
-    """A `raytf.checkpoint.training_state.StateSource`.
+    """The state of a run, as one of its ranks has it now.
 
     Attributes:
         rank: of this worker.
-        progress: the progress of the run.
-        identity: the identity of the run.
+        progress: the progress of the run; the Checkpointer keeps `durable_step` and `best` up to date.
+        identity: the identity of the run; a checkpoint of another one is refused.
         model: gives the names of the variables that must be finite.
         named: all variables of the state, by name.
         make: returns the source of some variables, given their names.
@@ -59,37 +59,27 @@ class LiveState:
     note: Note
     on_saved: Callable[[int], None] = lambda step: None
 
-    def sizes(self) -> dict[str, int]:
-        return variables.sizes(self.named)
-
-    def variables(self, names: Sequence[str]) -> variables.TensorSource:
-        return self.make(names)
-
     def must_be_finite(self) -> Collection[str]:
+        """Return the names of variables with which a state is not worth keeping if they hold NaN or infinity."""
         if self.callbacks.batches.take_nan:  # which ends the run after such a step, and the state is the run's last
             return []
         trainable = {id(v) for v in self.model.trainable_variables}
         return [name for name, v in self.named.items() if id(v) in trainable]
 
-    @property
-    def has_callbacks(self) -> bool:
-        return self.callbacks.active
-
-    @property
-    def has_batch_hooks(self) -> bool:
-        return self.callbacks.has_batch_hooks
-
     def extras(self, with_files: bool) -> Extras:
+        """Return the values that rank 0 alone knows; empty on the other ranks.
+
+        Args:
+            with_files: include the files of callbacks, which `records` uploads to storage.
+        """
         values, arrays = self.callbacks.state()
         return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
 
-    def rows_since(self, step: int) -> StepRows:
-        return self.log.since(step)
-
-    def weighed(self, step: int, value: int) -> None:
-        self.log.weigh(step, value)
-
     def records(self) -> Callable[[], None]:
+        """Return a function that writes what must be on storage before a checkpoint: the attempt, the log and files.
+
+        It may be called in any thread.
+        """
         log, is_first = self.log, self.rank == 0
         rows = log.take() if is_first else StepRows()
 
@@ -102,10 +92,12 @@ class LiveState:
         return write
 
     def saved(self, step: int) -> None:
+        """Note that a checkpoint of a step is complete."""
         if self.rank == 0:  # it has written the rows; the other ranks drop those that are on storage
             self.on_saved(step)
         else:
             self.log.forget(step)
 
     def renew_log(self) -> None:
+        """Continue the log under another name, because the rows taken last may still be written late."""
         self.log = self.log.renewed()

@@ -10,8 +10,8 @@ from raytf.checkpoint import variables
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.config.identity import beside
 from raytf.errors import RunInUseError, RunMismatchError
 from raytf.runs.lease import check_owner
@@ -88,10 +88,7 @@ def check_current(run: Storage, owner: str, attempt: str, monitor: MonitorClient
 
 
 def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:
-    """Find the state from which the run is resumed; every rank gets the same one.
-
-    Returns:
-        None for a new run.
+    """Return the state from which the run is resumed, the same one on every rank; None for a new run.
 
     Raises:
         RunMismatchError: the run was made with other settings.

@@ -1,6 +1,6 @@
 """A simulated rank's copies in the memory of its host, in place of `raytf.checkpoint.memory` and `keeper_client`.
 
-`CopyTurns` decides which slot a copy takes, `Commit` when it counts, and `KeeperHealth` when a keeper is lost.
+`CopyTurns` decides which slot a copy takes, and `KeeperHealth` when a keeper is lost.
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from raytf.checkpoint.commit import Commit
-from raytf.checkpoint.copy_turns import CopyTurns
 from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.keeper_health import TRY_PAUSES, KeeperHealth, Order
-from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint.keeper_client import TRY_PAUSES, KeeperHealth, Order
+from raytf.checkpoint.slot_ledger import CopyTurns, SlotAnswer, SlotRequest
 from tests.stress.simulate.keepers import SIZE, Keeper, Slot
 from tests.stress.simulate.world import Violation
 
@@ -47,17 +44,15 @@ class Copies:
         worker: the rank.
         attempt: name of its generation's.
         place: index of the rank among those of its host, and how many these are.
-        size: ranks of the generation.
 
     Attributes:
         has_failed: whether this rank's newest copy could not be made.
     """
 
-    def __init__(self, worker: Worker, attempt: str, place: tuple[int, int], size: int):
-        self._worker, self._memory, self._attempt, self._size = worker, worker.run.memory, attempt, size
+    def __init__(self, worker: Worker, attempt: str, place: tuple[int, int]):
+        self._worker, self._memory, self._attempt = worker, worker.run.memory, attempt
         self._process, self._place = worker.process, place
         self.turns, self._health = CopyTurns(), KeeperHealth(self._now)
-        self._commit: Commit[Copied] = Commit(self, size)
         self._request = SlotRequest(attempt, place[0], 1, SIZE, worker.driver.process.name)
         self._keeper: Keeper | None = None
         self._numbers: tuple[int, ...] = ()
@@ -80,7 +75,7 @@ class Copies:
         """Whether this rank's newest copy is complete, or has failed."""
         return self._begun == self._sealed
 
-    # -- the group, as `memory_copies` --------------------------------------------------------------------------------
+    # -- the group, as `MemoryCopies` ----------------------------------------------------------------------------------
 
     def flags(self, step: int) -> CopyFlags:
         """What this rank says in the call that ends at a step."""
@@ -88,24 +83,24 @@ class Copies:
         wanted = self._ready() and self.turns.copied is None
         if self._worker.rank == 0 and (self._wished is None or step - self._wished >= _COPY_EVERY):
             wanted, self._wished = True, step
-        return CopyFlags(int(not self._commit.votes().written), int(wanted))
+        return CopyFlags(int(not self.is_settled or self.has_failed), int(wanted))
 
     def hear(self, unsealed: int, step: int) -> None:
         """Commit the newest copy if it is complete on all ranks."""
-        if self.turns.is_pending(step):
-            self._commit.advance(Votes(written=self._size - unsealed))
+        if not unsealed and self.turns.is_pending(step):
+            self._commit()
 
     def settled(self, failed: int) -> None:
         """All ranks know what has become of the newest copy."""
-        self._commit.advance(Votes(written=self._size - failed, failed=failed))
-
-    def make(self, copied: Copied) -> None:
-        """Copy the state."""
-        self._commit.begin(copied)
+        if failed and not self.turns.is_settled:
+            self._abort()
+        elif not self.turns.is_settled:
+            self._commit()
 
     # -- the tier ------------------------------------------------------------------------------------------------------
 
-    def begin(self, save: Copied) -> None:
+    def make(self, save: Copied) -> None:
+        """Copy the state."""
         if self.turns.asked == save.step:
             self._memory.checks.replaces(self._attempt, save.step)
         elif not self.turns.is_settled:
@@ -125,18 +120,12 @@ class Copies:
         else:
             self._seal(self._begun, slot, save)
 
-    def vote(self, phase: Phase) -> Votes:
-        return Votes(written=float(self.is_settled and not self.has_failed), failed=float(self.has_failed))
-
-    def commit(self) -> bool:
-        return True
-
-    def done(self) -> None:
+    def _commit(self) -> None:
         self.turns.commit()
         if self._keeper is not None:
             self._memory.checks.committed(self._keeper, self._attempt, self.turns.asked)
 
-    def abort(self) -> None:
+    def _abort(self) -> None:
         self.turns.abort()
         if self.has_failed:
             self._stop()

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from raytf.checkpoint import naming
-from raytf.checkpoint.commit import Commit
-from raytf.checkpoint.tier import Votes
+from raytf.checkpoint.commit import Commit, Votes
 from raytf.distributed.membership.arbiter_messages import Dismiss, encoded, of_arbiter, of_worker
 from raytf.distributed.membership.generations import Generation, node_of
 from raytf.distributed.membership.member import (
@@ -490,7 +489,7 @@ class Worker:
         self._commit: Commit[Saved] = Commit(self._tier, size)
         self._saved = self.step
         mates = [n for n, name in enumerate(self.generation.members) if node_of(name) == self.process.host]
-        self._copies = Copies(self, self._attempt, (mates.index(rank), len(mates)), size)
+        self._copies = Copies(self, self._attempt, (mates.index(rank), len(mates)))
         if rank == 0:
             self._tell_durable()
         self._go_on()

@@ -16,8 +16,8 @@ _LEASE = "raytf.runs.lease_decisions"
 _FAILURE, _SUPERVISOR = "raytf.driver.supervision.failures", "raytf.driver.supervision.retry"
 _HANGS, _RETRY = "raytf.driver.supervision.hang_detector", "raytf.driver.supervision.retry"
 _RESIZING = "raytf.driver.ray_train.resizing"
-_LEDGER, _TURNS = "raytf.checkpoint.slot_ledger", "raytf.checkpoint.copy_turns"
-_PLAN, _HEALTH = "raytf.checkpoint.restore", "raytf.checkpoint.keeper_health"
+_LEDGER = _TURNS = "raytf.checkpoint.slot_ledger"
+_PLAN, _HEALTH = "raytf.checkpoint.restore", "raytf.checkpoint.keeper_client"
 
 
 class Mutant(NamedTuple):

@@ -30,7 +30,7 @@ All decisions are made by the code that makes them in production:
 - `raytf.checkpoint.cleanup`, in the workers, decides which checkpoints are deleted.
 - `raytf.checkpoint.slot_ledger`, in the keepers of copies in memory, decides which rank gets which memory, and which
   memory is freed.
-- `raytf.checkpoint.keeper_health`, `copy_turns` and `restore`, in the workers, decide when a keeper is lost and
+- `raytf.checkpoint.keeper_client`, `slot_ledger` and `restore`, in the workers, decide when a keeper is lost and
   replaced, which of a rank's two slots the next copy uses, and from which copy or checkpoint a new group continues.
 
 The surroundings of this code are simulated: sockets, /proc, heartbeats, the sum over the ranks (each rank sends its

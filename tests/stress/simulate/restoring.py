@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,7 +77,7 @@ class Restoring:
                     plan = plan.failed()
             except StorageError:
                 if plan.asks_storage and plan.can_wait:
-                    plan, stored = plan.unlisted(), []
+                    plan, stored = dataclasses.replace(plan, asks_storage=False), []
                 yield 1.0
         self._check([] if has_asked else stored)
 

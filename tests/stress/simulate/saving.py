@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from raytf.checkpoint import cleanup, naming
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint.commit import Phase, Votes
 from raytf.errors import CheckpointError, RunInUseError, StorageError
 from raytf.runs import lease_decisions
 from raytf.runs.lease_decisions import Found
@@ -103,10 +103,9 @@ class SimulatedTier:
             return Votes(failed=1)
         return Votes(written=1) if phase is Phase.WRITING else Votes(committed=float(self._saver.rank == 0))
 
-    def commit(self) -> bool:
+    def commit(self) -> None:
         if self._saver.rank == 0 and self._save is not None:
             self._start(self._save, self._write_manifest(self._save))
-        return False
 
     def done(self) -> None:
         save, self._save = self._save, None

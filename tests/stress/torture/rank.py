@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import codec, generations, manifest, snapshot_slot
-from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.commit import Commit, Event, Votes
 from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
-from raytf.checkpoint.tier import GroupAttempt, Votes
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.restore import Memory, restore
@@ -91,10 +91,10 @@ class WatchedStorage(FaultyStorage):
             super().put(name, data)
         self.teller.dawdle(moment, 0.3)
 
-    def list(self, name: str = "", recursive: bool = False) -> list[str]:
+    def list(self, name: str = "") -> list[str]:
         # Only retention lists folders: what is restored is found by its files.
         with self._retention():
-            return super().list(name, recursive)
+            return super().list(name)
 
     def delete(self, name: str) -> None:
         with self._retention():
@@ -177,7 +177,7 @@ def _train(
     state.fill(step)
     attempt = GroupAttempt(plan.attempt, rank, plan.ranks)
     tier = DurableTier(storage, attempt, Keep(plan.keep), lambda text: teller.tell("said", text[:200]))
-    tier.went_on_from(found.name or None, list(found.skipped))
+    tier.continue_from(found.name or None, list(found.skipped))
     save = Commit(tier, plan.ranks)
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)

@@ -167,8 +167,7 @@ def examine(run: Storage, plain: Storage, memory: Memory, size: int) -> dict[str
             bad[name] = wrong
         else:
             valid.append(name)
-    files = plain.list(manifest.FOLDER, recursive=True)
-    folders = {f.partition("/")[0] for f in files if not f.endswith("/")}
+    folders = {file.name.partition("/")[0] for file in plain.files(manifest.FOLDER)}
     return {
         "tier": found.tier,
         "step": found.step,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.checkpoint.commit import Commit, Event
-from raytf.checkpoint.tier import Phase, Votes
+from raytf.checkpoint.commit import Commit, Event, Phase, Votes
 
 
 class Tier:
     """Writes down what it is told."""
 
-    def __init__(self, is_complete_at_once: bool = False):
+    def __init__(self):
         self.told: list[object] = []
         self.asked: list[Phase] = []
-        self._is_complete_at_once = is_complete_at_once
 
     def begin(self, save: int) -> None:
         self.told.append(save)
@@ -23,9 +21,8 @@ class Tier:
         self.asked.append(phase)
         return Votes(written=1)
 
-    def commit(self) -> bool:
+    def commit(self) -> None:
         self.told.append("commit")
-        return self._is_complete_at_once
 
     def done(self) -> None:
         self.told.append("done")
@@ -64,24 +61,13 @@ def test_who_is_told_of_a_failure_hears_of_it_before_the_tier(is_committing: boo
     assert commit.advance(Votes(failed=1)) is Event.NOTHING
 
 
-def test_a_tier_that_is_complete_with_its_last_share_needs_no_second_vote():
-    tier = Tier(is_complete_at_once=True)
-    commit: Commit[int] = Commit(tier, 3)
-    commit.begin(7)
-    assert commit.advance(Votes(written=2)) is Event.NOTHING
-    assert commit.advance(Votes(written=3)) is Event.DONE
-    assert commit.is_idle
-    assert tier.told == [7, "commit", "done"]
-
-
-def test_a_save_may_begin_over_itself_and_be_distrusted_once_it_is_done():
-    tier = Tier(is_complete_at_once=True)
+def test_a_save_may_be_given_up_while_it_is_written():
+    tier = Tier()
     commit: Commit[int] = Commit(tier, 1)
     commit.begin(7)
-    commit.begin(7)
-    assert commit.advance(Votes(written=1)) is Event.DONE
     commit.give_up()
-    assert tier.told == [7, 7, "commit", "done", "abort"]
+    assert commit.is_idle
+    assert tier.told == [7, "abort"]
 
 
 def test_votes_are_added():

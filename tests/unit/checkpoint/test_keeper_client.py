@@ -9,32 +9,31 @@ from typing import Any
 
 import pytest
 
-from raytf.checkpoint.keeper_client import KeeperClient
-from raytf.checkpoint.keeper_health import (
+from raytf.checkpoint.keeper_client import (
     FRESH_SECONDS,
     MOST_PAUSE_SECONDS,
     SILENT_SECONDS,
     STEADY_SECONDS,
     TRY_PAUSES,
+    KeeperClient,
     KeeperHealth,
     Order,
     pause,
 )
-from raytf.checkpoint.memory_keeper import ReservedSlots
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 
 
 @pytest.mark.parametrize("freed", [(), (0,), (1,), (0, 1)])
 def test_memory_is_lost_once_one_of_its_slots_is_freed(freed):
     """The slot with the newest copy stays for later workers, and must not be written over."""
     files = [os.memfd_create("slot") for _ in range(2)]
-    asking: Future[tuple[Any, ReservedSlots]] = Future()
+    asking: Future[tuple[Any, SlotAnswer]] = Future()
     paths = tuple(f"/proc/{os.getpid()}/fd/{file}" for file in files)
-    asking.set_result((SimpleNamespace(), ReservedSlots(paths)))
+    asking.set_result((SimpleNamespace(), SlotAnswer(paths=paths)))
     monitor: Any = None
     client = KeeperClient("run", SlotRequest("attempt", 0, 1, 100), monitor, clock=lambda: 0.0)
     client._asking = asking
-    assert client.take() == ReservedSlots(paths)
+    assert client.take() == SlotAnswer(paths=paths)
     client.poll()
     assert not client.is_lost
     for number in freed:

@@ -9,18 +9,18 @@ import numpy as np
 
 from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.generations import MemoryShare
-from raytf.checkpoint.memory_keeper import Keeper, ReservedSlots
-from raytf.checkpoint.slot_ledger import SlotRequest
+from raytf.checkpoint.memory_keeper import Keeper
+from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 
 MONITOR: Any = None
 FIRST, SECOND = "a000001.000001-first", "a000001.000002-second"
 
 
-def reserve(keeper: Keeper, attempt: str, share: int = 0, serial: int = 1) -> ReservedSlots:
+def reserve(keeper: Keeper, attempt: str, share: int = 0, serial: int = 1) -> SlotAnswer:
     return keeper.reserve(SlotRequest(attempt, share, serial, 100), MONITOR)
 
 
-def write(place: ReservedSlots, step: int, attempt: str) -> None:
+def write(place: SlotAnswer, step: int, attempt: str) -> None:
     tensors = {"w": np.full(10, step, np.float32)}
     snapshot_slot.Slot(place.paths[0]).write(MemoryShare(step, attempt, 0, 1), tensors, {}, b"{}")
 
@@ -40,7 +40,7 @@ def test_a_request_that_is_made_again_gets_no_memory_of_another_rank():
     second = reserve(keeper, SECOND)
     assert set(first.paths) & set(second.paths)  # the system gives a descriptor that was closed to the next file
     again = reserve(keeper, FIRST)
-    assert again == ReservedSlots(reason="other workers continue the run", is_final=True)
+    assert again == SlotAnswer(reason="other workers continue the run", is_final=True)
     assert reserve(keeper, SECOND) == second
 
 

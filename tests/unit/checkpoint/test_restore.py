@@ -13,9 +13,8 @@ from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.naming import name_of, split_name
+from raytf.checkpoint.naming import GroupAttempt, name_of, split_name
 from raytf.checkpoint.restore import Candidate, RestorePlan, Restorer
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.distributed.step_agreement import bits_of
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
@@ -151,11 +150,6 @@ def test_the_newest_state_is_first(memory, known, is_saving, stored, first, asks
         listed = plan.listed([name_of(step, A) for step in stored])
         assert told(listed.candidates) == then
         assert not listed.asks_storage
-
-
-def test_the_plan_takes_memory_as_new_as_known_where_storage_refuses():
-    plan = RestorePlan.of(copies(6, 2), 4, is_saving=True).unlisted()
-    assert (told(plan.candidates), plan.asks_storage) == ("M6", False)
 
 
 def test_copies_that_cannot_be_read_are_followed_by_storage():

@@ -1,4 +1,4 @@
-"""Who gets which memory of a keeper, who loses it, and who never gets that of others."""
+"""Who gets which memory of a keeper, who loses it, and which slot the next copy takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.slot_ledger import SlotAnswer, SlotLedger, SlotRequest
+from raytf.checkpoint.slot_ledger import CopyTurns, SlotAnswer, SlotLedger, SlotRequest, snapshot_every
 
 #: Attempts of a driver, and of the one that has taken the run over.
 OLD, NEW, OTHERS = "a000001.000001-x", "a000001.000002-x", "a000002.000001-x"
@@ -168,3 +168,65 @@ def test_the_memory_of_a_deserted_run_is_for_who_asks_next():
     host.write(first.slots[0], 10, OLD)
     assert host.tidy(OLD)
     assert host.steps == [(10, OLD)]
+
+
+@pytest.mark.parametrize(
+    ("events", "slots"),
+    [
+        (["10", "20", "30"], [0, 1, 0]),
+        (["10", "10", "20", "20"], [0, 0, 1, 1]),  # over itself
+        (["10", "20", "abort", "30"], [0, 1, 1]),
+        (["10", "20", "abort", "20"], [0, 1, 1]),
+        (["10", "20", "20", "abort", "20", "30"], [0, 1, 1, 1, 0]),
+        (["10", "20", "abort", "abort", "30"], [0, 1, 1]),
+        (["abort", "10"], [0]),
+        (["10", "20", "30", "lose", "30"], [0, 1, 0, 0]),
+    ],
+)
+def test_two_slots_take_turns(events, slots):
+    turns, taken = CopyTurns(), []
+    for event in events:
+        if event.isdecimal():
+            turns.ask(int(event))
+            taken.append(turns.take(int(event)))
+        else:
+            {"abort": turns.abort, "lose": turns.lose}[event]()
+    assert taken == slots
+
+
+@pytest.mark.parametrize(
+    ("events", "step", "is_pending"),
+    [
+        ([], 10, False),
+        (["10"], 10, False),  # over itself
+        (["10"], 20, True),
+        (["10", "commit"], 20, False),
+        (["10", "abort"], 20, False),
+        (["10", "commit", "20"], 21, True),
+    ],
+)
+def test_a_copy_waits_for_the_one_before_on_all_ranks(events, step, is_pending):
+    turns = CopyTurns()
+    for event in events:
+        if event.isdecimal():
+            turns.ask(int(event))  # a rank without memory takes no slot
+        else:
+            {"abort": turns.abort, "commit": turns.commit}[event]()
+    assert turns.is_pending(step) == is_pending
+    assert turns.copied is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "copy", "step", "every"),
+    [
+        (7, 1.0, 0.001, 7),
+        (0, 0.001, 0.001, 0),
+        (None, 0.0, 0.01, 10),
+        (None, 0.001, 0.0, 10),
+        (None, 0.001, 0.02, 7),
+        (None, 0.001, 1.0, 1),
+        (None, 0.8, 0.1, 1000),
+    ],
+)
+def test_cadence_of_snapshots(asked, copy, step, every):
+    assert snapshot_every(asked, copy, step) == every

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint import snapshot_slot
+from raytf.checkpoint import codec, snapshot_slot
 from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.generations import MemoryShare
 from raytf.errors import CheckpointError
@@ -93,12 +93,12 @@ def test_what_is_given_is_not_kept(path):
 def test_what_threads_copy_is_read(path):
     rng = np.random.default_rng(0)
     large = {"kernel": rng.random((3_000_001,)).astype(np.float32).reshape(-1, 1), "turned": rng.random((700, 500)).T}
-    large["many"] = rng.integers(0, 256, snapshot_slot._MANY + snapshot_slot._PIECE + 5, np.uint8)
+    large["many"] = rng.integers(0, 256, codec._MANY + codec._COPIED + 5, np.uint8)
     write(snapshot_slot.Slot(path), 50, large)
     tensors = snapshot_slot.parse(contents(path))[1]
     assert all((tensors[name] == array).all() for name, array in large.items())
     copies = [np.empty(array.shape, array.dtype) for array in large.values()]
-    snapshot_slot.copy_all(copies, list(large.values()))
+    codec.copy_all(copies, list(large.values()))
     assert all((copy == array).all() for copy, array in zip(copies, large.values(), strict=True))
 
 
@@ -126,7 +126,7 @@ class Device:
 def test_what_is_on_a_device_is_fetched_one_by_one_and_read(path):
     rng = np.random.default_rng(0)
     arrays = {**TENSORS, **{f"more {i}": rng.random((9, i)) for i in range(20)}}
-    arrays["many"] = rng.integers(0, 256, snapshot_slot._MANY + snapshot_slot._PIECE + 5, np.uint8)
+    arrays["many"] = rng.integers(0, 256, codec._MANY + codec._COPIED + 5, np.uint8)
     device = Device(arrays)
     size = write(snapshot_slot.Slot(path), 50, {"here": np.ones(3), **device.tensors()})
     assert 1 <= device.most <= 2
@@ -143,7 +143,7 @@ def test_several_threads_fetch_in_turn():
     def take(_):
         tensors = device.tensors()
         copies = {name: np.empty(1000, int) for name in tensors}
-        snapshot_slot.copy_all(list(copies.values()), list(tensors.values()))
+        codec.copy_all(list(copies.values()), list(tensors.values()))
         return copies
 
     with ThreadPoolExecutor(4) as pool:

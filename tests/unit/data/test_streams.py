@@ -51,7 +51,7 @@ def test_what_is_asked_for_is_read_in_whatever_order(places: list[tuple[int, int
 
 @given(first=st.integers(0, 40), more=st.integers(0, 10))
 def test_epochs_of_one_pass_begin_where_the_last_one_ended(first: int, more: int):
-    stream = Stream("train", Passes(None), 5, goes_on=True)
+    stream = Stream("train", Passes(None), 5, continues=True)
     for step in (first, first + more):
         assert told(stream.read(*divmod(step, 5))) == (0, step)
 

@@ -55,7 +55,7 @@ def stream(sizes: list[int], steps: int) -> Stream:
         ids = np.arange(sizes[i % len(sizes)]) + 100 * i
         return {"a": np.repeat(ids[:, None], 2, 1)}, ids
 
-    return Stream("train", lambda number, first: (batch(i) for i in itertools.count(first)), steps, goes_on=True)
+    return Stream("train", lambda number, first: (batch(i) for i in itertools.count(first)), steps, continues=True)
 
 
 @given(most=st.integers(1, 5), shards=st.integers(1, 5), bytes_=st.sampled_from([0, 1 << 20]), ranks=st.integers(1, 3))

@@ -112,7 +112,7 @@ class Poller(Storage):
     def _look(self) -> None:
         plain = Storage(self.uri)
         whole = [v.name for v in versions.whole(versions.inspect(plain))]
-        self.seen.append((whole, [n for n in plain.list(recursive=True) if n.endswith(versions.GRAPHS)]))
+        self.seen.append((whole, [f.name for f in plain.files() if f.name.endswith(versions.GRAPHS)]))
 
 
 def test_on_a_store_a_version_is_a_model_only_when_it_is_whole(s3, tmp_path: Path):

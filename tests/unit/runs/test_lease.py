@@ -270,7 +270,7 @@ def test_a_store_without_conditions_keeps_a_lease_and_gives_it_on(lacking):
             assert json.loads(lacking.get(LEASE_FILE))["id"] == lease.owner["id"]
             assert not lease.lost.is_set()
         assert said == []
-        assert lacking.list(recursive=True) == []
+        assert lacking.files() == []
     finally:
         owner.kill()
         owner.communicate()
@@ -358,7 +358,7 @@ import numpy as np
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable import DurableSave
-from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.runs.lease import Lease, check_owner
 from raytf.storage.storage import Storage
 

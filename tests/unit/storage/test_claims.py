@@ -43,14 +43,14 @@ def at_once(count, act):
 def test_one_of_several_wins(behind, proxy, lack):
     proxy.lack(**LACKS[lack])
     places = [Storage(behind.uri) for _ in range(4)]
-    created = at_once(4, lambda i: claims.create(places[i], "file", b"created by %d" % i))
+    created = at_once(4, lambda i: claims.write(places[i], "file", b"created by %d" % i, None))
     assert sorted(created) == [False, False, False, True]
     data, version = behind.get_version("file")
     assert data == b"created by %d" % created.index(True)
-    swapped = at_once(4, lambda i: claims.swap(places[i], "file", b"swapped by %d" % i, version))
+    swapped = at_once(4, lambda i: claims.write(places[i], "file", b"swapped by %d" % i, version))
     assert sorted(swapped) == [False, False, False, True]
     assert behind.get("file") == b"swapped by %d" % swapped.index(True)
-    assert behind.list(recursive=True) == ["file"]
+    assert [f.name for f in behind.files()] == ["file"]
 
 
 class Time:
@@ -70,9 +70,9 @@ def test_a_dead_process_claim_is_waited_for_and_removed(behind, proxy):
     proxy.lack("refused", "refused")
     behind.put(f"{claims.folder_of('file')}/0000", b"killed")
     time = Time()
-    assert claims.create(behind, "file", b"x", time.clock, time.sleep)
+    assert claims.write(behind, "file", b"x", None, time.clock, time.sleep)
     assert claims.EXPIRY_SECONDS <= time.now <= claims.EXPIRY_SECONDS + 5
-    assert behind.list(recursive=True) == ["file"]
+    assert [f.name for f in behind.files()] == ["file"]
 
 
 def test_a_claim_that_others_removed_does_not_count(behind, proxy):
@@ -86,7 +86,7 @@ def test_a_claim_that_others_removed_does_not_count(behind, proxy):
             behind.delete(claims.folder_of("file"))
             removed.append(now.now)
 
-    assert claims.create(behind, "file", b"x", now.clock, sleep)
+    assert claims.write(behind, "file", b"x", None, now.clock, sleep)
     assert now.now >= 2 * claims.SETTLE_SECONDS
 
 

@@ -17,10 +17,10 @@ from raytf.checkpoint import snapshot_slot, variables
 from raytf.checkpoint.codec import DeviceTensor
 from raytf.checkpoint.generations import HeldShare, generations
 from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.naming import GroupAttempt
 from raytf.checkpoint.step_rows import StepRows
-from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.training.saving.memory_copies import MemoryCopies
+from raytf.training.saving.checkpointer import MemoryCopies
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 
@@ -72,7 +72,8 @@ class Rank:
         self.tier._is_tidy = True
         self.files = [os.memfd_create("slot") for _ in range(2)]
         self.tier._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{file}") for file in self.files]
-        source: Any = SimpleNamespace(progress=self.progress, identity={}, rows_since=lambda step: StepRows())
+        log = SimpleNamespace(since=lambda step: StepRows())
+        source: Any = SimpleNamespace(progress=self.progress, identity={}, log=log)
         self.copies = MemoryCopies(source, self.tier, group, None)
 
     def copy(self, step: int) -> None:
@@ -105,7 +106,7 @@ def test_a_copy_that_one_rank_cannot_complete_counts_on_no_rank(where: int, kind
     assert [rank.said for rank in ranks] == [
         [
             f"rank {rank}: the state cannot be copied into memory: out of memory; after a failure the run "
-            "goes on from storage or other nodes"
+            "continues from storage or other nodes"
         ]
         if rank == where
         else []

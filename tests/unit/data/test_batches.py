@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raytf.data.plan import BatchPlan
-from raytf.data.sources import recording
+from raytf.data.sources import batches
 from raytf.data.sources.arrays import ArraySource
 from raytf.data.sources.batches import BatchedSource, plan_of
 from raytf.data.sources.writer import FileLayout
@@ -63,7 +63,7 @@ def _sorted(source: BatchedSource) -> list[tuple[str, np.ndarray]]:
 
 def test_small_data_stay_in_memory(tmp_path: Path):
     said: list[str] = []
-    source = recording.recorded(Data().stream(), Storage(str(tmp_path / "data")), said.append)
+    source = batches.recorded(Data().stream(), Storage(str(tmp_path / "data")), said.append)
     check(source)
     assert isinstance(source._records, ArraySource)
     assert not list(tmp_path.rglob("*.parquet"))
@@ -72,36 +72,36 @@ def test_small_data_stay_in_memory(tmp_path: Path):
 
 def test_large_data_are_written_once(tmp_path: Path):
     storage, said = Storage(str(tmp_path / "data")), list[str]()
-    check(recording.recorded(Data().stream(), storage, said.append, small=10))
+    check(batches.recorded(Data().stream(), storage, said.append, small=10))
     assert f"is written to {tmp_path / 'data'}, once" in said[0]
     again = Data()
-    check(recording.recorded(again.stream(), storage, said.append, small=10))
+    check(batches.recorded(again.stream(), storage, said.append, small=10))
     assert again.made == 1, "the first batch, by which it is known"
 
 
 def test_a_recording_that_was_killed_goes_on_after_its_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # One file for each two batches, as larger data have.
-    monkeypatch.setattr(recording.FileLayout, "of", lambda *args: FileLayout("parquet", 7, 4))
+    monkeypatch.setattr(batches.FileLayout, "of", lambda *args: FileLayout("parquet", 7, 4))
     storage, data = Storage(str(tmp_path / "data")), Data()
     data.fails_at = 3
     with pytest.raises(DataError, match="train data failed: OSError: gone"):
-        recording.recorded(data.stream(), storage, print, small=10)
+        batches.recorded(data.stream(), storage, print, small=10)
     [first] = (tmp_path / "data").glob("*.parquet")
     written = first.stat().st_mtime_ns
-    check(recording.recorded(Data().stream(), storage, print, small=10))
+    check(batches.recorded(Data().stream(), storage, print, small=10))
     assert first.stat().st_mtime_ns == written
     assert len(list((tmp_path / "data").glob("*.parquet"))) == 3
 
 
 def test_records_of_different_shapes_are_not_recorded(tmp_path: Path):
     stream = Stream("train", lambda number, first: iter([np.zeros((2, 3)), np.zeros((2, 4))][first:]), 2)
-    with pytest.raises(recording.NotRecordableError, match=r"batch 2 has .*\(4,\).*the first has .*\(3,\)"):
-        recording.recorded(stream, Storage(str(tmp_path)), print)
+    with pytest.raises(batches.NotRecordableError, match=r"batch 2 has .*\(4,\).*the first has .*\(3,\)"):
+        batches.recorded(stream, Storage(str(tmp_path)), print)
 
 
 def test_as_many_batches_as_are_wanted(tmp_path: Path):
-    endless = Stream("x", lambda number, first: (np.full((2, 1), i) for i in itertools.count(first)), 5, goes_on=True)
-    source = recording.recorded(endless, Storage(str(tmp_path)), print, most=3)
+    endless = Stream("x", lambda number, first: (np.full((2, 1), i) for i in itertools.count(first)), 5, continues=True)
+    source = batches.recorded(endless, Storage(str(tmp_path)), print, most=3)
     assert source.rows == [2, 2, 2]
 
 
