@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import ray
 
-from raytf._tensorflow import summaries
+from raytf import _tensorflow
 from raytf.audit import step_replay
 from raytf.checkpoint import invalidated_states, memory_keeper
 from raytf.cluster import ray_watch
@@ -186,7 +186,7 @@ def fit(
     weights = keras_arguments.class_weights_of(class_weight, x, sources.train.spec)
     stored = preflight.stored_identity(original)
     preflight.compare_strategy(stored, config)
-    around = tuple(warnings.filters), log_levels(), summaries.default_writer()
+    around = tuple(warnings.filters), log_levels(), _tensorflow.default_writer()
     code = Parcel(UserCode(model, callbacks, augment, *around))
     for line in overruled:
         print(line, file=stream_of(shown), flush=True)

@@ -30,7 +30,7 @@ from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate
 from raytf.training.step.learning_rate import LearningRate
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOutcome
 from raytf.training.synchronous import after_call, are_histograms_due, call_steps, check_finite, park, write_histograms
 
 #: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.

@@ -1,8 +1,9 @@
-"""One group with parameter servers: it is placed, started and watched, and its workers are restarted."""
+"""One group with parameter servers: its processes, which are actors, are placed, started, watched and restarted."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf._ray import state
+from raytf._ray import state, train
 from raytf.config.resources import HELPER, possible_workers
 from raytf.distributed import worker_table
-from raytf.errors import RaytfError, WorkerLostError, one_line
-from raytf.parameter_server.errors import ProcessDiedError
-from raytf.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
+from raytf.distributed.membership import rendezvous
+from raytf.errors import GpuError, ProcessDiedError, RaytfError, WorkerLostError, one_line
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
+from raytf.runs.restart_phases import Phases
+from raytf.training import worker
 from raytf.training.job import TrainingJob
+from raytf.training.process.process import load_tensorflow, settle_in, take_place
+from raytf.training.process.process_settings import ProcessSettings
 
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
@@ -33,6 +37,114 @@ _WAIT_SECONDS = 0.5
 _WAIT_MESSAGE_SECONDS = 60.0
 #: Seconds in which Ray frees the resources of processes that have ended.
 _FREE_SECONDS = 8.0
+
+
+class GroupProcess:
+    """An actor: one process of the group. It imports TensorFlow while the others start.
+
+    Args:
+        threads: TensorFlow's threads within an operation.
+        quiet: silence TensorFlow's messages.
+    """
+
+    def __init__(self, threads: int, quiet: bool):
+        self._phases = Phases()
+        self._threads = threads
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # wait for a peer that is restarting
+        #: Raised by the first call: if an actor's constructor raises, Ray passes on only the text.
+        self._fault: GpuError | None = None
+        try:
+            load_tensorflow(ProcessSettings(quiet=quiet))
+        except GpuError as error:
+            self._fault = error
+        self._phases.mark("tensorflow")
+        self._server: Any = None
+
+    def address(self) -> str:
+        """Return HOST:PORT for this process's TensorFlow server.
+
+        Raises:
+            GpuError: this process does not have the GPU that it was given.
+        """
+        if self._fault is not None:
+            raise self._fault
+        return rendezvous.joined(*train.free_address())
+
+    def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Take a place in the cluster.
+
+        Args:
+            cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
+            job: this process's kind, one of these three.
+            index: of this process among those of its kind.
+
+        Returns:
+            What `--show-cluster` shows about this process.
+        """
+        settle_in()
+        take_place(cluster, job, index)
+        return worker_table.about_me(serves=True)
+
+    def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Join the cluster and start to serve.
+
+        Raises:
+            WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
+            GpuError: this process does not have the GPU that it was given.
+        """
+        host = cluster[job][index].rpartition(":")[0].strip("[]")
+        if ray.util.get_node_ip_address() != host:
+            raise WorkerLostError(f"its node {host} is gone")
+        if self._fault is not None:
+            raise self._fault
+        self._server = start_server(cluster, job, index, self._threads)
+        return self.join(cluster, job, index)
+
+    def live(self) -> None:
+        """Wait forever: the call ends with the process."""
+        while True:
+            time.sleep(3600)
+
+    def coordinate(self, job: TrainingJob, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
+        """Train, and return the run's result."""
+        import tensorflow as tf
+
+        from raytf.parameter_server.coordinator import ParameterServerExecutor
+
+        tf.config.threading.set_intra_op_parallelism_threads(self._threads)
+        with worker.beating(job, 0, 1) as pulse:
+            return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
+
+
+# Three names, which `ps` and Ray's dashboard show.
+class ParameterServer(GroupProcess):
+    """Holds weights."""
+
+
+class ParameterWorker(GroupProcess):
+    """Computes gradients."""
+
+
+class CoordinatorProcess(GroupProcess):
+    """Hands out batches."""
+
+
+def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
+    """Run a TensorFlow server in this process for as long as the process lives.
+
+    Args:
+        cluster, job, index: as for `GroupProcess.join`.
+        threads: threads within an operation.
+    """
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(4, threads)
+    )
+    config.gpu_options.allow_growth = True
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config, start=True
+    )
 
 
 @dataclass(frozen=True)

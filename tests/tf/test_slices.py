@@ -20,7 +20,7 @@ from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import plan_of
 from raytf.data.sources.recording import recorded
 from raytf.data.streams import from_tf_dataset
-from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import Overlap
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather, unique_rows
 from raytf.storage.storage import Storage

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from raytf import _tensorflow
 from raytf.distributed import state_transfer
-from raytf.distributed.allreduce.array_parts import PeerLostError
+from raytf.distributed.allreduce.array_parts import PeerLostError, copy_in, copy_out, pieces
 from raytf.distributed.allreduce.host import HostSum
 from raytf.distributed.allreduce.network import NetworkSum
 from raytf.distributed.allreduce.reduction import packed
@@ -169,14 +169,22 @@ def broadcast(
     """
     travels = np.ones(len(arrays), np.int32)
     if sum(a.nbytes for a in arrays) > _SMALL_BYTES:
-        mine = [int(_has_bits(a)) if is_first else 0 for a in arrays]
-        travels = add(np.array(mine, np.int32))
-    sent = [a for a, travel in zip(arrays, travels, strict=True) if travel]
+        travels = add(np.array([is_first and _has_bits(a) for a in arrays], np.int32))
+    sent = [
+        _bytes_of(a) if is_first else np.empty(a.nbytes, np.uint8)
+        for a, travel in zip(arrays, travels, strict=True)
+        if travel
+    ]
+    for parts, _, size in pieces(sent, sent, piece_bytes) if any(map(len, sent)) else ():
+        words = np.zeros(-(-size // 4), np.int32)
+        if is_first:
+            copy_in(parts, words.view(np.uint8))
+        summed = add(words)
+        if not is_first:
+            copy_out(summed.view(np.uint8), parts)
     if is_first:
-        for piece in _pieces(sent, piece_bytes):
-            add(piece)
         return arrays
-    received = iter(_received([a.nbytes for a in sent], add, piece_bytes))
+    received = iter(sent)
     return [
         (next(received) if travel else np.zeros(a.nbytes, np.uint8)).view(a.dtype).reshape(a.shape)
         for a, travel in zip(arrays, travels, strict=True)
@@ -192,44 +200,6 @@ def _has_bits(array: np.ndarray) -> bool:
     data = _bytes_of(array)
     whole = len(data) - len(data) % 8
     return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
-
-
-def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
-    left = sum(a.nbytes for a in arrays)
-    piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
-    for array in arrays:
-        data, begin = _bytes_of(array), 0
-        while begin < len(data):
-            end = min(len(data), begin + piece.nbytes - filled)
-            piece.view(np.uint8)[filled : filled + end - begin] = data[begin:end]
-            filled, begin = filled + end - begin, end
-            if filled == piece.nbytes:
-                yield piece
-                left -= filled
-                piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
-    if filled:
-        yield piece
-
-
-def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
-    """Return byte arrays of these sizes, filled from the `_pieces` of another rank."""
-    out = [np.empty(size, np.uint8) for size in sizes]
-    left, number, begin = sum(sizes), 0, 0
-    while left > 0:
-        data = add(np.zeros(_words(min(left, piece_bytes)), np.int32)).view(np.uint8)
-        left, used = left - len(data), 0
-        while number < len(out) and used < len(data):
-            end = min(len(out[number]), begin + len(data) - used)
-            out[number][begin:end] = data[used : used + end - begin]
-            used, begin = used + end - begin, end
-            if begin == len(out[number]):
-                number, begin = number + 1, 0
-    return out
-
-
-def _words(size: int) -> int:
-    return -(-size // 4)
 
 
 class SocketPlane(ControlPlane):

@@ -15,7 +15,6 @@ know the group's secret receive the memory.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import mmap
 import os
@@ -48,7 +47,7 @@ from raytf.distributed.membership.peer_liveness import (
     sign_of_process,
 )
 from raytf.distributed.membership.rendezvous import end
-from raytf.distributed.sockets import close_in_children
+from raytf.distributed.sockets import Callers, close_in_children
 
 #: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
@@ -181,29 +180,25 @@ class HostSum:
     def _open(self, address: str) -> mmap.mmap:
         size = (2 * self.count + 1) * CHUNK_BYTES
         descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)
-        with contextlib.closing(_server(address, self.count)) as server:
-            try:
-                os.ftruncate(descriptor, size)
-                callers: dict[int, socket.socket] = {}
-                deadline = time.monotonic() + _MEET_SECONDS
-                server.settimeout(_MEET_LOOK_SECONDS)
-                while len(callers) < self.count - 1:
+        try:
+            os.ftruncate(descriptor, size)
+            peers: dict[int, socket.socket] = {}
+            deadline = time.monotonic() + _MEET_SECONDS
+            with Callers(_server(address, self.count), _HELLO.size, seconds=_CALL_SECONDS) as callers:
+                while len(peers) < self.count - 1:
                     self._check_time(deadline)
-                    try:
-                        peer, _ = server.accept()
-                    except TimeoutError:
-                        continue
-                    caller = self._caller(peer)
-                    if caller is None or caller in callers:
-                        peer.close()  # a stranger
-                    else:
-                        callers[caller] = peer
-                for number in sorted(callers):
-                    socket.send_fds(callers[number], [b"\0"], [descriptor])
-                    self._add_peer(callers[number])
-                return mmap.mmap(descriptor, size)
-            finally:
-                os.close(descriptor)
+                    for peer, hello in callers.calls(_MEET_LOOK_SECONDS):
+                        number = self._number_of(peer, hello)
+                        if number is None or number in peers:
+                            peer.close()  # a stranger
+                        else:
+                            peers[number] = peer
+            for number in sorted(peers):
+                socket.send_fds(peers[number], [b"\0"], [descriptor])
+                self._add_peer(peers[number])
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
 
     def _join(self, address: str) -> mmap.mmap:
         deadline = time.monotonic() + _MEET_SECONDS
@@ -244,19 +239,11 @@ class HostSum:
                 raise ConnectionError("the first process of this host is gone")
             return descriptors
 
-    def _caller(self, peer: socket.socket) -> int | None:
-        """Return the number of the process that has connected; None for a stranger or a silent process."""
-        if not _is_of_this_user(peer):
-            return None
-        peer.settimeout(_CALL_SECONDS)
-        try:
-            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
-        except OSError:
-            return None
-        if len(hello) < _HELLO.size:
-            return None
+    def _number_of(self, peer: socket.socket, hello: bytes) -> int | None:
+        """Return the number of the process that has connected; None for a stranger."""
         number, secret = _HELLO.unpack(hello)
-        return number if hmac.compare_digest(secret, self._secret) and 0 < number < self.count else None
+        is_of_group = _is_of_this_user(peer) and hmac.compare_digest(secret, self._secret)
+        return number if is_of_group and 0 < number < self.count else None
 
     def _check_time(self, deadline: float) -> None:
         if self._is_over() or self._is_left():

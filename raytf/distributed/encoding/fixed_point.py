@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,18 +23,25 @@ SIZE = 512
 _FAN = 256
 
 
-class Encoding(Protocol):
-    """A form in which the tensors of a step can be summed.
+class EachTensor:
+    """One tensor at a time.
+
+    Args:
+        layout: of the tensors.
+        compressed: how many tensors, from the first, must fit into 16 bits.
+        most: the largest magnitude of their encoded numbers.
+        words: how the device holds whole numbers.
+        ranges: tensors that travel together, in order; no range mixes compressed tensors and others.
 
     Attributes:
         shapes: the encoded tensors' shapes.
         small: how many of them, from the first, hold numbers within 16 bits.
-        parts: for each range of tensors that the encoding was made for, which encoded tensors belong to it.
+        parts: for each of the ranges, which encoded tensors belong to it.
     """
 
-    shapes: list[tuple[int, ...]]
-    small: int
-    parts: list[range]
+    def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
+        self.shapes, self.small, self.parts = layout.shapes, compressed, list(ranges)
+        self._most, self._words = most, words
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -47,35 +53,6 @@ class Encoding(Protocol):
             weight: by which all numbers are multiplied, usually a power of two.
             scales: [tensors] powers of two.
         """
-        ...
-
-    def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
-        ...
-
-    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
-        ...
-
-
-class EachTensor:
-    """One tensor at a time.
-
-    Args:
-        layout: of the tensors.
-        compressed: how many tensors, from the first, must fit into 16 bits.
-        most: the largest magnitude of their encoded numbers.
-        words: how the device holds whole numbers.
-        ranges: tensors that travel together, in order; no range mixes compressed tensors and others.
-    """
-
-    def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
-        self.shapes, self.small, self.parts = layout.shapes, compressed, list(ranges)
-        self._most, self._words = most, words
-
-    def encode(
-        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
         return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
             [largest for _, largest in encoded_parts], 0
@@ -98,9 +75,11 @@ class EachTensor:
         return whole, largest
 
     def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
+        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         return digests.columns(encoded, kind)
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
         each = tf.unstack(steps, len(self.shapes))
         return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
 

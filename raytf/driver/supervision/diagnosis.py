@@ -19,12 +19,12 @@ from raytf.errors import (
     GpuError,
     HangError,
     JobError,
+    ProcessDiedError,
     RaytfError,
     StorageError,
     WorkerLostError,
     one_line,
 )
-from raytf.parameter_server.errors import ProcessDiedError
 
 #: Whether a process died because its node did.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]

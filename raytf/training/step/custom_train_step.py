@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from raytf._keras import own_steps
+from raytf._keras import interception
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
@@ -313,7 +313,7 @@ class OwnStep:
 
     def _weight(self, variable: Any) -> int:
         for place, known in enumerate(self.trainable):
-            if variable is known or variable is own_steps.variable_of(known):
+            if variable is known or variable is interception.variable_of(known):
                 return place
         raise ModelError(
             f"train_step updates {getattr(variable, 'path', variable.name)}, which is not among the model's trainable "
@@ -325,7 +325,7 @@ class OwnStep:
 
     @staticmethod
     def _now(of: Sequence[keras.Variable]) -> list[Any]:
-        return [tf.identity(own_steps.variable_of(v)) for v in of]
+        return [tf.identity(interception.variable_of(v)) for v in of]
 
     def _data(self, leaves: Sequence[Any]) -> Any:
         return own_run.data_of(tree.unflatten(self._template, leaves))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -47,14 +47,7 @@ class OutputLayout:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Return the spec of the rows."""
         return tf.TensorSpec([None, self.width], tf.float32)
-
-
-class HasFixed(Protocol):
-    """Whatever has values that no step changes."""
-
-    def fixed(self) -> Any: ...
 
 
 class ShardWork:
@@ -154,7 +147,6 @@ class ShardWork:
         self._assign([(i, value) for i, value in changed if i not in self.before_update])
 
     def _assign(self, changed: Sequence[tuple[int, tf.Tensor]]) -> None:
-        """Give states, by their indices, their new values."""
         for i, value in changed:
             variable = self.states[i]
             if tf.as_dtype(variable.dtype).is_floating:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -20,11 +20,11 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.allreduce import reduction as reductions
-from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import Overlap
 from raytf.distributed.devices import Devices, computes_on_gpu
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.digests import device_sum, of_step
-from raytf.distributed.encoding.wire import in_graph
+from raytf.distributed.encoding.wire import WorkerPart, in_graph
 from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
@@ -38,6 +38,7 @@ from raytf.training.step.shard_loop import (
     ShardBatch,
     ShardSums,
     ShardTimer,
+    StepAudit,
     StepShards,
     fixed_values,
     full_counts,
@@ -46,8 +47,10 @@ from raytf.training.step.shard_loop import (
     shard_factors,
 )
 from raytf.training.step.shard_work import KeptGradients, ShardResult
-from raytf.training.step.step_audit import StepAudit
-from raytf.training.step.step_journal import StepJournal, StepOutcome, StepRow, outcome_of, row_of, width_of
+
+#: Columns of a step's row before its digests: the loss, the learning rate, whether all gradients were finite, and their
+#: norm.
+_COLUMNS = 4
 
 
 class TrainStep:
@@ -319,7 +322,7 @@ class TrainStep:
     def _steps(self, leaves, seeds, flags, shards):
         steps = tf.shape(seeds)[0]
         rows = tf.TensorArray(tf.float32, steps, element_shape=[width_of(self.digest_bytes)])
-        fixed = fixed_values(self._devices, self.micro)
+        fixed = fixed_values(self._devices, self.micro.fixed)
         journal = self._journal
 
         def body(k, rows, *_):
@@ -340,7 +343,7 @@ class TrainStep:
         Returns:
             Its loss, and whether its gradients were finite.
         """
-        fixed = fixed_values(self._devices, self.micro)
+        fixed = fixed_values(self._devices, self.micro.fixed)
         flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
         made, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
         return made.loss, made.finite
@@ -349,12 +352,12 @@ class TrainStep:
         self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
     ) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
         """Make a step: what is noted of it, all flags, and the gradients that are kept."""
-        all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
-        audit = None if is_alone else shards.audit
-        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap, audit)
+        part = WorkerPart(self._all_reduce, shards.span, self._plan.shards, shards.audit)
+        part = WorkerPart(None, shards.span, 1) if is_alone else part
+        sums = ShardSums(self._devices, part, self._plan.shards, self._has_overlap)
         kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, shards, all_reduce)
+            factors = self._factors(leaves, seeds, shards, part.all_reduce)
             batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
             self.micro.begin()
             done: list[tf.Tensor] = []
@@ -363,8 +366,8 @@ class TrainStep:
                 # The flags travel with the last phase, whose sums come last.
                 votes = flags if is_last else tf.zeros_like(flags)
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
-                    reduced, gradients = sums(phase, reduction, batch, votes, fixed)
-                done = [] if all_reduce is None else results(reduced, gradients)
+                    reduced, gradients = sums.add(phase, reduction, batch, votes, fixed)
+                done = [] if part.all_reduce is None else results(reduced, gradients)
                 if self.audit is not None and reduced.audit is not None:
                     with tf.control_dependencies(done):
                         done = [*done, self.audit.check(reduced.audit)]
@@ -397,7 +400,7 @@ class TrainStep:
         if isinstance(micro, OwnStep) or not micro.divided:
             return None
         own = shard_divisors(micro, leaves, seeds, shards.counts, micro.values())
-        every = reductions.everyones(all_reduce, own, shards.span, self._plan.shards, self._words)
+        every = reductions.everyones(WorkerPart(all_reduce, shards.span, self._plan.shards), own, self._words)
         return shard_factors(own, tf.reduce_sum(every, 0), shards.counts, shards.total, self._plan)
 
 
@@ -430,3 +433,87 @@ class StepOptions:
     digests: bool = True
     has_old_digests: bool = False
     audits: bool = False
+
+
+class StepOutcome(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+        losses, learning_rates: [K] of each step.
+        finite: [K] whether the gradients of each step were finite.
+        flags: [F] summed over workers.
+        gradients: the reduced gradients of the last step; empty if they are not kept.
+        digests: [K, B] uint8 of each step, as `raytf.distributed.step_digest` describes; B is 0 where there are none.
+        norms: [K] global norms of the gradients, before they are clipped; NaN where they are not known.
+    """
+
+    losses: np.ndarray
+    learning_rates: np.ndarray
+    finite: np.ndarray
+    flags: np.ndarray
+    gradients: list[tf.Tensor]
+    digests: np.ndarray
+    norms: np.ndarray
+
+
+class StepRow(NamedTuple):
+    """The numbers that a step records in its graph.
+
+    Attributes:
+        loss: float32.
+        finite: bool, whether its gradients were.
+        norm: float32, of all its gradients.
+        digests: [n] float32 whose bits are the step's digests.
+    """
+
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    digests: tf.Tensor
+
+
+def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
+    """Return a step's row, float32; to be traced.
+
+    Args:
+        rate: the learning rate of the step.
+    """
+    return tf.concat([tf.stack([step.loss, rate, tf.cast(step.finite, tf.float32), step.norm]), step.digests], 0)
+
+
+def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
+    """Return the outcome of steps that have these rows, [K, n]."""
+    losses, rates, finite, norms = rows[:, :_COLUMNS].T
+    digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
+    return StepOutcome(losses, rates, finite > 0, flags, gradients, digests, norms)
+
+
+class StepJournal:
+    """The rows of a call's steps, which its graph keeps in a variable.
+
+    Args:
+        width: columns of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        # The last column says whether the step was made.
+        self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
+
+    def begin(self, steps: int) -> None:
+        """Begin a call of this many steps."""
+        self._rows.assign(tf.zeros([steps, self._width + 1]))
+
+    def note(self, k: tf.Tensor, row: tf.Tensor) -> None:
+        """Note that step k of the call is made; to be traced."""
+        self._rows.scatter_nd_update([[k]], [tf.concat([row, [1.0]], 0)])
+
+    def rows(self) -> np.ndarray:
+        """Return the rows of the steps that were made, in order."""
+        rows = self._rows.numpy()
+        return rows[rows[:, -1] > 0, :-1]
+
+
+def width_of(digest_bytes: int) -> int:
+    """Return the number of columns of a step's row."""
+    return _COLUMNS + -(-digest_bytes // 4)

@@ -2,7 +2,12 @@
 
 So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
 LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
-of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which run for each batch.
+of optimizer and metrics, and those of the program that the step reads.
+
+A call of the training step has several steps, and a batch hook can only run between two calls. So a callback that needs
+the hook of every batch makes each call one step long, or as long as `steps_per_execution` or `--steps-per-call` asks
+for, which means the same in Keras. Some of Keras's own callbacks define batch hooks without needing each of them: they
+are listed in `_PASSIVE`, and calls keep their length with them.
 """
 
 from __future__ import annotations
@@ -12,24 +17,83 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from raytf import _keras
-from raytf._keras import compiled_parts
 from raytf.checkpoint import variables
 from raytf.distributed.group import Ranks
 from raytf.inference.user_model import run_user_code
 from raytf.runs.program_output import ProgramOutput
 from raytf.storage.storage import Storage
-from raytf.training.user import batch_hooks, callback_state, later_files
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user import callback_state, later_files
 from raytf.training.user.callback_state import KeptObjects
 from raytf.training.user.model_guard import ModelGuard
+
+_BEGIN = ("on_train_batch_begin", "on_batch_begin")
+_HOOKS = (*_BEGIN, "on_train_batch_end", "on_batch_end")
+_TEST = ("on_test_batch_begin", "on_test_batch_end")
+
+#: Keras's callbacks whose batch hooks change nothing and do nothing that depends on their number, and when that is so.
+_PASSIVE: list[tuple[type, Callable[[Any], bool]]] = [
+    (keras.callbacks.ModelCheckpoint, lambda callback: callback.save_freq == "epoch"),
+    (keras.callbacks.OrbaxCheckpoint, lambda callback: callback.save_freq == "epoch"),
+    # Its profiler starts and stops at the batches that `profile_batch` names.
+    (keras.callbacks.TensorBoard, lambda callback: callback.update_freq == "epoch" and not _keras.profiles(callback)),
+]
+
+
+class BatchHooks(NamedTuple):
+    """The properties of the callbacks' batch hooks that every rank needs; only rank 0 has the callbacks.
+
+    Attributes:
+        each: some callback needs the hook of every batch.
+        steer: the hooks may change something, so the ranks agree after the end of a batch.
+        steer_begin: hooks before a batch may change something, too, so the ranks agree after them.
+        take_nan: a callback handles a loss that is not finite, which is then no error.
+        test: some callback needs the hook of every batch of an evaluation.
+    """
+
+    each: bool = False
+    steer: bool = False
+    steer_begin: bool = False
+    take_nan: bool = False
+    test: bool = False
+
+    @classmethod
+    def of(cls, callbacks: Sequence[keras.callbacks.Callback]) -> BatchHooks:
+        """Return what the ranks must know of the batch hooks of some callbacks."""
+        active = [callback for callback in callbacks if overrides_hook(callback) and not _is_passive(callback)]
+        return cls(
+            each=bool(active),
+            steer=bool(active),
+            steer_begin=any(overrides_hook(callback, _BEGIN) for callback in active),
+            take_nan=any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
+            test=any(overrides_hook(callback, _TEST) and not _is_passive(callback) for callback in callbacks),
+        )
+
+
+def overrides_hook(callback: keras.callbacks.Callback, hooks: Iterable[str] = _HOOKS) -> bool:
+    """Return whether a callback has one of some hooks of its own."""
+    return any(not _keras.is_default_hook(getattr(callback, hook)) for hook in hooks)
+
+
+def _is_passive(callback: keras.callbacks.Callback) -> bool:
+    return any(
+        isinstance(callback, kind) and is_passive(callback) and not _has_other_hooks(callback, kind)
+        for kind, is_passive in _PASSIVE
+    )
+
+
+def _has_other_hooks(callback: keras.callbacks.Callback, kind: type) -> bool:
+    return any(
+        hook in vars(callback) or getattr(type(callback), hook) is not getattr(kind, hook) for hook in (*_HOOKS, *_TEST)
+    )
+
 
 #: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
 #: user derives from one of them may.
@@ -103,7 +167,7 @@ class Callbacks:
         if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
         #: The hooks of batches; the same on all ranks.
-        self.batches = self._agree_on_batches(batch_hooks.of(self._list))
+        self.batches = self._agree_on_batches(BatchHooks.of(self._list))
         model.stop_training = False
 
     def _construct(self, files: str, epoch: int | None) -> None:
@@ -137,7 +201,7 @@ class Callbacks:
     @property
     def has_batch_hooks(self) -> bool:
         """Return whether some callback overrides a batch hook; False on all ranks but rank 0."""
-        return any(batch_hooks.overridden(c) for c in self._list)
+        return any(overrides_hook(c) for c in self._list)
 
     @property
     def _is_risky(self) -> bool:
@@ -287,7 +351,7 @@ def give_back(
     if failed:
         print(f"WARNING: what callbacks kept does not fit this program: {', '.join(failed)}", file=sys.stderr)
     if _TRAINABLE in values:
-        compiled_parts.set_trainable(model, values[_TRAINABLE])
+        _keras.set_trainable_flags(model, values[_TRAINABLE])
 
 
 def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:

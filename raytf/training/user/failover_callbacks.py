@@ -14,8 +14,7 @@ import numpy as np
 from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
-from raytf.training.user.batch_hooks import BatchHooks
-from raytf.training.user.callbacks import Callbacks
+from raytf.training.user.callbacks import BatchHooks, Callbacks
 
 #: Hooks that have run, with their numbers.
 Ran = Counter[tuple[Any, ...]]

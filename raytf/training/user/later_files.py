@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from raytf._tensorflow import summaries
+from raytf import _tensorflow
 from raytf.storage import local_files
 from raytf.storage.storage import Storage
 
@@ -188,7 +188,7 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
         return LaterFile, (place_of(value.name), isinstance(value, io.TextIOBase))
 
     def writer(value: Any) -> Any:
-        folder, suffix = summaries.writer_folder(value)
+        folder, suffix = _tensorflow.writer_folder(value)
         if folder is None:
             raise TypeError(
                 "cannot pickle a summary writer that was made before raytf was there to see its folder: make it in the "
@@ -212,7 +212,7 @@ def give_back(run: Storage, sent: list[Any]) -> None:
     """
     for value in sent:
         if hasattr(value, "as_default"):
-            folder = summaries.writer_folder(value)[0] or ""
+            folder = _tensorflow.writer_folder(value)[0] or ""
             name = f"{_FILES}/{place_of(folder)}"
             for file in run.files(name) if "://" not in name else ():
                 local_files.check_plain(file.name, run.locate(name))

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from raytf._keras import compiled_parts
+from raytf import _keras
 from raytf.errors import ModelError
 
 _ADVICE = (
@@ -31,8 +31,8 @@ class ModelGuard:
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self._parts = compiled_parts.parts(model)
-        self._before = compiled_parts.trainable(model)
+        self._parts = _keras.step_parts(model)
+        self._before = _keras.trainable_flags(model)
         #: The flags that callbacks have set.
         self.trainable = self._before
 
@@ -52,16 +52,16 @@ class ModelGuard:
             ModelError: a part of the model was replaced, also if the hook has raised another error for it.
         """
         if self.is_changed:
-            compiled_parts.set_trainable(self._model, self.trainable)
+            _keras.set_trainable_flags(self._model, self.trainable)
         try:
             yield
         finally:
-            names = compiled_parts.replaced(self._parts, self._model)
+            names = _keras.replaced_parts(self._parts, self._model)
             if names:
                 raise ModelError(_message(what, names))
-            self.trainable = compiled_parts.trainable(self._model)
+            self.trainable = _keras.trainable_flags(self._model)
             if self.is_changed:
-                compiled_parts.set_trainable(self._model, self._before)
+                _keras.set_trainable_flags(self._model, self._before)
 
 
 def foreseen(callbacks: Any) -> list[str]:

@@ -17,10 +17,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from raytf._keras import live_objects
 from raytf._tensorflow import pickles
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, DataError, JobError, RaytfError, WholeBatchError
 from raytf.training.user import later_files
 
 T = TypeVar("T")
+Error = TypeVar("Error", bound=RaytfError)
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
@@ -300,3 +301,101 @@ REDUCERS: dict[str, Callable[[Any], Any]] = {
     "builtins.object": _anything,
     "unittest.case.TestCase": _test_case,
 }
+
+
+# -- exceptions of the program's own code ------------------------------------------------------------------------------
+#
+# A worker's error is a `RaytfError` on its way through Ray, whose processes know nothing of the program's classes. It
+# carries the exception of the program's code as bytes, which are opened in the program.
+
+
+def carrying(error: Error, raised: BaseException | None = None) -> Error:
+    """Have an error carry the exception of the program's code that it explains; returns the error.
+
+    Args:
+        error: a worker's error.
+        raised: the exception; by default the error's cause.
+    """
+    if error.original is None and isinstance(error, (JobError, DataError)) and not isinstance(error, WholeBatchError):
+        cause = raised or error.__cause__
+        while isinstance(cause, RaytfError):
+            cause = cause.__cause__
+        if cause is not None:
+            error.original = _packed_exception(cause)
+    return error
+
+
+def original(error: RaytfError) -> BaseException | None:
+    """Return the exception of the program's code that an error explains, with the explanation as a note and its cause.
+
+    Returns:
+        None where there is none, or where it could not be pickled.
+    """
+    if error.original is None:
+        return None
+    try:
+        raised = opened(error.original)[0]
+    except Exception:  # whatever a class of the program's does when it is unpickled
+        return None
+    if not isinstance(raised, BaseException):
+        return None
+    trace = f"{error.traceback.rstrip()}\n" if isinstance(error, JobError) and error.traceback else ""
+    raised.add_note(f"{trace}raytf: {error}")
+    if raised.__cause__ is None:
+        raised.__cause__ = error
+    return raised
+
+
+def explanation(raised: BaseException) -> RaytfError | None:
+    """Return the error that explains an exception of `original`; None for any other exception."""
+    for other in (raised.__cause__, raised.__context__):
+        if isinstance(other, RaytfError) and other.original is not None:
+            return other
+    return None
+
+
+def _packed_exception(raised: BaseException) -> bytes | None:
+    """Pickle an exception, without its cause or attributes where these cannot be pickled; None if the rest cannot."""
+    cause, attributes = raised.__cause__, dict(vars(raised))
+    known = {name: value for name, value in attributes.items() if _can_travel(value)}
+    for sent in ((cause, attributes), (None, attributes), (None, known)):
+        try:
+            return packed(_Raised(raised, *sent)).body
+        except Exception:  # whatever pickling an object of the program's raises
+            continue
+    return None
+
+
+def _can_travel(value: Any) -> bool:
+    try:
+        packed(value)
+    except Exception:  # whatever pickling an object of the program's raises
+        return False
+    return True
+
+
+class _Raised:
+    """Pickles an exception with what Python's own pickle leaves out of it.
+
+    Args:
+        raised: the exception.
+        cause: its cause.
+        attributes: its attributes.
+    """
+
+    def __init__(self, raised: BaseException, cause: BaseException | None, attributes: dict[str, Any]):
+        self._raised, self._cause, self._attributes = raised, cause, attributes
+
+    def __reduce__(self) -> Any:
+        raised = self._raised
+        if self._attributes != vars(raised):  # not all of them can travel
+            raised = made(type(raised), raised.args)
+        return _restored, (raised, self._cause, self._raised.__suppress_context__, self._attributes)
+
+
+def _restored(
+    raised: BaseException, cause: BaseException | None, hides_context: bool, attributes: dict[str, Any]
+) -> BaseException:
+    raised.__cause__, raised.__suppress_context__ = cause, hides_context
+    vars(raised).update(attributes)
+    return raised
