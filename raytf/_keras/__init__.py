@@ -170,12 +170,7 @@ def step_parts(model: Any) -> dict[str, list[Any]]:
 
 
 def build_compiled(model: Any, batch: tuple[Any, Any, Any]) -> None:
-    """Build the compiled loss and metrics of a model, which computes nothing.
-
-    Args:
-        model: compiled, and itself built.
-        batch: (x, y, sample_weight) of any number of records.
-    """
+    """Build the compiled loss and metrics of a built model for a batch (x, y, sample_weight), which computes nothing."""
     model._symbolic_build(data_batch=batch)
 
 

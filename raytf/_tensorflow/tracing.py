@@ -62,11 +62,8 @@ _seeds: contextvars.ContextVar[_Seeds | None] = contextvars.ContextVar("seeds", 
 
 
 def seeded(seed: Any) -> contextlib.AbstractContextManager[None]:
-    """Have draws of `tf.random` in the graph that this thread builds be functions of a seed and of their order.
-
-    Args:
-        seed: [2] int32.
-    """
+    """Have draws of `tf.random` in the graph that this thread builds be functions of a seed, [2] int32, and of their
+    order."""
     import tensorflow as tf
 
     _draw_from_seeds()
@@ -142,11 +139,7 @@ Current = Callable[[], Mapping[int, Any]]
 
 
 def on_tensors(current: Current) -> contextlib.AbstractContextManager[None]:
-    """Have tapes of this thread watch tensors instead of variables, and differentiate by them.
-
-    Args:
-        current: the tensors that trainable variables stand for.
-    """
+    """Have tapes of this thread watch the tensors that trainable variables stand for, and differentiate by them."""
     _watch_tensors()
     return _set(_current, current)
 

@@ -110,12 +110,7 @@ class SingleWorkerGroup:
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """Return a strategy's devices. Each device's part of a sum goes to `home` in one piece, and is added there.
-
-    Args:
-        strategy: that owns the devices.
-        home: the device where the weights are and sums are made.
-    """
+    """Return a strategy's devices. Each device's part of a sum goes to `home`, where the weights are, in one piece."""
     names = strategy.extended.worker_devices
 
     def add(parts: list[list[tf.Tensor]], home: str) -> list[tf.Tensor]:

@@ -28,11 +28,7 @@ _place: RankInfo | None = None
 
 
 def take(place: RankInfo | None) -> None:
-    """Make this process that worker from now on.
-
-    Args:
-        place: of the worker; None if this process is not a worker any more.
-    """
+    """Make this process that worker from now on; None if it is not a worker any more."""
     global _place
     _place = place
 

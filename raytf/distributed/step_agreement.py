@@ -25,12 +25,7 @@ def bits_of(value: int) -> np.ndarray:
 
 
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
-    """Return whether all ranks sent the same hash.
-
-    Args:
-        sums: [64] each bit, summed over the ranks.
-        world_size: number of ranks.
-    """
+    """Return whether all ranks sent the same hash, from its bits [64], each summed over the ranks."""
     counts = np.rint(sums)
     if 0 < counts[0] < world_size:  # hashes of CPUs and of devices cannot be compared
         return True

@@ -80,15 +80,7 @@ class Aggregation:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """Assign variables to servers: the largest first, each to the server with the fewest bytes so far.
-
-    Args:
-        sizes: bytes of each variable.
-        servers: number of servers.
-
-    Returns:
-        Index of the server of each variable.
-    """
+    """Return the server of each variable: the largest variable first, each to the server with the fewest bytes so far."""
     loads, places = [0] * servers, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         places[i] = min(range(servers), key=lambda s: (loads[s], s))

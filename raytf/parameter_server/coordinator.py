@@ -265,11 +265,7 @@ class ParameterServerExecutor:
             self._account(*self._early.pop(self._context.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """Return the outcome of a call.
-
-        Returns:
-            None if it was lost with its worker.
-        """
+        """Return the outcome of a call; None if it was lost with its worker."""
         try:
             return future.result()
         except ResultLostError:
@@ -313,11 +309,7 @@ class ParameterServerExecutor:
         return np.full(call.stop - call.start, rate, np.float32)
 
     def _mean_step_seconds(self, latest: float) -> float:
-        """Update the approximate seconds that a worker takes for a step.
-
-        Args:
-            latest: seconds between the last two results, per step.
-        """
+        """Update the approximate seconds that a worker takes for a step, by those between the last two results."""
         latest *= self.workers
         self._mean_seconds = latest if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * latest
         return self._mean_seconds

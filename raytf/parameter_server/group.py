@@ -130,12 +130,7 @@ class CoordinatorProcess(GroupProcess):
 
 
 def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
-    """Run a TensorFlow server in this process for as long as the process lives.
-
-    Args:
-        cluster, job, index: as for `GroupProcess.join`.
-        threads: threads within an operation.
-    """
+    """Run a TensorFlow server, with threads within an operation, in this process for as long as the process lives."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(
@@ -349,11 +344,7 @@ def _release(bundles: Any) -> None:
 
 
 def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
-    """Reserve room for a group.
-
-    Returns:
-        The placement group, or None if the room is not there after all.
-    """
+    """Return a placement group for a group; None if the room is not there after all."""
     bundles = _bundles(each, workers, helpers)
     if bundles.wait(_PLACE_SECONDS):
         return bundles

@@ -78,11 +78,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def _join_hosts(self, firsts: Sequence[int]) -> None:
-        """Prepare sums over hosts, now that ranks share memory.
-
-        Args:
-            firsts: the first rank of each host.
-        """
+        """Prepare sums over hosts, now that ranks share memory, by the first rank of each host."""
 
     def gather(self, row: bytes) -> list[bytes]:
         """Return each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""

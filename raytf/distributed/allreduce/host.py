@@ -259,11 +259,7 @@ class HostSum:
         self._peers.append((peer, _Process(_credentials(peer)[0])))
 
     def _meet(self, size: int) -> None:
-        """Wait until all processes have come here.
-
-        Args:
-            size: how many numbers this process has brought, as all others must have.
-        """
+        """Wait until all processes have come here, each with as many numbers."""
         mark = bytes([size % 251])
         if self.number:
             self._peers[0][0].send(mark)

@@ -116,12 +116,8 @@ class NetworkSum:
         return out
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Add over some of the processes alone from now on; all processes must call it, with the same numbers.
-
-        Args:
-            numbers: of those that stay, at least two; each becomes its place in this list. The connections of all
-                others are closed.
-        """
+        """Add over some of the processes alone from now on, at least two, which become their places in this list; all
+        processes must call it. The connections of all others are closed."""
         if self.number not in numbers:
             self.close()
             return

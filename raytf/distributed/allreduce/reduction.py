@@ -203,11 +203,8 @@ class Reduction:
     extra = 0
 
     def state(self, place: int) -> dict[str, keras.Variable]:
-        """Return the variables that must be saved with the weights, by name.
-
-        Args:
-            place: index of this reduction among those of a training step.
-        """
+        """Return the variables that must be saved with the weights, by name; `place` is the reduction's among those of
+        a step."""
         return {}
 
     def encode(

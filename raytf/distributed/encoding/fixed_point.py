@@ -193,11 +193,7 @@ class Blocks:
         return largest
 
     def digests(self, blocks: tf.Tensor) -> tf.Tensor:
-        """Return [tensors] int64, the multilinear digest of each tensor's words.
-
-        Args:
-            blocks: 32-bit words [blocks, SIZE].
-        """
+        """Return [tensors] int64, the multilinear digest of each tensor's 32-bit words, from [blocks, SIZE]."""
         words = tf.cast(tf.bitcast(blocks, tf.uint32), tf.uint64)
         of_blocks = multilinear(words, tf.constant(0, tf.int64))
         return tf.math.unsorted_segment_sum(of_blocks, self._owners, len(self._shapes))

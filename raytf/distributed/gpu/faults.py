@@ -136,15 +136,7 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Return whose fault an error is.
-
-    Args:
-        text: of TensorFlow's error.
-        facts: what else is known.
-
-    Returns:
-        None for an error that is not about a GPU.
-    """
+    """Return whose fault an error of TensorFlow's is, by its text; None for an error that is not about a GPU."""
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
         return FaultOwner.REFUSED

@@ -12,11 +12,7 @@ _RESOURCE, _LABEL = "accelerator_type:", "ray.io/accelerator-type"
 
 
 def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the kind of a node's GPUs, such as A10G; empty if Ray knows of none.
-
-    Args:
-        about: the node's entry in `ray.nodes()`.
-    """
+    """Return the kind of GPUs in a node's entry of `ray.nodes()`, such as A10G; empty if Ray knows of none."""
     kinds = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
     return next(kinds, str(about.get("Labels", {}).get(_LABEL, "")))
 

@@ -115,11 +115,7 @@ def nvml() -> Iterator[Any]:
 
 
 def handles(library: Any) -> Sequence[Any]:
-    """Return NVML's handles of the GPUs that this process may use.
-
-    Args:
-        library: `pynvml`, open.
-    """
+    """Return NVML's handles of the GPUs that this process may use, from an open `pynvml`."""
     setting = os.environ.get(VISIBLE)
     names = [str(i) for i in range(library.nvmlDeviceGetCount())] if setting is None else visible(setting)
     return [

@@ -65,12 +65,7 @@ class ArbiterAddress:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """Return the name under which a worker is known to the arbiter.
-
-    Args:
-        node: Ray's id of its node.
-        pid: its process.
-    """
+    """Return the name of a worker for the arbiter: Ray's id of its node, and its process."""
     return f"{node}-{pid}"
 
 
@@ -238,11 +233,7 @@ class ArbiterLink:
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """Report that the run is over, so that workers that join now need not train.
-
-        Args:
-            result: what it has come to, as JSON can say it.
-        """
+        """Report that the run is over and what it has come to (JSON), so that workers that join now need not train."""
         self._send({"over": result})
 
     def close(self) -> None:

@@ -179,23 +179,13 @@ class Transfer(NamedTuple):
 
 
 def transfer(steps: Sequence[int]) -> Transfer:
-    """Decide who gives the state to whom.
-
-    Args:
-        steps: the last step that each rank has finished, by rank; -1 for one without a state.
-    """
+    """Decide who gives the state to whom, by the last step that each rank has finished; -1 for one without a state."""
     furthest = max(steps)
     givers = tuple(rank for rank, step in enumerate(steps) if step == furthest)
     return Transfer(givers[0], givers, tuple(rank for rank, step in enumerate(steps) if step < furthest))
 
 
 def step_after_broken_transfer(step: int, steps: Sequence[int]) -> int:
-    """Return the last step that a rank has finished after a transfer that did not end; -1 if it has no state any more.
-
-    A state that was only taken in part is none.
-
-    Args:
-        step: the one before the transfer.
-        steps: of all ranks before it.
-    """
+    """Return the last step that a rank has finished after a transfer that did not end, from all ranks' steps before it;
+    -1 if it has no state any more: a state that was only taken in part is none."""
     return -1 if step < max(steps) else step

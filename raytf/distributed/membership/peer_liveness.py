@@ -117,20 +117,13 @@ class Waiting:
 
     @classmethod
     def for_processes(cls, stopped_seconds: float = STOPPED_SECONDS) -> Waiting:
-        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
-
-        Args:
-            stopped_seconds: how long a process may be stopped.
-        """
+        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`."""
         return cls(math.ceil(stopped_seconds / PROCESS_LOOK_SECONDS))
 
     @classmethod
     def for_heartbeats(cls, silent_seconds: float = SILENT_SECONDS) -> Waiting:
-        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`.
-
-        Args:
-            silent_seconds: how long a process may send none; a look more, since the newest may be on its way.
-        """
+        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`; one more, since the
+        newest heartbeat may be on its way."""
         return cls(math.floor(silent_seconds / BEAT_SECONDS) + 1)
 
     def check_signs(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:

@@ -19,12 +19,8 @@ _BITS = 5.7
 
 
 def imprecise_steps(ratio: float, shards: int) -> int:
-    """Return after how many steps compressed gradients are precise to a tenth again.
-
-    Args:
-        ratio: how many times as large as usual gradients were in one step.
-        shards: logical shards, whose sum fits 16 bits.
-    """
+    """Return after how many steps compressed gradients of some shards are precise to a tenth again, if those of one
+    step were `ratio` times as large as usual."""
     bits = 15 - math.ceil(math.log2(max(2, shards)))
     return max(0, round(math.log2(max(1.0, ratio)) - bits + _BITS))
 

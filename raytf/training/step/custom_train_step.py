@@ -166,11 +166,7 @@ class OwnStep:
         return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
-        """Do what comes after the last update and is the same for all shards; to be traced.
-
-        Args:
-            row: the reduced row of the last phase.
-        """
+        """Do what comes after the last update and is the same for all shards, with its reduced row; to be traced."""
         returned = row[1 + sum(elements(self.metrics)) :]
         numbers = {name: returned[i] for i, name in enumerate(self.findings.names)}
         if self.findings.late or self.findings.late_names:

@@ -238,12 +238,7 @@ class OwnTest(ShardWork):
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
     def logs(self, row: Any, steps: int) -> dict[str, Any]:
-        """Return what the step returned, on average over the steps.
-
-        Args:
-            row: summed over all shards and steps.
-            steps: how many there were.
-        """
+        """Return what the step returned, on average over the steps, from the row summed over all shards and steps."""
         numbers = row[len(row) - len(self.names) :]
         return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, numbers, strict=True)))
 

@@ -243,11 +243,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
 
 
 def fixed_values(devices: Devices, fixed: Callable[[], Any]) -> list[Any]:
-    """Return, for each device, copies of the values that no step changes; made once per call.
-
-    Args:
-        fixed: `ShardWork.fixed` of a step.
-    """
+    """Return, for each device, copies of the values that no step changes (`ShardWork.fixed`); made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):
@@ -349,14 +345,8 @@ class ShardTimer:
         return min(self._run(batch), self._run(batch))
 
     def sample(self, seconds: float) -> tuple[float, float]:
-        """Measure one micro-batch after another now.
-
-        Args:
-            seconds: least duration of the measurement; at least one micro-batch is computed.
-
-        Returns:
-            Average seconds of a micro-batch, and seconds that the measurement took.
-        """
+        """Measure micro-batches for at least this long, at least one; return the average seconds, and those that it
+        took."""
         batch = self._batch()
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:

@@ -105,11 +105,8 @@ class ShardWork:
         return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
-        """Return what variables hold at the beginning of a step, on the current device.
-
-        Args:
-            known: from `fixed`; values in it are used as they are and not read again.
-        """
+        """Return what variables hold at the beginning of a step, on the current device; those of `fixed` are not read
+        again."""
         raise NotImplementedError
 
     def fixed(self) -> Any:
@@ -244,12 +241,7 @@ class KeptGradients:
         return kept
 
     def of(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
-        """Return what to keep of a phase; to be traced.
-
-        Args:
-            gradients: before the update, which may change a loss scale.
-            optimizer: the phase's optimizer.
-        """
+        """Return what to keep of a phase, before the update, which may change a loss scale; to be traced."""
         if not self._is_wanted:
             return []
         gradients = [tf.convert_to_tensor(g) for g in gradients]

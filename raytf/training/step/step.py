@@ -147,11 +147,8 @@ class TrainStep:
         )
 
     def trace(self, is_late: bool = False) -> None:
-        """Trace the graph of full steps now, while the state is still being read, and not in the first call.
-
-        Args:
-            is_late: others will wait for this worker's first step. Do all that can be done before, for each kind of it.
-        """
+        """Trace the graph of full steps now, while the state is still being read; if others will wait for this worker's
+        first step (`is_late`), do all that can be done before, for each kind of step."""
         self._full.get_concrete_function()
         # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
         steps = int(is_late)
@@ -338,11 +335,8 @@ class TrainStep:
         return rows.stack(), flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
-        """Make a step as if this worker were the only one and had one shard.
-
-        Returns:
-            Its loss, and whether its gradients were finite.
-        """
+        """Make a step as if this worker were the only one and had one shard; return its loss, and whether its gradients
+        were finite."""
         fixed = fixed_values(self._devices, self.micro.fixed)
         flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
         made, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
@@ -391,11 +385,8 @@ class TrainStep:
         return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
-        """Return factors for losses that are divided by data, after all workers have exchanged their divisors.
-
-        Returns:
-            None if the model has no such losses.
-        """
+        """Return factors for losses that are divided by data, after all workers have exchanged their divisors; None if
+        the model has no such losses."""
         micro = self.micro
         if isinstance(micro, OwnStep) or not micro.divided:
             return None
@@ -473,11 +464,7 @@ class StepRow(NamedTuple):
 
 
 def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
-    """Return a step's row, float32; to be traced.
-
-    Args:
-        rate: the learning rate of the step.
-    """
+    """Return a step's row, float32, with its learning rate; to be traced."""
     return tf.concat([tf.stack([step.loss, rate, tf.cast(step.finite, tf.float32), step.norm]), step.digests], 0)
 
 

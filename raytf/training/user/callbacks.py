@@ -401,11 +401,7 @@ def for_hooks(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_history(logs: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return logs as JSON values: numbers, texts, and lists and dicts of them.
-
-    Args:
-        say: called with a line about values that cannot be kept.
-    """
+    """Return logs as JSON values: numbers, texts, and lists and dicts of them. `say` gets a line about any other value."""
     kept = {}
     for name, value in logs.items():
         try:

@@ -170,11 +170,7 @@ def _closed_file() -> Any:
 
 
 def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
-    """Return how to pickle open files and summary writers.
-
-    Args:
-        sent: gets the files and writers that are pickled.
-    """
+    """Return how to pickle open files and summary writers; those that are pickled are added to `sent`."""
 
     def file(value: Any) -> Any:
         is_standard = value in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
@@ -204,12 +200,7 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def give_back(run: Storage, sent: list[Any]) -> None:
-    """Give the program's files and folders of event files what callbacks have written.
-
-    Args:
-        run: the run's folder, after the run's end.
-        sent: the program's files and summary writers.
-    """
+    """Give the program's files and folders of event files what callbacks have written, after the end of the run."""
     for value in sent:
         if hasattr(value, "as_default"):
             folder = _tensorflow.writer_folder(value)[0] or ""

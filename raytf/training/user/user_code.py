@@ -310,12 +310,8 @@ REDUCERS: dict[str, Callable[[Any], Any]] = {
 
 
 def carrying(error: Error, raised: BaseException | None = None) -> Error:
-    """Have an error carry the exception of the program's code that it explains; returns the error.
-
-    Args:
-        error: a worker's error.
-        raised: the exception; by default the error's cause.
-    """
+    """Have a worker's error carry the exception of the program's code that it explains, by default its cause; return
+    the error."""
     if error.original is None and isinstance(error, (JobError, DataError)) and not isinstance(error, WholeBatchError):
         cause = raised or error.__cause__
         while isinstance(cause, RaytfError):
