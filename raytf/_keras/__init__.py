@@ -111,11 +111,7 @@ def input_signature(model: Any) -> Any:
 
 
 def made_by(tensor: Any) -> Any:
-    """Return the operation of a functional model that makes a tensor.
-
-    Returns:
-        None for other tensors.
-    """
+    """Return the operation of a functional model that makes a tensor; None for other tensors."""
     return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
@@ -170,7 +166,7 @@ def step_parts(model: Any) -> dict[str, list[Any]]:
 
 
 def build_compiled(model: Any, batch: tuple[Any, Any, Any]) -> None:
-    """Build the compiled loss and metrics of a built model for a batch (x, y, sample_weight), which computes nothing."""
+    """Build the compiled loss and metrics of a built model for an (x, y, sample_weight), which computes nothing."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -202,20 +198,12 @@ def set_trainable_flags(model: Any, flags: dict[str, list[bool]]) -> None:
 
 
 def compile_config(model: Any) -> Any:
-    """Return the arguments of `compile`, as Keras keeps them.
-
-    Returns:
-        None where it was not called.
-    """
+    """Return the arguments of `compile`, as Keras keeps them; None where it was not called."""
     return getattr(model, "_compile_config", None)
 
 
 def compiled_loss(model: Any) -> Any:
-    """Return all losses of `compile` in one object.
-
-    Returns:
-        None where there are none.
-    """
+    """Return all losses of `compile` in one object; None where there are none."""
     return getattr(model, "_compile_loss", None)
 
 
@@ -246,22 +234,14 @@ def loss_tracker(model: Any) -> Any:
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that a layer has put on a tensor.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the mask that a layer has put on a tensor; None where there is none."""
     from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """Return a sample weight together with a mask, as losses count them.
-
-    Returns:
-        None where there is neither.
-    """
+    """Return a sample weight together with a mask, as losses count them; None where there is neither."""
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(weight, mask, dtype=dtype, reduction=reduction)

@@ -37,11 +37,7 @@ SEEN = {
 
 
 def numpy_behavior() -> tuple[bool, str] | None:
-    """Return how NumPy behavior is enabled: whether floats are float32, and the mode of dtype conversion.
-
-    Returns:
-        None where it is not enabled.
-    """
+    """Return whether NumPy behavior prefers float32, and its mode of dtype conversion; None if it is not enabled."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
     from tensorflow.python.ops.numpy_ops import np_dtypes
@@ -65,11 +61,7 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
 
 
 def operation(kind: str) -> Any:
-    """Return the definition (OpDef) of a kind of operation.
-
-    Returns:
-        None where TensorFlow knows none.
-    """
+    """Return the definition (OpDef) of a kind of operation; None where TensorFlow knows none."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(kind)
@@ -185,11 +177,8 @@ def writer_folder(writer: Any) -> tuple[str | None, str]:
 
 
 def default_writer() -> tuple[Any, Any]:
-    """Return the summary writer that the program has made the default one in this thread, and the default step.
-
-    Returns:
-        None for the writer where there is none, or where its folder was not noted.
-    """
+    """Return the summary writer that the program has made the default one in this thread, None where its folder was not
+    noted, and the default step."""
     module = sys.modules.get(_SUMMARIES)
     if module is None:
         return None, None

@@ -108,11 +108,8 @@ class DeviceRoom:
 
 
 def free_bytes() -> int | None:
-    """Free memory of this process's first GPU, as its driver reports it.
-
-    Returns:
-        None where the driver does not say, or other processes share that GPU.
-    """
+    """Return the free memory of this process's first GPU; None where the driver does not say, or other processes share
+    it."""
     if visibility.share() < 1:  # the driver does not know how much of TensorFlow's part is free
         return None
     with suppress(GpuError), nvidia_driver.nvml() as library:

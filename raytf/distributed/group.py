@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order.
-
-    Attributes:
-        rank: this worker's rank.
-        world_size: how many workers there are.
-    """
+    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -46,15 +41,8 @@ class Ranks(Protocol):
         ...
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again.
-
-        Args:
-            arrays: of the givers; the takers' have the same shapes and dtypes, and are written over.
-            givers, takers: ranks.
-
-        Returns:
-            The givers' arrays on the takers.
-        """
+        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again; the
+        arrays of the takers have the same shapes and dtypes, and are written over."""
         ...
 
 
@@ -77,11 +65,7 @@ class Group(Ranks, Protocol):
 
 
 class SingleWorkerGroup:
-    """A group of one worker with some devices.
-
-    Args:
-        devices: of this process.
-    """
+    """A group of one worker with some devices."""
 
     rank, world_size = 0, 1
     route: SumRoute | None = None

@@ -49,11 +49,8 @@ OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
-
-    Returns:
-        None where it has none.
-    """
+    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind; None if it
+    has none."""
     if not tf.config.list_logical_devices("GPU"):
         return None
     gpus = nvidia_driver.mine()

@@ -71,14 +71,7 @@ def givers_of(givers: Sequence[int], takers: Sequence[int]) -> dict[int, int]:
 
 
 class Giver:
-    """Gives arrays to ranks that call.
-
-    Args:
-        host: address of this machine at which others reach it.
-
-    Attributes:
-        ticket: for takers.
-    """
+    """Gives arrays to ranks that call this machine at an address; `ticket` is for them."""
 
     def __init__(self, host: str):
         self._server, self._word = rendezvous.server_at(host), secrets.token_bytes(_WORD_BYTES)

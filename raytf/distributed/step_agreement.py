@@ -46,11 +46,7 @@ class ReplicaVerdict:
 
 
 def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
-    """Find the majority: more than half of the ranks, with equal hashes.
-
-    Returns:
-        None if all hashes are equal, or cannot be compared.
-    """
+    """Find the majority, more than half of the ranks; None if all hashes are equal, or cannot be compared."""
     if len({value & DEVICE_BIT for value in hashes}) > 1:  # those of CPUs and of devices cannot be compared
         return None
     (most, count), *others = Counter(hashes).most_common()

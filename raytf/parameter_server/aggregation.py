@@ -80,7 +80,7 @@ class Aggregation:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """Return the server of each variable: the largest variable first, each to the server with the fewest bytes so far."""
+    """Return the server of each variable: the largest first, each to the server with the fewest bytes so far."""
     loads, places = [0] * servers, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         places[i] = min(range(servers), key=lambda s: (loads[s], s))

@@ -184,13 +184,7 @@ def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Proces
 
 
 class ParameterServerGroup:
-    """The processes of one attempt.
-
-    Args:
-        job: to train.
-        processes: from `start`.
-        say: takes a line for the user.
-    """
+    """The processes of one attempt."""
 
     def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
         self._job, self._processes, self._say = job, processes, say

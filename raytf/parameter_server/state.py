@@ -145,11 +145,7 @@ class ServerState:
             held.assign_add(tf.cast(more, held.dtype))
 
     def pull(self) -> int:
-        """Copy the servers' values to the mirror; no worker may compute meanwhile.
-
-        Returns:
-            Number of updates that the servers have applied.
-        """
+        """Copy the servers' values to the mirror, while no worker computes; return how many updates they applied."""
         values = iter(t.numpy() for t in self._read())
         for mirror, parts in self._pairs:
             mirror.assign(np.concatenate([next(values) for _ in parts]) if len(parts) > 1 else next(values))

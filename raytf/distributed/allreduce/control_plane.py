@@ -306,13 +306,7 @@ class SocketPlane(ControlPlane):
 
 
 class Ring:
-    """TensorFlow's ring over gRPC among the CPU devices of some ranks.
-
-    Args:
-        key: of the group, the same on all of its ranks.
-        size: how many ranks there are.
-        device: full name of this rank's CPU.
-    """
+    """TensorFlow's ring over gRPC among the CPU devices (full names) of some ranks, which all have the same key."""
 
     def __init__(self, key: int, size: int, device: str):
         self._device = device

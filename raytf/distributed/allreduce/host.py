@@ -64,11 +64,7 @@ _HELLO = struct.Struct("<i32s")
 
 
 def host_identity() -> str | None:
-    """Return what processes that can share memory through sockets have in common.
-
-    Returns:
-        None where it cannot be determined.
-    """
+    """Return what processes that can share memory through sockets have in common; None if it cannot be determined."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -319,11 +315,7 @@ def _check(loss: Loss | None, process: _Process) -> None:
 
 
 class _Process:
-    """Another process of this host, as /proc shows it.
-
-    Args:
-        number: its process number; 0 where this process cannot see it, as between containers.
-    """
+    """Another process of this host, as /proc shows it; 0 where this process cannot see it, as between containers."""
 
     def __init__(self, number: int):
         self._number, self._started = number, _status_of(number)[1]

@@ -123,13 +123,7 @@ def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 class Buckets:
-    """The sums over workers of a step's buckets.
-
-    Args:
-        parts: each bucket's tensors, as a range among those of a shard.
-        add: sums a bucket over all workers.
-        rounds: of the loop over shards.
-    """
+    """The sums over workers of a step's buckets, each a range of a shard's tensors, in a loop over shards."""
 
     def __init__(self, parts: Sequence[range], add: AddBucket, rounds: int):
         self._parts, self._add, self.rounds = parts, add, rounds

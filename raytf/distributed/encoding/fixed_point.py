@@ -153,14 +153,7 @@ def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) ->
 
 
 class Blocks:
-    """Where some tensors lie in a matrix of blocks.
-
-    Args:
-        shapes: the tensors' shapes.
-
-    Attributes:
-        shape: of the matrix: (blocks, `SIZE`).
-    """
+    """Where tensors of some shapes lie in a matrix of blocks, whose `shape` is (blocks, `SIZE`)."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]):
         self._shapes = [tuple(shape) for shape in shapes]

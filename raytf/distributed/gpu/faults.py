@@ -168,11 +168,7 @@ _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return how many bytes could not be allocated, according to an error.
-
-    Returns:
-        None if it does not say.
-    """
+    """Return how many bytes could not be allocated, according to an error; None if it does not say."""
     shape = _SHAPE.search(text)
     if shape:
         return math.prod(int(n) for n in shape[1].split(",") if n) * _BYTES.get(shape[2], 1)

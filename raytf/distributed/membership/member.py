@@ -23,12 +23,7 @@ class LeftBehindError(WorkerLostError):
 
 
 class UnreachableError(LeftBehindError):
-    """This worker and others cannot reach each other, so the others continue without this worker.
-
-    Args:
-        message: the text for the user.
-        node: Ray's id of this worker's node.
-    """
+    """This worker, on `node` (Ray's id), and others cannot reach each other, so the others continue without it."""
 
     def __init__(self, message: str, node: str):
         super().__init__(message)
@@ -40,11 +35,7 @@ class DismissedError(Exception):
 
 
 class RunOverError(Exception):
-    """The run was over when this worker joined.
-
-    Args:
-        result: of the run.
-    """
+    """The run was over, with this result, when this worker joined."""
 
     def __init__(self, result: dict[str, Any]):
         super().__init__("the run is over")

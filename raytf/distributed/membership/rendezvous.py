@@ -155,11 +155,7 @@ def mine() -> Meeting:
 
 
 class UnreachedError(ConnectionError):
-    """Some ranks did not answer while the group met.
-
-    Attributes:
-        ranks: the ranks that did not answer.
-    """
+    """Some ranks did not answer while the group met."""
 
     def __init__(self, message: str, ranks: Iterable[int]):
         super().__init__(message)

@@ -26,11 +26,7 @@ def imprecise_steps(ratio: float, shards: int) -> int:
 
 
 class SpikeWatch:
-    """Watches the norms of the gradients of a run that compresses them.
-
-    Args:
-        shards: logical shards.
-    """
+    """Watches the norms of the gradients of a run that compresses them, for so many logical shards."""
 
     def __init__(self, shards: int):
         self._shards = shards

@@ -351,13 +351,7 @@ class OwnValues(NamedTuple):
 
 
 class Phase(ShardWork):
-    """One update of a model's own step, for one logical shard.
-
-    Args:
-        step: the step that it is a part of.
-        place: the place of the phase in the step.
-        jit: compile with XLA.
-    """
+    """One update of a model's own step, at its place in the step, for one logical shard."""
 
     def __init__(self, step: OwnStep, place: int, jit: bool):
         applies = step.findings.applies

@@ -188,14 +188,7 @@ class EvalStep:
 
 
 class OwnTest(ShardWork):
-    """One logical shard of an evaluation; see `raytf.training.step.microbatch.MicroBatch`.
-
-    Args:
-        model: built and compiled.
-        template: a batch's structure, (x, y, sample_weight).
-        leaves: specs of a full shard's leaves.
-        batch: records in a full step.
-    """
+    """A `test_step` of the model's own for one logical shard of an evaluation, with steps of `batch` records."""
 
     divided: tuple[int, ...] = ()
 

@@ -103,11 +103,7 @@ class RateLaw:
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """Return the scaling and warm-up that the flags ask for.
-
-    Returns:
-        None if they leave the rate unchanged.
-    """
+    """Return the scaling and warm-up that the flags ask for; None if they leave the rate unchanged."""
     ratio = global_batch_size / section.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
     steps = round(section.warmup_epochs * steps_per_epoch)

@@ -221,13 +221,7 @@ def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before
 
 
 class KeptGradients:
-    """The gradients of all phases of a step, if they are wanted.
-
-    Args:
-        is_wanted: whether to keep them.
-        phases: the step's phases, traced.
-        reductions: how the tensors of each phase are added.
-    """
+    """The gradients of all traced phases of a step, if they are wanted."""
 
     def __init__(self, is_wanted: bool, phases: Sequence[ShardWork], reductions: Sequence[Reduction]):
         self._is_wanted, self._phases, self._reductions = is_wanted, phases, reductions

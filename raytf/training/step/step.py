@@ -448,14 +448,8 @@ class StepOutcome(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """The numbers that a step records in its graph.
-
-    Attributes:
-        loss: float32.
-        finite: bool, whether its gradients were.
-        norm: float32, of all its gradients.
-        digests: [n] float32 whose bits are the step's digests.
-    """
+    """The numbers that a step records in its graph: float32, whether its gradients were finite, the norm of all of
+    them, and [n] float32 whose bits are its digests."""
 
     loss: tf.Tensor
     finite: tf.Tensor
@@ -476,11 +470,7 @@ def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], 
 
 
 class StepJournal:
-    """The rows of a call's steps, which its graph keeps in a variable.
-
-    Args:
-        width: columns of a row.
-    """
+    """The rows of a call's steps, of this width, which its graph keeps in a variable."""
 
     def __init__(self, width: int) -> None:
         self._width = width

@@ -244,11 +244,8 @@ class Callbacks:
             self._logs = for_history(self._reader.logs, self._say)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-        """Run `on_epoch_end`; all ranks must call this.
-
-        Returns:
-            The logs with what callbacks have added to them and changed in them; equal on all ranks.
-        """
+        """Run `on_epoch_end` and return the logs with what callbacks have changed in them, equal on all ranks, which
+        must all call this."""
         self.run("on_epoch_end", epoch, logs)
         return self._shared_logs() if self.active else dict(sorted(logs.items()))
 
@@ -381,11 +378,7 @@ def _is_before(text: str, epoch: int) -> bool:
 
 
 class LogsReader(keras.callbacks.Callback):
-    """The last callback: it sees the logs of an epoch with what the others have added to them.
-
-    Attributes:
-        logs: the logs of the newest epoch.
-    """
+    """The last callback: it sees the logs of an epoch with what the others have added to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +394,7 @@ def for_hooks(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_history(logs: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return logs as JSON values: numbers, texts, and lists and dicts of them. `say` gets a line about any other value."""
+    """Return logs as JSON values: numbers, texts, lists and dicts of them. `say` gets a line about any other value."""
     kept = {}
     for name, value in logs.items():
         try:

@@ -68,12 +68,7 @@ def _opened_at(place: str) -> str:
 
 
 class LaterFile:
-    """Stands for a file that the program has opened for writing.
-
-    Args:
-        place: see `place_of`.
-        is_text: whether it takes text; else bytes.
-    """
+    """Stands for a file, of text or bytes, that the program has opened for writing; see `place_of`."""
 
     def __init__(self, place: str, is_text: bool):
         self._place, self._is_text = place, is_text

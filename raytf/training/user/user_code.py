@@ -48,11 +48,7 @@ class Packed(NamedTuple):
 
 
 class Parcel(Generic[T]):
-    """A value that is pickled with the Keras objects it holds, and unpickled at its first use.
-
-    Args:
-        value: what is sent.
-    """
+    """A value that is pickled with the Keras objects it holds, and unpickled at its first use."""
 
     def __init__(self, value: T):
         self._value: T | None = value
@@ -159,11 +155,7 @@ def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
 
 
 class StandardStream:
-    """A standard stream of the process that uses it, as it is at that moment.
-
-    Args:
-        name: in `sys`.
-    """
+    """A standard stream of `sys`, by its name, of the process that uses it, as it is at that moment."""
 
     def __init__(self, name: str):
         self._name = name
@@ -322,11 +314,8 @@ def carrying(error: Error, raised: BaseException | None = None) -> Error:
 
 
 def original(error: RaytfError) -> BaseException | None:
-    """Return the exception of the program's code that an error explains, with the explanation as a note and its cause.
-
-    Returns:
-        None where there is none, or where it could not be pickled.
-    """
+    """Return the exception of the program's code that an error explains, with the explanation as a note and its cause;
+    None where there is none, or where it could not be pickled."""
     if error.original is None:
         return None
     try:
@@ -371,13 +360,7 @@ def _can_travel(value: Any) -> bool:
 
 
 class _Raised:
-    """Pickles an exception with what Python's own pickle leaves out of it.
-
-    Args:
-        raised: the exception.
-        cause: its cause.
-        attributes: its attributes.
-    """
+    """Pickles an exception with what Python's own pickle leaves out of it."""
 
     def __init__(self, raised: BaseException, cause: BaseException | None, attributes: dict[str, Any]):
         self._raised, self._cause, self._attributes = raised, cause, attributes
