@@ -16,7 +16,7 @@ from raytf.distributed.allreduce.reduction import Buckets, Encode, FixedPointRed
 from raytf.distributed.devices import Devices
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather
-from raytf.distributed.encoding.wire import AuditPlaces, AuditRow, Span, WorkerPart
+from raytf.distributed.encoding.wire import AuditRow, Span, WorkerPart
 from raytf.training.model import loss_division
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_work import OutputLayout, ShardResult, ShardWork
@@ -189,16 +189,14 @@ class StepShards(NamedTuple):
     """Which shards of a step a worker computes.
 
     Attributes:
-        span: their numbers.
+        part: of this worker in the sums, with the shards' numbers.
         counts: [L] records in each, or None if all are full.
         total: records in all shards of the step, if not all are full.
-        audit: as in `WorkerPart`.
     """
 
-    span: Span
+    part: WorkerPart
     counts: tf.Tensor | None
     total: tf.Tensor | int
-    audit: AuditPlaces | None = None
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
