@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 #: The version of Keras in which everything was last seen to be there and to do what is meant.
@@ -39,6 +39,21 @@ SEEN = {
     "keras.src.utils.tracking": "TrackedDict TrackedList TrackedOrderedDict TrackedSet",
     "keras.src.utils.tracking.Tracker": "stored_ids",
 }
+
+
+@contextlib.contextmanager
+def with_attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give an object attributes, which go before the methods of its class, while the `with` statement lasts."""
+    attributes = vars(owner)
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(before)
+
 
 # -- what is set in a process ------------------------------------------------------------------------------------------
 
@@ -212,15 +227,9 @@ def losses_of(compiled: Any) -> list[Any]:
     return list(getattr(compiled, "_flat_losses", None) or [])
 
 
-@contextlib.contextmanager
-def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
+def with_losses(compiled: Any, entries: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """Replace the losses of a compiled loss while the `with` statement lasts; see `losses_of`."""
-    own = compiled._flat_losses
-    compiled._flat_losses = list(entries)
-    try:
-        yield
-    finally:
-        compiled._flat_losses = own
+    return with_attributes(compiled, {"_flat_losses": list(entries)})
 
 
 def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
@@ -266,16 +275,9 @@ def rate_of(optimizer: Any) -> Any:
     return (optimizer if has_one_rate(optimizer) else optimizer.optimizers[-1]).learning_rate
 
 
-@contextlib.contextmanager
-def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
+def with_rate(optimizer: Any, rate: Any) -> contextlib.AbstractContextManager[None]:
     """Use this rate for the optimizer's updates while the `with` statement lasts."""
-    # As an attribute of the one object, which goes before the method of its class.
-    attributes = vars(optimizer)
-    attributes["_get_current_learning_rate"] = lambda: rate
-    try:
-        yield
-    finally:
-        del attributes["_get_current_learning_rate"]
+    return with_attributes(optimizer, {"_get_current_learning_rate": lambda: rate})
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:

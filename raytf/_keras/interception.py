@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from raytf._keras import with_attributes
+
 #: (optimizer, gradients, variables) that `apply` was called with.
 OnApply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 
@@ -144,31 +146,19 @@ def noted_updates(metrics: Sequence[Any], on_update: OnUpdate) -> Iterator[None]
 
         return update_state
 
-    with _attributes(metrics, "update_state", lambda metric: noting(metric, metric.update_state)):
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(with_attributes(metric, {"update_state": noting(metric, metric.update_state)}))
         yield
 
 
 @contextlib.contextmanager
 def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
     """Replace the result of some metrics while the `with` statement lasts."""
-    with _attributes(metrics, "result", lambda metric: lambda: result):
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(with_attributes(metric, {"result": lambda: result}))
         yield
-
-
-@contextlib.contextmanager
-def _attributes(objects: Sequence[Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Give objects an attribute, which goes before the method of their class, while the `with` statement lasts."""
-    before = [vars(item).get(name) for item in objects]
-    for item in objects:
-        vars(item)[name] = make(item)
-    try:
-        yield
-    finally:
-        for item, value in zip(objects, before, strict=True):
-            if value is None:
-                del vars(item)[name]
-            else:
-                vars(item)[name] = value
 
 
 def set_mask(tensor: Any, mask: Any) -> None:

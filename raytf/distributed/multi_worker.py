@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
+from raytf._process import in_thread
 from raytf.config.sections import Communication
 from raytf.distributed.allreduce import routes
 from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, SocketPlane
@@ -209,21 +210,11 @@ def within(seconds: float, connect: Callable[[], None]) -> None:
     Raises:
         GpuError: the time is over. The thread that hangs ends with the process.
     """
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            connect()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="raytf-nccl")
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+    job = in_thread(connect, "raytf-nccl")
+    wait([job], seconds)
+    if not job.done():
         raise GpuError(f"NCCL has not connected the workers' GPUs in {seconds:g} s. {_WITHOUT_NCCL}", is_doubtful=True)
-    if raised:
-        raise raised[0]
+    job.result()
 
 
 _WITHOUT_NCCL = (

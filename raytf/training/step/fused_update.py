@@ -55,7 +55,7 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             chosen = functools.partial(own, inner)
         chosen(gradient, variable, learning_rate)
 
-    with _methods(inner, {"update_step": update_step}):
+    with _keras.with_attributes(inner, {"update_step": update_step}):
         yield
 
 
@@ -72,22 +72,8 @@ def repeatable(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             variable, unique_rows(value) if isinstance(value, tf.IndexedSlices) else value
         )
 
-    with _methods(inner, {name: of(getattr(inner, name)) for name in ("assign_add", "assign_sub")}):
+    with _keras.with_attributes(inner, {name: of(getattr(inner, name)) for name in ("assign_add", "assign_sub")}):
         yield
-
-
-@contextlib.contextmanager
-def _methods(owner: Any, methods: dict[str, Callable[..., None]]) -> Iterator[None]:
-    """Give an object, not its class, other methods for the duration of the `with` statement."""
-    attributes = vars(owner)
-    before = {name: attributes[name] for name in methods if name in attributes}
-    attributes.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del attributes[name]
-        attributes.update(before)
 
 
 def _adam(adam: Any) -> _Update:

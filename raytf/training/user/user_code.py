@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from raytf._keras import live_objects
+from raytf._process import in_thread
 from raytf._tensorflow import pickles
 from raytf.errors import ConfigError, DataError, JobError, RaytfError, WholeBatchError
 from raytf.training.user import later_files
@@ -121,28 +122,16 @@ def opened(body: bytes) -> tuple[Any, list[Any]]:
 
 def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
     """Call in a thread with room for deep recursions."""
-    result: list[Any] = []
-
-    def call() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            result.append(error)
-
     limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(_RECURSION)
-        thread = threading.Thread(target=call)
-        thread.start()
+        job = in_thread(work, "raytf-pickle")
     finally:
         threading.stack_size(size)
     try:
-        thread.join()
+        return job.result()
     finally:
         sys.setrecursionlimit(limit)
-    if isinstance(result[0], BaseException):
-        raise result[0]
-    return result[0]
 
 
 # -- what cannot be sent -----------------------------------------------------------------------------------------------
