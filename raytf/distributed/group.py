@@ -29,21 +29,17 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, computed at once."""
-        ...
+        """Return the sum of an array over all workers, computed at once."""
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
         """Return the bytes of one rank, of any length, on every worker."""
-        ...
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         """Return the arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
-        ...
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
         """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again; the
         arrays of the takers have the same shapes and dtypes, and are written over."""
-        ...
 
 
 class Group(Ranks, Protocol):
@@ -61,7 +57,6 @@ class Group(Ranks, Protocol):
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of tensors of one dtype over all workers; may be traced."""
-        ...
 
 
 class SingleWorkerGroup:

@@ -266,7 +266,7 @@ class ParameterServerGroup:
     def _replace(self, i: int, error: Exception | None) -> None:
         self._missing.add(i)
         self._job.monitor.book(WorkerLost(i, one_line(error, 200)))
-        self._say(f"worker {i} died; the others go on, and it is started again")
+        self._say(f"worker {i} died; the others continue while it is replaced")
         self._serve_again(i)
 
     def _serve_again(self, i: int) -> None:
@@ -287,7 +287,7 @@ class ParameterServerGroup:
         left = len(workers) - len(self._missing)
         if left < self._job.config.cluster.worker_range[0]:
             raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers are gone")
-        self._say(f"worker {i} cannot be started again where it was; {left} go on")
+        self._say(f"worker {i} cannot be started again where it was; {left} continue")
 
 
 def _error_of(reference: Any) -> Exception | None:

@@ -93,7 +93,7 @@ class ServerState:
         self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
         self._sent_rate: float | None = None
         self._pairs = self._pair(weights)
-        self._read = tf.function(self._read_parts, autograph=False)
+        self._read = tf.function(lambda: [p.value.read_value() for _, ps in self._pairs for p in ps], autograph=False)
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
@@ -152,9 +152,6 @@ class ServerState:
         applied = int(self.applied.numpy())
         self._model.optimizer.iterations.assign(applied)
         return applied
-
-    def _read_parts(self) -> list[tf.Tensor]:
-        return [part.value.read_value() for _, parts in self._pairs for part in parts]
 
     def push(self) -> None:
         """Copy the mirror's values to the servers."""

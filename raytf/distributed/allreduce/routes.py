@@ -129,7 +129,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
         )
     obstacle = _against_nccl(seats)
     if communication == "nccl" and obstacle:
-        raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or give --communication host.")
+        raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or pass --communication host.")
     if communication == "auto":
         return SumRoute(SumPath.HOST, obstacle) if obstacle else SumRoute(SumPath.NCCL, _equipped(with_gpu, seats))
     return SumRoute(SumPath(communication), is_asked)

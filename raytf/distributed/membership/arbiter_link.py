@@ -2,7 +2,7 @@
 
 Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
 next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
-lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter goes on. Heartbeats
+lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter continues. Heartbeats
 have a connection of their own: the process that sends them would write them into the middle of long lines here.
 """
 

@@ -78,7 +78,7 @@ class Membership:
     refuse_looks: float = math.inf
     generation: Generation | None = None
     _number: int = 0
-    #: How many workers a generation begins with that goes on from no other one.
+    #: How many workers a generation starts with that continues no other one.
     _wanted: int = 0
     #: Workers that have joined and are not in a generation yet.
     _joining: dict[str, Place] = field(default_factory=dict)

@@ -118,7 +118,7 @@ class Member:
             The generation that this worker belongs to from now on.
 
         Raises:
-            LeftBehindError: the arbiter is gone, or the others go on without this worker.
+            LeftBehindError: the arbiter is gone, or the others continue without this worker.
             RunOverError: the run is over.
             DismissedError: this worker has left for good, as planned.
         """
@@ -129,7 +129,7 @@ class Member:
         if "over" in answer:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
-            raise DismissedError("the others go on without this worker, as planned")
+            raise DismissedError("the others continue without this worker, as planned")
         generation: Generation = answer["generation"]
         self.number, self._has_met = generation.number, False
         return generation

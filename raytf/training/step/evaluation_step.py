@@ -74,9 +74,11 @@ class EvalStep:
         self, model: keras.Model, template: tuple[Any, Any, Any], specs: list[Spec]
     ) -> MicroBatch | OwnTest:
         leaves = [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in specs]
+        micro: MicroBatch | OwnTest
         if overrides_test(model):
-            return OwnTest(model, template, leaves, self._plan.global_batch_size)
-        micro = MicroBatch(model, template, training=False)
+            micro = OwnTest(model, template, leaves, self._plan.global_batch_size)
+        else:
+            micro = MicroBatch(model, template, training=False)
         if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
             probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
@@ -206,9 +208,6 @@ class OwnTest(ShardWork):
         with batch_metrics.noted_while_traced(model, leaves, batch):
             tf.function(self._compute, autograph=False).get_concrete_function(list(leaves), seeds)
         self._gathered = batch_metrics.Gathered(model)
-        if self._gathered:
-            probe = tf.function(lambda leaves, seeds: self(leaves, seeds, tf.constant(1.0)).row, autograph=False)
-            probe.get_concrete_function(list(leaves), seeds)
         self.row_width = 1 + sum(elements(self.metrics)) + len(self.names)
 
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: Any = None, factors: Any = None) -> ShardResult:

@@ -121,6 +121,6 @@ def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> Learni
     if wanted is not None and not _keras.has_one_rate(model.optimizer):
         raise ConfigError(
             "--scale-learning-rate and --warmup-epochs change one learning rate, and the model's optimizer has "
-            "several. Leave the flags out, and give its optimizers schedules."
+            "several. Leave the flags out, and pass its optimizers schedules."
         )
     return LearningRate(model.optimizer, wanted)

@@ -95,7 +95,7 @@ class StepGraph:
         if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not rate.is_unchanged:
             raise ConfigError(
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
-                "train_step uses others. Leave them out, and give those optimizers a schedule."
+                "train_step uses others. Leave them out, and pass those optimizers a schedule."
             )
         self._has_overlap, self._flags = options.overlap is not None, options.flags
         self.probe_function = self._trace_probe()
