@@ -21,15 +21,8 @@ def may_hold(free: int | None, size: int) -> bool:
 
 
 def held(state: int, ranks: int, keeps_best: bool) -> int:
-    """Return the bytes of a rank's device that copies of the state may hold at a time: shares of different steps.
-
-    One copy is on its way into memory, one on its way to storage, and with `--keep-best` one waits.
-
-    Args:
-        state: bytes of the whole state.
-        ranks: how many ranks share the state.
-        keeps_best: `--keep-best` is set.
-    """
+    """Return the bytes of a rank's device that copies of the state, which ranks share, may hold at a time: one copy is
+    on its way into memory, one on its way to storage, and with `--keep-best` one waits."""
     return max(state, (3 if keeps_best else 2) * state // ranks)
 
 

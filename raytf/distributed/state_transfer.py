@@ -78,13 +78,8 @@ class Giver:
         self.ticket = pickle.dumps((rendezvous.joined(host, self._server.getsockname()[1]), self._word))
 
     def give(self, arrays: Sequence[np.ndarray], takers: int, is_over: Callable[[], bool]) -> bool:
-        """Send arrays to so many takers, side by side; whether all have got them.
-
-        Args:
-            arrays: must not change meanwhile.
-            takers: how many will call.
-            is_over: whether a rank is known to be lost, so that to wait for it is in vain.
-        """
+        """Send arrays, which must not change meanwhile, to so many takers, side by side, unless a rank is known to be
+        lost; return whether all have got them."""
         views, began = [_bytes_of(array) for array in arrays], time.monotonic()
         answers: list[Future[bool]] = []
         with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:

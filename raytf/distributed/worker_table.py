@@ -25,14 +25,7 @@ _GIB = 2**30
 
 
 def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
-    """Show the user a table of all workers; every rank must call it.
-
-    Args:
-        group: of all ranks.
-        strategy: its name.
-        local_rank: of this worker.
-        say: takes the whole table for the user; only rank 0 calls it.
-    """
+    """Show the user a table of all workers with a strategy; every rank must call it, and `say` is called on rank 0."""
     me = {"local_rank": local_rank} | about_me()
     everyone = [json.loads(each) for each in gather(group, json.dumps(without_cluster(me)).encode())]
     if group.rank == 0:

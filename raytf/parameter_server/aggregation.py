@@ -35,14 +35,8 @@ class Aggregation:
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
-        """Choose the part that the next idle worker computes.
-
-        Parts that no worker has begun come first. Then come those that were begun least often, as long as there are
-        backup workers.
-
-        Returns:
-            None if there is nothing to do, or no worker is idle.
-        """
+        """Return the part that the next idle worker computes; None if there is nothing to do, or no worker is idle.
+        Parts that no worker has begun come first, then those begun least often, as long as there are backup workers."""
         if self.under_way >= self._workers:
             return None
         waiting = [part for part in range(self._parts) if part not in self._done]

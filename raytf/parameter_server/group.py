@@ -195,15 +195,8 @@ class ParameterServerGroup:
         self._missing: set[int] = set()
 
     def train(self) -> dict[str, Any] | None:
-        """Have the processes train, and watch them meanwhile.
-
-        Returns:
-            The run's result.
-
-        Raises:
-            ProcessDiedError: a process died without which the group cannot continue.
-            RaytfError, RayError: raised by the coordinator, or by Ray.
-        """
+        """Have the processes train, watch them meanwhile, and return the run's result. A ProcessDiedError says that a
+        process died without which the group cannot continue; other errors are the coordinator's, or Ray's."""
         all_of = self._processes
         try:
             chief, *others = ray.get([process.address.remote() for process in all_of.all], timeout=_START_SECONDS)
@@ -364,19 +357,7 @@ def _free() -> list[dict[str, float]]:
 
 
 def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train a job with one group of processes.
-
-    Args:
-        job: to train.
-        use_gpu: the workers compute on GPUs.
-        say: takes a line for the user.
-
-    Returns:
-        The run's result.
-
-    Raises:
-        RaytfError, RayError: the error that ended the group.
-    """
+    """Train a job with one group of processes, and return the run's result; raises the error that ended the group."""
     with placed(job, use_gpu, say) as (bundles, workers):
         job.monitor.book(GroupStart(workers))
         job.monitor.begin_group()

@@ -132,13 +132,8 @@ class ServerState:
         self.applied.assign_add(1)
 
     def add_to_states(self, which: Sequence[int], before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-        """Add a batch's changes to layers' states; to be traced.
-
-        Args:
-            which: indices of the states.
-            before: the states from which the batch was computed.
-            after: the states after the batch; for an integer state, its change.
-        """
+        """Add a batch's changes to layers' states of these indices, from those before and after it; an integer state
+        has its change in `after`. To be traced."""
         for i, old, new in zip(which, before, after, strict=True):
             held = self._held[i].value
             more = new - tf.cast(old, new.dtype) if held.dtype.is_floating else tf.round(new)

@@ -230,15 +230,8 @@ class Reduction:
         slices: Sequence[tf.TensorSpec] = (),
         outputs: int = 0,
     ) -> Reduced:
-        """Compute this worker's shards and add them over all workers.
-
-        Args:
-            part: of this worker.
-            compute: computes this worker's shards.
-            flags: [F] this worker's flags, whole numbers.
-            slices: specs of the packed slices that `compute` returns.
-            outputs: how many of the slices, the last ones, are rows for metrics, which have no digests.
-        """
+        """Compute this worker's shards and add them over all workers, with flags [F], whole numbers. The last of the
+        packed slices that `compute` returns (`outputs` of them) are rows for metrics, which have no digests."""
         raise NotImplementedError
 
     def settle(self, reduced: Reduced) -> None:
@@ -447,13 +440,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def everyones(part: WorkerPart, rows: tf.Tensor, words: WireWords = HOST) -> tf.Tensor:
-    """Return [V, M] float32 rows of all shards, bit for bit, on every worker.
-
-    Args:
-        part: of this worker.
-        rows: [L, M] of this worker's shards.
-        words: the form in which the rows travel.
-    """
+    """Return [V, M] float32 rows of all shards, bit for bit, on every worker, from [L, M] of its own."""
     if part.all_reduce is None:
         return rows
     bits = words.of_bits(part.placed(rows))

@@ -46,13 +46,8 @@ class EachTensor:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight.
-
-        Args:
-            tensors: of a shard.
-            weight: by which all numbers are multiplied, usually a power of two.
-            scales: [tensors] powers of two.
-        """
+        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight;
+        scales are powers of two, and a weight usually is."""
         encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
         return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
             [largest for _, largest in encoded_parts], 0

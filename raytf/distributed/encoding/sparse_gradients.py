@@ -76,13 +76,8 @@ class SliceLayout:
 
 
 def gather(part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | None]) -> list[tf.Tensor]:
-    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width].
-
-    Args:
-        part: of this worker.
-        own: for each variable, the occurrences of this worker's shards.
-        counts: for each variable, the occurrences of any shard; None if only the workers themselves know.
-    """
+    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width],
+    of which any shard has as many as `counts`, or None if only the workers themselves know."""
     if part.all_reduce is None or not own:
         return list(own)
     begins, totals = _places(part, own, counts)

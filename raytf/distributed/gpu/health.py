@@ -136,14 +136,8 @@ def await_fit(
 
 
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Return readings of the GPUs that this process may use; empty without a driver.
-
-    Args:
-        computes: this process has started to use them.
-
-    Raises:
-        GpuError: NVML fails, as for a GPU that has fallen off the bus.
-    """
+    """Return readings of the GPUs that this process may use, and has started to use or not; empty without a driver. A
+    GpuError says that NVML fails, as for a GPU that has fallen off the bus."""
     with nvml() as library:
         return [] if library is None else [_read(library, handle, computes) for handle in handles(library)]
 

@@ -89,13 +89,8 @@ class Member:
         self._left = news.numbers.get("left", self._left)
 
     def joining(self, address: str, wanted: int, order: int) -> dict[str, Any]:
-        """Return the message with which this worker asks to become a member of the next generation.
-
-        Args:
-            address: HOST:PORT at which this worker listens.
-            wanted: how many workers are started together, where nobody is left of a generation.
-            order: of these workers.
-        """
+        """Return the message with which this worker, which listens at an address, asks to become a member of the next
+        generation; see `Membership.join`."""
         return {"join": {"address": address, "wanted": wanted, "order": order}}
 
     def leaving(self, address: str, step: int) -> dict[str, Any]:
@@ -139,16 +134,8 @@ class Member:
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
-        """Note that the ranks of the generation have not met, so that this worker leaves it.
-
-        Args:
-            generation: the present one.
-            unreached: ranks that did not answer this worker.
-            are_connected: whether all ranks had connected, so that no missing link explains why they have not met.
-
-        Raises:
-            WorkerLostError: the ranks have tried often enough.
-        """
+        """Note that the ranks of the generation have not met, so that this worker leaves it: some were unreached, or
+        all had connected, so that no missing link explains it. After several tries raise a WorkerLostError."""
         self._failed, self._unreached = self._failed + 1, [generation.members[rank] for rank in unreached]
         self._has_met = are_connected
         if self._failed >= _MEETINGS:

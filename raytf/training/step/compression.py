@@ -35,15 +35,8 @@ class SpikeWatch:
         self._imprecise = 0
 
     def inspect(self, first: int, norms: np.ndarray) -> list[str]:
-        """Inspect the norms of consecutive steps.
-
-        Args:
-            first: the first of the steps, counted from 1.
-            norms: [K] global norms; NaN where one is not known.
-
-        Returns:
-            A line for the user for each step whose gradients are so large that those after it are imprecise.
-        """
+        """Return a line for the user for each of consecutive steps whose gradients are so large that those after it are
+        imprecise, by their global norms [K], NaN where one is not known; the first step is counted from 1."""
         lines = []
         for step, norm in enumerate(norms.tolist(), first):
             if not math.isfinite(norm):

@@ -165,13 +165,8 @@ def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps:
 def spread_shards(
     devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time.
-
-    Args:
-        devices: this process's devices.
-        micro, how, shards: as for `loop_shards`, with all shards of this worker.
-        fixed: for each device, its copies of the values that no step changes.
-    """
+    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time, each with
+    its copies of the values that no step changes (`fixed`)."""
     summed, rows, slices = [], [], []
     size = shards.seeds.shape[0]
     parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
@@ -323,14 +318,8 @@ def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Te
 
 
 class ShardTimer:
-    """Measures full micro-batches, of which nothing is kept.
-
-    Args:
-        compute: a traced micro-batch: (leaves, seeds) -> a `ShardResult`.
-        first: leaves of the first records.
-        records: number of records in a micro-batch.
-        seeds: how many pairs of seeds it takes.
-    """
+    """Measures full micro-batches of so many records and pairs of seeds, of which nothing is kept: a traced function
+    (leaves, seeds) -> `ShardResult`, and the leaves of the first records."""
 
     def __init__(self, compute: Any, first: Sequence[np.ndarray], records: int, seeds: int):
         self._compute, self._first, self._records, self._seeds = compute, first, records, seeds
@@ -374,13 +363,8 @@ class ShardTimer:
 
 
 class StepAudit:
-    """Computes the digests of audited shards.
-
-    Args:
-        work: the computation of a shard, traced.
-        reduction: how its tensors are added.
-        shards: V.
-    """
+    """Computes the digests of audited shards, for a traced computation of a shard whose tensors are added in fixed
+    point."""
 
     def __init__(self, work: Any, reduction: FixedPointReduction, shards: int):
         self._work, self._reduction, self._shards = work, reduction, shards

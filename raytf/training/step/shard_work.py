@@ -251,13 +251,8 @@ class KeptGradients:
 
 
 def squared_norm(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer | None) -> tf.Tensor:
-    """Return the sum of the squares of all elements, float32; to be traced.
-
-    Args:
-        gradients: summed over all shards, before they are clipped and before the update, which may change a loss
-            scale. Of slices, those of the same row are not added first, as in `tf.linalg.global_norm`.
-        optimizer: the optimizer that applies them.
-    """
+    """Return the sum of the squares of all elements, float32, before gradients are clipped and an update changes a loss
+    scale; of slices, those of the same row are not added first, as in `tf.linalg.global_norm`. To be traced."""
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     halves = [tf.cast(tf.nn.l2_loss(each), tf.float32) for each in values]
     total = 2.0 * tf.add_n(halves) if halves else tf.constant(0.0)

@@ -329,14 +329,8 @@ class Callbacks:
 def give_back(
     run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, params: dict[str, Any]
 ) -> None:
-    """Give the program's callbacks, and what they share with it, the state that theirs had at the end of a run.
-
-    Args:
-        run: its folder.
-        callbacks: the callbacks that the run was started with.
-        model: the program's model.
-        params: the run's parameters, as Keras passes them to callbacks.
-    """
+    """Give the callbacks with which a run was started, and what they share with the program, the state at its end;
+    `params` are the run's, as Keras passes them to callbacks."""
     values, arrays = callback_state.kept(run)
     own = _completed(callbacks)
     kept = KeptObjects(own, model)
