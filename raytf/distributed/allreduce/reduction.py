@@ -319,7 +319,7 @@ class FixedPointReduction(Reduction):
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
         self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
         together = of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
-        make = InBlocks if words.is_on_gpu else EachTensor
+        make: type[InBlocks | EachTensor] = InBlocks if words.is_on_gpu else EachTensor
         self._encoding = make(layout, compressed, 2.0 ** (15 - spent) - 1, words, together)
         self.shapes = self._encoding.shapes
         self._exponents = keras.Variable(

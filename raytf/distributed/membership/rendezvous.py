@@ -137,8 +137,8 @@ def mine() -> Meeting:
 
 # A rank calls all ranks before it, in their order, then answers all ranks after it, and then waits for the answers to
 # its calls. Events go in, and the next thing to do comes out, or an error that ends the meeting. Nothing here knows
-# sockets or clocks: whoever reports an event passes the time. `raytf.distributed.membership.rendezvous` carries the
-# decisions out, and `tests.stress.simulate` tries them in a simulated world.
+# sockets or clocks: whoever reports an event passes the time. `_Links` carries the decisions out,
+# and `tests.stress.simulate` tries them in a simulated world.
 
 
 class UnreachedError(ConnectionError):
@@ -252,11 +252,10 @@ class MeetingPoint:
         return ", ".join(f"rank {rank} at {self._addresses[rank]}" for rank in sorted(ranks))
 
 
-# Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
-# has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
-# here: Ray has brought it, or the run's secret, from which each member derives it (`group_key`). What is
-# sent later, gradients and heartbeats, is neither encrypted nor authenticated, since an HMAC of gradients takes longer
-# than a fast network (docs/guides/recovery.md). `MeetingPoint` decides whom to call and for how long to wait.
+# A rank has met another one only when that one has answered, so none begins before all are there. Both sides prove that
+# they know the group's key. It does not travel here: Ray has brought it, or the run's secret, from which each member
+# derives it (`group_key`). What is sent later, gradients and heartbeats, is neither encrypted nor authenticated, since
+# an HMAC of gradients takes longer than a fast network (docs/guides/recovery.md).
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
