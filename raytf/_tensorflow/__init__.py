@@ -103,11 +103,7 @@ def ran_graphs() -> Iterator[list[Any]]:
 
 
 def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
-    """Configure the service by which workers of a cluster miss each other, before a strategy does.
-
-    Args:
-        workers: how many they are.
-        heartbeat_timeout_ms: without a sign of life, after which one is taken for dead.
+    """Configure the service by which workers of a cluster notice that one sends no heartbeat, before a strategy does.
     """
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context

@@ -28,12 +28,8 @@ def _set(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
 
 
 class _Seeds:
-    """A new seed for each draw of a graph.
-
-    Args:
-        seed: [2] int32.
-        graph: in which it may be used; what functions of the user's own trace may be used in other graphs, too.
-    """
+    """A new seed, [2] int32, for each draw of a graph; what functions of the user's own trace may be used in other
+    graphs, too."""
 
     def __init__(self, seed: Any, graph: Any):
         self._seed, self._graph, self._count = seed, graph, 0

@@ -12,11 +12,7 @@ NODE_SPARE = 1 << 30
 
 def may_hold(free: int | None, size: int) -> bool:
     """Return whether a device can hold values of `size` bytes during training; otherwise training waits for their copy.
-
-    Args:
-        free: free bytes of the device after some steps; None where that is not known, which counts as too few.
-        size: bytes of the values.
-    """
+    Where its free bytes are not known (None), they count as too few."""
     return free is not None and size + DEVICE_SPARE <= free
 
 

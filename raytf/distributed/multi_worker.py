@@ -150,7 +150,7 @@ class MultiWorkerGroup:
         return self.strategy.run(_replica_sum, args=(tensor, options))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, computed at once.
+        """Return the sum of an array over all workers, computed at once.
 
         Raises:
             tf.errors.UnavailableError: or another error of TensorFlow's, when a worker is gone.

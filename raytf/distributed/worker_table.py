@@ -49,12 +49,8 @@ def gather(group: Ranks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """Return the table, as lines for the terminal.
-
-    Args:
-        title: shown above the table.
-        processes: from `about_me`; if all have a `local_rank`, they are all of the workers, by rank.
-    """
+    """Return the table of processes, from `about_me`, as lines for the terminal; if all have a `local_rank`, they are
+    all of the workers, by rank."""
     shown = Table(title=title, title_justify="left")
     has_ranks = all("local_rank" in process for process in processes)
     for name in (*(("rank", "local") if has_ranks else ()), "node", "address", "pid", "devices", "memory"):
@@ -83,11 +79,8 @@ def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Return facts about this process, as values for JSON.
-
-    Args:
-        serves: it has a TensorFlow server, so listing logical devices would take its devices a second time.
-    """
+    """Return facts about this process, as values for JSON. If it has a TensorFlow server (`serves`), listing logical
+    devices would take its devices a second time."""
     memory = psutil.virtual_memory()
     return {
         "node": ray.get_runtime_context().get_node_id(),

@@ -12,12 +12,8 @@ from collections.abc import Sequence
 
 
 class Aggregation:
-    """Decides which part of a step to compute next, and which gradients count.
-
-    Args:
-        parts: N, the number of gradients that make an update.
-        workers: number of workers; those beyond N compute backups.
-    """
+    """Decides which part of a step to compute next, and which of the gradients, N of which make an update, count.
+    Workers beyond N compute backups."""
 
     def __init__(self, parts: int, workers: int):
         self._parts, self._workers = parts, workers

@@ -43,11 +43,7 @@ _COMPILE_FACTOR = 20.0
 
 class ParameterServerExecutor:
     """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
-
-    Args:
-        config: the run's configuration.
-        cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
-    """
+    The cluster has HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`."""
 
     #: Its ranks do not meet again.
     meets_again = is_late = speaks_alone = False

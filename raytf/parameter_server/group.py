@@ -40,12 +40,8 @@ _FREE_SECONDS = 8.0
 
 
 class GroupProcess:
-    """An actor: one process of the group. It imports TensorFlow while the others start.
-
-    Args:
-        threads: TensorFlow's threads within an operation.
-        quiet: silence TensorFlow's messages.
-    """
+    """An actor: one process of the group, with threads within an operation. It imports TensorFlow while the others
+    start."""
 
     def __init__(self, threads: int, quiet: bool):
         self._phases = Phases()

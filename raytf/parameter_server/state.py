@@ -105,12 +105,8 @@ class ServerState:
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
-        """Update the weights once, on their servers; to be traced.
-
-        Args:
-            which: indices of the weights.
-            gradients: gradient of each of these weights, summed over the batch.
-        """
+        """Update the weights of these indices once, on their servers, with gradients summed over the batch; to be
+        traced."""
         # Clipped here, since clipping may need all gradients at once, and each server has only some.
         clipped = _keras.clipped(self._model.optimizer, gradients)
         parts: list[keras.Variable] = []

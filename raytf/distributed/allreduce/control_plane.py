@@ -66,7 +66,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all ranks, computed at once.
+        """Return the sum of an array over all ranks, computed at once.
 
         Raises:
             tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.

@@ -95,12 +95,8 @@ def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
 
 
 def needs_cluster(communication: Communication, promised: float) -> bool:
-    """Return whether ranks may need TensorFlow's own cluster, which has to exist before they know each other's seats.
-
-    Args:
-        communication: as the user gave it.
-        promised: GPUs that the cluster gives each rank; a fraction where several share one.
-    """
+    """Return whether ranks, promised so many GPUs each, may need TensorFlow's own cluster, which has to exist before
+    they know each other's seats."""
     return communication in ("ring", "nccl") or (communication == "auto" and promised >= 1)
 
 

@@ -51,11 +51,8 @@ def of_sums(sums: tf.Tensor) -> tf.Tensor:
 
 
 def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
-    """Return what is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
-
-    Args:
-        rows: [V, T * COLUMNS] float32 digests of each shard's T tensors.
-    """
+    """Return what is kept of a step, as in `step_digest`, from [V, T * COLUMNS] float32 digests of each shard's T
+    tensors: float32 with those bits, padded with zeros; to be traced."""
     shards, width = rows.shape
     tensors = width // COLUMNS
     of_rows = _sums_as_bytes if kind == DigestKind.DEVICE else _fingerprints
@@ -83,12 +80,8 @@ def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
 
 
 def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """Return [...] int64 sums over the last axis of uint64 words, each times the number of its place.
-
-    Args:
-        words: [..., n]; places count on from one row to the next.
-        start: the place of the first.
-    """
+    """Return [...] int64 sums over the last axis of uint64 words [..., n], each times the number of its place; places
+    count on from one row to the next, from `start`."""
     places = tf.range(start, start + tf.size(words, tf.int64), dtype=tf.int64)
     factors = tf.reshape(_mixed(tf.bitcast(places, tf.uint64)), tf.shape(words))
     return tf.reduce_sum(tf.bitcast(words * factors, tf.int64), -1)

@@ -302,12 +302,8 @@ class AuditPlaces(NamedTuple):
 
 
 def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlaces:
-    """Return where the rows of a call are.
-
-    Args:
-        audit: int32 [2]: the shard that another worker computes, too, or -1; and `AuditPlaces.beside`.
-        shards, total_shards: as in `WorkerPart`.
-    """
+    """Return where the rows of a call are, for `audit`, int32 [2]: the shard that another worker computes, too, or -1;
+    and `AuditPlaces.beside`."""
     shard, beside = tf.unstack(audit)
     numbers, own = tf.range(total_shards), shards.stop - shards.start
     nobody = own + beside

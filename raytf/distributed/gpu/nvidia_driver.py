@@ -179,12 +179,8 @@ def _explain(driver: ctypes.CDLL, code: int) -> str:
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
-
-    Args:
-        names: file names.
-        opens: raises OSError for a library that cannot be loaded.
-    """
+    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages; `opens`
+    raises OSError for one that cannot be loaded."""
     return [name for name in names if not any(_is_there(place, opens) for place in _places(name))]
 
 

@@ -145,12 +145,8 @@ class Membership:
         return self._next()
 
     def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
-        """Have members leave for good at the end of a step, but never all that have the state.
-
-        Args:
-            names: of those that leave; of the ones before who are not named again nothing more is asked.
-            after: workers that must have come before they leave.
-        """
+        """Have members leave for good at the end of a step, once the workers `after` have come, but never all that have
+        the state. Nothing more is asked of the ones before who are not named again."""
         self._dismissed = dict.fromkeys(names, frozenset(after))
 
     def want(self, wanted: int) -> Generation | None:

@@ -94,12 +94,8 @@ class Member:
         return {"join": {"address": address, "wanted": wanted, "order": order}}
 
     def leaving(self, address: str, step: int) -> dict[str, Any]:
-        """Return the message with which this worker leaves the present generation and asks for the next one.
-
-        Args:
-            address: HOST:PORT at which this worker listens from now on.
-            step: the last step that it has finished; -1 if it has no state.
-        """
+        """Return the message with which this worker, which listens at an address from now on, leaves the present
+        generation after a step, -1 if it has no state, and asks for the next one."""
         met = {"unreached": sorted(self._unreached), "met": self._has_met}
         return {"leave": {"number": self.number, "address": address, "step": step} | met}
 

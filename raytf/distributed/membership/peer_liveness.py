@@ -50,11 +50,8 @@ STOPPED_SECONDS = 6.0
 
 
 class HeartbeatSender:
-    """Sends heartbeats until it is told to end, or until this process ends.
-
-    Args:
-        connections: over which they go; others may be received there, and closing one ends the heartbeats over it.
-    """
+    """Sends heartbeats over connections until it is told to end, or until this process ends; closing one ends those
+    over it."""
 
     def __init__(self, connections: Iterable[socket.socket]):
         descriptors = [each.fileno() for each in connections]
@@ -105,11 +102,7 @@ class Loss(NamedTuple):
 
 
 class Waiting:
-    """Decides whether processes that are waited for are lost.
-
-    Args:
-        looks: in how many looks, one after the other, a process that is lost was quiet.
-    """
+    """Decides that a process that is waited for is lost when it was quiet in so many looks, one after the other."""
 
     def __init__(self, looks: int):
         self._looks = looks

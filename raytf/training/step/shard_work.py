@@ -173,12 +173,8 @@ class ShardWork:
         return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(computed)]
 
     def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
-        """Return what is sent of the states that have changed, and set `updated` to their indices.
-
-        Args:
-            before: values of the states.
-            after: values by the variable's `id`.
-        """
+        """Return what is sent of the states that have changed, from their values before and, by the variable's `id`,
+        after; set `updated` to their indices."""
         self.updated, updates = [], []
         for i, (variable, value_before) in enumerate(zip(self.states, before, strict=True)):
             value = after.get(id(variable))

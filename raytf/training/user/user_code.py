@@ -162,12 +162,7 @@ class StandardStream:
 
 
 class StandIn:
-    """Stands for an object that stayed in the program's process; any use raises a ConfigError.
-
-    Args:
-        key: the name under which the program's process knows the object.
-        kind: what the object is, for the message.
-    """
+    """Stands for an object of some kind that stayed in the program's process; any use raises a ConfigError."""
 
     def __init__(self, key: str, kind: str):
         self._key, self._kind = key, kind
