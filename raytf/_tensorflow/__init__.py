@@ -103,8 +103,7 @@ def ran_graphs() -> Iterator[list[Any]]:
 
 
 def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
-    """Configure the service by which workers of a cluster notice that one sends no heartbeat, before a strategy does.
-    """
+    """Configure the service by which workers notice that one of them sends no heartbeat, before a strategy does."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 

@@ -204,7 +204,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.plan import StepPlan
     from raytf.training.model import model as models
     from raytf.training.model import remarks
-    from raytf.training.user import model_guard
+    from raytf.training.user.callbacks import foreseen
 
     if asked["settings"] is not None:
         asked["settings"].apply()
@@ -225,7 +225,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["records"],
         )
         if asked["trains"]:
-            for line in model_guard.foreseen(code.callbacks):
+            for line in foreseen(code.callbacks):
                 remarks.add(model, line)
             _train(model, pipeline)
     finally:

@@ -21,8 +21,7 @@ from raytf.storage.storage import Storage
 from raytf.training.job import UserCode
 from raytf.training.user import callbacks as training_callbacks
 from raytf.training.user import later_files
-from raytf.training.user.callbacks import Callbacks
-from raytf.training.user.model_guard import foreseen
+from raytf.training.user.callbacks import Callbacks, foreseen
 from raytf.training.user.user_code import Parcel
 from tests.tf.ranks import Alone
 from tests.unit.driver import test_epochs as epochs

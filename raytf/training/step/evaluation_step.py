@@ -154,9 +154,7 @@ class EvalStep:
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
     def _full_steps(self, leaves, seeds, begin, totals):
-        fixed = fixed_values(
-            self._devices, self.micro.fixed
-        )  # an evaluation changes nothing, so this is the whole model
+        fixed = fixed_values(self._devices, self.micro.fixed)  # of the whole model: an evaluation changes nothing
         counts, total = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
         def body(k, rows, *arrays):
