@@ -22,7 +22,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ from raytf.distributed.allreduce.array_parts import (
 )
 from raytf.distributed.membership.peer_liveness import (
     PROCESS_LOOK_SECONDS,
-    Loss,
     Sign,
     Waiting,
     sign_of_process,
@@ -122,7 +120,7 @@ class HostSum:
             PeerLostError: a process is gone, or stopped.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("this host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 self._add(mine, total, size)
         return out
@@ -134,7 +132,7 @@ class HostSum:
             PeerLostError: a process is gone, or stopped.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("this host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 slot = self._next_slots(mine[0].dtype, size)[0]
                 if self.number == 0:
@@ -273,16 +271,18 @@ class HostSum:
                 received = peer.recv(1)
             except BlockingIOError:
                 waiting = waiting or Waiting.for_processes()
-                _check(waiting.check_signs({0: process.sign()}, self._is_over()), process)
+                loss = waiting.check_signs({0: process.sign()}, self._is_over())
+                if loss is not None and loss.number is None:
+                    raise PeerLostError("Collective: a worker of this group is lost") from None
+                if loss is not None:
+                    how = "is gone" if loss.sign is Sign.GONE else "was stopped"
+                    raise PeerLostError(f"Collective: {process} {how}") from None
                 continue
             if received == mark:
                 return
             if received:
                 raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
             raise PeerLostError("Collective: a worker of this host is gone")
-
-    def _all_or_none(self) -> AbstractContextManager[None]:
-        return all_or_none("this host", bool(self._peers), self.close)
 
 
 def _server(address: str, count: int) -> socket.socket:
@@ -304,14 +304,6 @@ def _credentials(peer: socket.socket) -> tuple[int, int, int]:
 
 def _is_of_this_user(peer: socket.socket) -> bool:
     return _credentials(peer)[1] == os.getuid()
-
-
-def _check(loss: Loss | None, process: _Process) -> None:
-    if loss is None:
-        return
-    if loss.number is None:
-        raise PeerLostError("Collective: a worker of this group is lost")
-    raise PeerLostError(f"Collective: {process} {'is gone' if loss.sign is Sign.GONE else 'was stopped'}")
 
 
 class _Process:
