@@ -189,12 +189,14 @@ class Reduction:
         layout: of the tensors.
         shapes, dtype: of the tensors that `encode` makes of a shard's.
         extra: columns that `encode` appends to a shard's row.
+        overlap: settings for sums over workers that start while gradients are computed; None for a sum after them.
     """
 
     layout: WireLayout
     shapes: list[tuple[int, ...]]
     dtype: tf.DType
     extra = 0
+    overlap: Overlap | None = None
 
     def state(self, place: int) -> dict[str, keras.Variable]:
         """Return the variables that must be saved with the weights, by name; `place` is the reduction's among those of
@@ -250,7 +252,7 @@ class FloatReduction(Reduction):
     def __init__(self, layout: WireLayout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
         self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
         sizes = [size * dtype.size for size in layout.sizes]
-        self._overlap, self._parts = overlap, [] if overlap is None else cut(sizes, overlap.bytes)
+        self.overlap, self._parts = overlap, [] if overlap is None else cut(sizes, overlap.bytes)
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -271,8 +273,8 @@ class FloatReduction(Reduction):
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
             return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), own_slices)
         early = None
-        if self._overlap is not None:
-            early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
+        if self.overlap is not None:
+            early = Buckets(self._parts, lambda _, own: all_reduce(own), self.overlap.rounds)
         summed, rows, own_slices = compute(tf.zeros([0]), early)
         beside = [tf.cast(part.placed(rows), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
@@ -308,7 +310,7 @@ class FixedPointReduction(Reduction):
         digests: DigestKind | None = None,
     ):
         self._digests = digests
-        self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
+        self.layout, self.extra, self.overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, as float32 has only 24: V fit an int32.
@@ -354,8 +356,8 @@ class FixedPointReduction(Reduction):
         all_reduce, total_shards, audit = part.all_reduce, part.total_shards, part.audit
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
-        if self._overlap is not None:  # for one worker, too: the loop's body must be the same for all
-            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
+        if self.overlap is not None:  # for one worker, too: the loop's body must be the same for all
+            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self.overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)

@@ -251,13 +251,11 @@ class ShardSums(NamedTuple):
         devices: this process's devices.
         part: of this worker in the sums.
         of: how many shards a batch is divided into.
-        has_overlap: whether sums over workers start while gradients are computed.
     """
 
     devices: Devices
     part: WorkerPart
     of: int
-    has_overlap: bool
 
     def add(
         self,
@@ -279,7 +277,7 @@ class ShardSums(NamedTuple):
         is_float, part, of = isinstance(reduction, reductions.FloatReduction), self.part, self.of
         # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
         # too late: the sum already has the gradients of other workers.
-        is_even = is_float and batch.counts is None and not self.has_overlap
+        is_even = is_float and batch.counts is None and reduction.overlap is None
         beside = None if part.audit is None else part.audit.beside
 
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:

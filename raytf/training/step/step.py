@@ -97,7 +97,7 @@ class StepGraph:
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
                 "train_step uses others. Leave them out, and pass those optimizers a schedule."
             )
-        self._has_overlap, self._flags = options.overlap is not None, options.flags
+        self._flags = options.flags
         self.probe_function = self._trace_probe()
         self.reductions = [
             self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
@@ -232,7 +232,7 @@ class StepGraph:
 
     def _step(self, rate, leaves, seeds, flags, shards, fixed) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
         """Make a step; return what is noted of it, all flags, and the gradients that are kept."""
-        sums = ShardSums(self._devices, shards.part, self._plan.shards, self._has_overlap)
+        sums = ShardSums(self._devices, shards.part, self._plan.shards)
         kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
         with self._devices.at_home():
             factors = self._factors(leaves, seeds, shards)
