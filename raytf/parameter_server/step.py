@@ -186,14 +186,7 @@ class AsyncStep(ServerStep):
 
     A call of K steps is one closure of TensorFlow's coordinator. If its worker dies, another worker gets it, from its
     first step on; if only its result was lost, the caller submits it again. Either way up to K updates are then applied
-    twice, and the counter of updates counts them twice.
-
-    Args:
-        args: as for `ServerStep`.
-        workers: number of workers.
-
-    Attributes:
-        window: number of calls that may be under way at once.
+    twice, and the counter of updates counts them twice. At most `window` calls may be under way at once.
     """
 
     def __init__(self, *args: Any, workers: int):
@@ -241,17 +234,10 @@ class SyncStep(ServerStep):
     """A batch is divided into parts, whose gradients from the same weights are summed to one update.
 
     Workers only compute; gradients are sent to the coordinator, which makes the update. So a worker that dies changes
-    nothing, and each update is applied once.
-
-    Args:
-        args: as for `ServerStep`.
-        parts: number of parts of a batch.
-        workers: number of workers; those beyond `parts` compute backups.
-
-    Attributes:
-        window: number of calls that may be under way at once: one.
+    nothing, and each update is applied once. Workers beyond the number of parts compute backups.
     """
 
+    #: How many calls may be under way at once.
     window = 1
 
     def __init__(self, *args: Any, parts: int, workers: int):

@@ -78,13 +78,7 @@ def watch(peer: socket.socket, silent_seconds: float) -> None:
 
 
 class _Dialed:
-    """A connection with the arbiter on which this process has said who it is.
-
-    Args:
-        arbiter: to connect with.
-        role: what the connection is for.
-        name: of this worker.
-        secret: which this process proves to know.
+    """A connection with the arbiter, in a role, on which this worker has proved that it knows a secret.
 
     Attributes:
         peer: the connection, which has a time limit.
@@ -106,11 +100,7 @@ class _Dialed:
             raise
 
     def line(self) -> bytes:
-        """Return the next line.
-
-        Raises:
-            ConnectionResetError: the arbiter has hung up.
-        """
+        """Return the next line; raise a ConnectionResetError if the arbiter has hung up."""
         line = self.lines.readline(_LINE_BYTES)
         if not line:
             raise ConnectionResetError("it has hung up")
@@ -130,11 +120,7 @@ class _Session:
 
     @classmethod
     def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
-        """Connect.
-
-        Raises:
-            OSError, ValueError, KeyError, TypeError: it is not the arbiter, or does not answer.
-        """
+        """Connect; raise OSError, ValueError, KeyError or TypeError if it is not the arbiter, or does not answer."""
         with contextlib.ExitStack() as undo:
             control = _Dialed(arbiter, WORKER, name, arbiter.key)
             undo.callback(control.peer.close)
