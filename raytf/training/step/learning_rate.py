@@ -6,9 +6,8 @@ and the rate with it; here the global batch is a setting, so the rate depends on
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import keras
@@ -68,14 +67,9 @@ class LearningRate:
         """Return whether the optimizer's rate is its own."""
         return self._law is None
 
-    @contextlib.contextmanager
-    def applied(self, rate: tf.Tensor) -> Iterator[None]:
+    def applied(self, rate: tf.Tensor) -> AbstractContextManager[None]:
         """Make the optimizer use this rate in graphs that are traced in this context; afterwards it uses its own."""
-        if self._law is None:
-            yield
-            return
-        with _keras.with_rate(self._inner, rate):
-            yield
+        return nullcontext() if self._law is None else _keras.with_rate(self._inner, rate)
 
 
 @dataclass(frozen=True)
