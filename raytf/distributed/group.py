@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,10 +13,9 @@ from raytf.config.sections import StrategySection
 from raytf.distributed.allreduce.routes import SumRoute
 from raytf.distributed.devices import Devices, LocalDevices
 from raytf.distributed.encoding.wire import WireLayout
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.multi_worker import MultiWorkerGroup
 from raytf.errors import ClusterError, one_line
-
-if TYPE_CHECKING:
-    from raytf.distributed.multi_worker import MultiWorkerGroup
 
 
 class Ranks(Protocol):
@@ -161,6 +160,9 @@ def tpu() -> SingleWorkerGroup:
     return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))
 
 
+_OF_ONE_WORKER = {"mirrored": mirrored, "one-device": one_device, "central-storage": central_storage, "tpu": tpu}
+
+
 def make(section: StrategySection, gpus: float = 0.0) -> Group:
     """Return the group of a synchronous strategy.
 
@@ -174,27 +176,13 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
         ClusterError: the devices are not there.
         GpuError, WorkerLostError: a worker of multi-worker-mirrored does not have the GPU that it was given.
     """
-    match section.strategy:
-        case "mirrored":
-            return mirrored()
-        case "one-device":
-            return one_device()
-        case "central-storage":
-            return central_storage()
-        case "tpu":
-            return tpu()
-        case _:
-            from raytf.distributed import multi_worker
-            from raytf.distributed.membership import rendezvous
-
-            return multi_worker.MultiWorkerGroup(rendezvous.mine(), section.communication, promised=gpus)
+    if section.strategy in _OF_ONE_WORKER:
+        return _OF_ONE_WORKER[section.strategy]()
+    return MultiWorkerGroup(rendezvous.mine(), section.communication, promised=gpus)
 
 
 def make_again(section: StrategySection, gpus: float = 0.0) -> MultiWorkerGroup:
     """Return the group of a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
-    from raytf.distributed import multi_worker
-    from raytf.distributed.membership import rendezvous
-
     mine = rendezvous.mine()
     alone = rendezvous.Meeting(0, (mine.addresses[mine.rank],), mine.key)
-    return multi_worker.MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)
+    return MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)
