@@ -1,11 +1,8 @@
 """MultiWorkerMirroredStrategy as raytf uses it: with this worker's devices, and TensorFlow's collectives, if they add.
 
-A worker has one device, so its shards are computed one after another. Model and optimizer variables are plain
-`tf.Variable`s, created outside the strategy's scope, and only the reduction runs through `strategy.run`. Every rank
-applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container. What that
-buys: Keras sees no strategy, so compiled losses keep their scale, metrics and callbacks read local numbers without a
-collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
-reduced with the gradients instead of diverging.
+A worker has one device, so its shards are computed one after another. Only the reduction runs through `strategy.run`.
+Every rank applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container;
+`raytf.distributed` says what that buys. BatchNorm statistics are reduced with the gradients instead of diverging.
 
 Everything but gradients goes over CPUs (`control_plane`), and the path of gradients is chosen from where all ranks
 compute (`routes`): from GPU to GPU if each rank has its own, otherwise over the hosts. On one host nothing goes over

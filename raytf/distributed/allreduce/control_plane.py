@@ -123,9 +123,9 @@ class ControlPlane(abc.ABC):
         own = data if self.rank == giver else bytes(length)
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
-    def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         """Return the arrays of one rank, bit for bit, on every rank; see `broadcast`."""
-        return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
+        return broadcast(arrays, self.rank == giver, self.sum)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
