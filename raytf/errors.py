@@ -49,7 +49,7 @@ class RaytfError(Exception):
     retryable = False
     #: Whether the same command may do what it should a while later, though nobody fixes anything.
     passes = False
-    #: The exception of the program's code that this error explains, as `raytf.training.user.user_errors` pickles it.
+    #: The exception of the program's code that this error explains, as `raytf.training.user.user_code` pickles it.
     original: bytes | None = None
 
     def __reduce__(self):
@@ -252,6 +252,12 @@ class ReplicaError(RaytfError):
 
 class HangError(RaytfError):
     """A worker makes no progress; the last of several that hung at the same step."""
+
+    retryable = True
+
+
+class ProcessDiedError(RaytfError):
+    """A process has died without which its group with parameter servers cannot continue."""
 
     retryable = True
 

@@ -50,7 +50,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     import tensorflow as tf
 
     from raytf.distributed.allreduce.reduction import FixedPointReduction, packed
-    from raytf.distributed.encoding.wire import WireLayout
+    from raytf.distributed.encoding.wire import WireLayout, WorkerPart
 
     exact = FixedPointReduction(WireLayout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]
@@ -59,9 +59,8 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
 
     @tf.function(autograph=False)
     def step() -> Any:
-        return exact.reduce(
-            packed(tf.identity), lambda *_: (summed, rows, []), tf.zeros([step_agreement.LENGTH]), own, shards
-        ).row
+        part = WorkerPart(packed(tf.identity), own, shards)
+        return exact.reduce(part, lambda *_: (summed, rows, []), tf.zeros([step_agreement.LENGTH])).row
 
     step()
     return lambda: step().numpy()

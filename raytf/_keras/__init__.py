@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 #: The version of Keras in which everything was last seen to be there and to do what is meant.
@@ -39,6 +39,21 @@ SEEN = {
     "keras.src.utils.tracking": "TrackedDict TrackedList TrackedOrderedDict TrackedSet",
     "keras.src.utils.tracking.Tracker": "stored_ids",
 }
+
+
+@contextlib.contextmanager
+def with_attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give an object attributes, which go before the methods of its class, while the `with` statement lasts."""
+    attributes = vars(owner)
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(before)
+
 
 # -- what is set in a process ------------------------------------------------------------------------------------------
 
@@ -111,11 +126,7 @@ def input_signature(model: Any) -> Any:
 
 
 def made_by(tensor: Any) -> Any:
-    """Return the operation of a functional model that makes a tensor.
-
-    Returns:
-        None for other tensors.
-    """
+    """Return the operation of a functional model that makes a tensor; None for other tensors."""
     return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
@@ -154,24 +165,60 @@ def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], ep
     return made
 
 
+def step_parts(model: Any) -> dict[str, list[Any]]:
+    """Return the objects that the traced step uses, by the names under which a person knows them."""
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    return {
+        "compile()": [getattr(model, "_compile_config", None)],
+        "the optimizer": [optimizer],
+        "the learning-rate schedule": [getattr(inner, "_learning_rate", None)],
+        "the loss": [getattr(model, "_compile_loss", None), model.loss],
+        "the metrics": [getattr(model, "_compile_metrics", None), *model.metrics],
+        "the layers": list(model._flatten_layers()),
+        "the weights": list(model.weights),
+    }
+
+
+def build_compiled(model: Any, batch: tuple[Any, Any, Any]) -> None:
+    """Build the compiled loss and metrics of a built model for an (x, y, sample_weight), which computes nothing."""
+    model._symbolic_build(data_batch=batch)
+
+
+def replaced_parts(before: dict[str, list[Any]], model: Any) -> list[str]:
+    """Return which of the parts are other objects now."""
+    now = step_parts(model)
+    return [name for name, own in before.items() if list(map(id, own)) != list(map(id, now[name]))]
+
+
+def trainable_flags(model: Any) -> dict[str, list[bool]]:
+    """Return which layers and variables are trainable, by their order in the model."""
+    return {
+        "layers": [bool(layer.trainable) for layer in model._flatten_layers()],
+        "variables": [bool(variable.trainable) for variable in model.variables],
+    }
+
+
+def set_trainable_flags(model: Any, flags: dict[str, list[bool]]) -> None:
+    """Set which layers and variables are trainable, as `trainable_flags` returned it."""
+    # A layer hands its flag to the layers inside it, which come after it and then get their own.
+    for layer, flag in zip(model._flatten_layers(), flags["layers"], strict=True):
+        layer.trainable = flag
+    for variable, flag in zip(model.variables, flags["variables"], strict=True):
+        if variable.trainable != flag:
+            variable.trainable = flag
+
+
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def compile_config(model: Any) -> Any:
-    """Return the arguments of `compile`, as Keras keeps them.
-
-    Returns:
-        None where it was not called.
-    """
+    """Return the arguments of `compile`, as Keras keeps them; None where it was not called."""
     return getattr(model, "_compile_config", None)
 
 
 def compiled_loss(model: Any) -> Any:
-    """Return all losses of `compile` in one object.
-
-    Returns:
-        None where there are none.
-    """
+    """Return all losses of `compile` in one object; None where there are none."""
     return getattr(model, "_compile_loss", None)
 
 
@@ -180,15 +227,9 @@ def losses_of(compiled: Any) -> list[Any]:
     return list(getattr(compiled, "_flat_losses", None) or [])
 
 
-@contextlib.contextmanager
-def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
+def with_losses(compiled: Any, entries: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """Replace the losses of a compiled loss while the `with` statement lasts; see `losses_of`."""
-    own = compiled._flat_losses
-    compiled._flat_losses = list(entries)
-    try:
-        yield
-    finally:
-        compiled._flat_losses = own
+    return with_attributes(compiled, {"_flat_losses": list(entries)})
 
 
 def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
@@ -202,22 +243,14 @@ def loss_tracker(model: Any) -> Any:
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that a layer has put on a tensor.
-
-    Returns:
-        None where there is none.
-    """
+    """Return the mask that a layer has put on a tensor; None where there is none."""
     from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """Return a sample weight together with a mask, as losses count them.
-
-    Returns:
-        None where there is neither.
-    """
+    """Return a sample weight together with a mask, as losses count them; None where there is neither."""
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(weight, mask, dtype=dtype, reduction=reduction)
@@ -242,16 +275,9 @@ def rate_of(optimizer: Any) -> Any:
     return (optimizer if has_one_rate(optimizer) else optimizer.optimizers[-1]).learning_rate
 
 
-@contextlib.contextmanager
-def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
+def with_rate(optimizer: Any, rate: Any) -> contextlib.AbstractContextManager[None]:
     """Use this rate for the optimizer's updates while the `with` statement lasts."""
-    # As an attribute of the one object, which goes before the method of its class.
-    attributes = vars(optimizer)
-    attributes["_get_current_learning_rate"] = lambda: rate
-    try:
-        yield
-    finally:
-        del attributes["_get_current_learning_rate"]
+    return with_attributes(optimizer, {"_get_current_learning_rate": lambda: rate})
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:

@@ -8,6 +8,7 @@ TensorFlow is imported when a function is called. Knows nothing of raytf.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,11 +37,7 @@ SEEN = {
 
 
 def numpy_behavior() -> tuple[bool, str] | None:
-    """Return how NumPy behavior is enabled: whether floats are float32, and the mode of dtype conversion.
-
-    Returns:
-        None where it is not enabled.
-    """
+    """Return whether NumPy behavior prefers float32, and its mode of dtype conversion; None if it is not enabled."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
     from tensorflow.python.ops.numpy_ops import np_dtypes
@@ -64,11 +61,7 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
 
 
 def operation(kind: str) -> Any:
-    """Return the definition (OpDef) of a kind of operation.
-
-    Returns:
-        None where TensorFlow knows none.
-    """
+    """Return the definition (OpDef) of a kind of operation; None where TensorFlow knows none."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(kind)
@@ -110,12 +103,7 @@ def ran_graphs() -> Iterator[list[Any]]:
 
 
 def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
-    """Configure the service by which workers of a cluster miss each other, before a strategy does.
-
-    Args:
-        workers: how many they are.
-        heartbeat_timeout_ms: without a sign of life, after which one is taken for dead.
-    """
+    """Configure the service by which workers notice that one of them sends no heartbeat, before a strategy does."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
@@ -148,6 +136,55 @@ def per_replica(values: Sequence[Any]) -> Any:
     from tensorflow.python.distribute.values import PerReplica
 
     return PerReplica(values)
+
+
+# -- summary writers ---------------------------------------------------------------------------------------------------
+
+_SUMMARIES = "tensorflow.python.ops.summary_ops_v2"
+#: The attribute of a writer that has the arguments of its constructor.
+_MADE_WITH = "_raytf_made_with"
+
+
+@contextlib.contextmanager
+def noted_writers() -> Iterator[None]:
+    """Note the folder of each summary writer that is made while the `with` statement lasts."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    kind = summary_ops_v2._ResourceSummaryWriter
+    own = kind.__init__
+
+    def init(self: Any, create_fn: Any, init_op_fn: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, create_fn, init_op_fn, *args, **kwargs)
+        vars(self)[_MADE_WITH] = getattr(init_op_fn, "keywords", {})
+
+    kind.__init__ = init
+    try:
+        yield
+    finally:
+        kind.__init__ = own
+
+
+def writer_folder(writer: Any) -> tuple[str | None, str]:
+    """Return the folder in which a summary writer writes, None if it was not noted, and the suffix of its files."""
+    noted = vars(writer).get(_MADE_WITH, {})
+    folder, suffix = (noted.get(name) for name in ("logdir", "filename_suffix"))
+    return (None if folder is None else _text(folder)), ("" if suffix is None else _text(suffix))
+
+
+def default_writer() -> tuple[Any, Any]:
+    """Return the summary writer that the program has made the default one in this thread, None where its folder was not
+    noted, and the default step."""
+    module = sys.modules.get(_SUMMARIES)
+    if module is None:
+        return None, None
+    writer, step = module._summary_state.writer, module._summary_state.step
+    is_known = writer is not None and _MADE_WITH in vars(writer)
+    return (writer if is_known else None), step
+
+
+def _text(value: Any) -> str:
+    data = value.numpy() if hasattr(value, "numpy") else value
+    return data.decode() if isinstance(data, bytes) else str(data)
 
 
 # -- SavedModels -------------------------------------------------------------------------------------------------------

@@ -55,11 +55,7 @@ def is_dataset(data: Any) -> bool:
 
 
 class DatasetGraph:
-    """The graph of a data set.
-
-    Args:
-        dataset: of TensorFlow.
-    """
+    """The graph of a data set of TensorFlow."""
 
     def __init__(self, dataset: Any):
         import tensorflow as tf

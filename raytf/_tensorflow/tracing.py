@@ -28,12 +28,8 @@ def _set(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
 
 
 class _Seeds:
-    """A new seed for each draw of a graph.
-
-    Args:
-        seed: [2] int32.
-        graph: in which it may be used; what functions of the user's own trace may be used in other graphs, too.
-    """
+    """A new seed, [2] int32, for each draw of a graph; what functions of the user's own trace may be used in other
+    graphs, too."""
 
     def __init__(self, seed: Any, graph: Any):
         self._seed, self._graph, self._count = seed, graph, 0
@@ -62,11 +58,8 @@ _seeds: contextvars.ContextVar[_Seeds | None] = contextvars.ContextVar("seeds", 
 
 
 def seeded(seed: Any) -> contextlib.AbstractContextManager[None]:
-    """Have draws of `tf.random` in the graph that this thread builds be functions of a seed and of their order.
-
-    Args:
-        seed: [2] int32.
-    """
+    """Have draws of `tf.random` in the graph that this thread builds be functions of a seed, [2] int32, and of their
+    order."""
     import tensorflow as tf
 
     _draw_from_seeds()
@@ -142,11 +135,7 @@ Current = Callable[[], Mapping[int, Any]]
 
 
 def on_tensors(current: Current) -> contextlib.AbstractContextManager[None]:
-    """Have tapes of this thread watch tensors instead of variables, and differentiate by them.
-
-    Args:
-        current: the tensors that trainable variables stand for.
-    """
+    """Have tapes of this thread watch the tensors that trainable variables stand for, and differentiate by them."""
     _watch_tensors()
     return _set(_current, current)
 

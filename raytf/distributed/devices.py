@@ -77,15 +77,9 @@ def computes_on_gpu(devices: Devices) -> bool:
 
 
 class DeviceRoom:
-    """Whether this process's device has memory for copies of the state's values in addition to its variables.
-
-    The free memory is read only once, at the first copy: later readings would count the copies that are held.
-
-    Args:
-        size: bytes that may be held at a time.
-        free: reads the bytes of the device that are free; None where that is not known.
-        say: takes a line for the user, if training has to wait.
-    """
+    """Whether this process's device has memory for copies of the state's values, in bytes, in addition to its
+    variables. The free memory (None if not known) is read once, at the first copy: later readings would count the
+    copies."""
 
     def __init__(self, size: int, free: Callable[[], int | None], say: Callable[[str], None]):
         self._size, self._free, self._say = size, free, say
@@ -108,11 +102,8 @@ class DeviceRoom:
 
 
 def free_bytes() -> int | None:
-    """Free memory of this process's first GPU, as its driver reports it.
-
-    Returns:
-        None where the driver does not say, or other processes share that GPU.
-    """
+    """Return the free memory of this process's first GPU; None where the driver does not say, or other processes share
+    it."""
     if visibility.share() < 1:  # the driver does not know how much of TensorFlow's part is free
         return None
     with suppress(GpuError), nvidia_driver.nvml() as library:
@@ -125,13 +116,7 @@ def set_memory(
     share: float, config: Any = tf.config, mine: Callable[[], list[nvidia_driver.Gpu]] = nvidia_driver.mine
 ) -> None:
     """Limit this process's GPU memory, before TensorFlow has started: memory grows as needed, and a GPU that is shared
-    gives at most this process's share; otherwise TensorFlow would leave nothing to the others.
-
-    Args:
-        share: part of its GPU, up to 1.
-        config: TensorFlow's.
-        mine: finds this process's GPUs.
-    """
+    gives at most this process's share; otherwise TensorFlow would leave nothing to the others."""
     devices = config.list_physical_devices("GPU")
     gpus = mine() if devices and share < 1 else []
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,19 +13,13 @@ from raytf.config.sections import StrategySection
 from raytf.distributed.allreduce.routes import SumRoute
 from raytf.distributed.devices import Devices, LocalDevices
 from raytf.distributed.encoding.wire import WireLayout
+from raytf.distributed.membership import rendezvous
+from raytf.distributed.multi_worker import MultiWorkerGroup
 from raytf.errors import ClusterError, one_line
-
-if TYPE_CHECKING:
-    from raytf.distributed.multi_worker import MultiWorkerGroup
 
 
 class Ranks(Protocol):
-    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order.
-
-    Attributes:
-        rank: this worker's rank.
-        world_size: how many workers there are.
-    """
+    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -34,28 +28,17 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, computed at once."""
-        ...
+        """Return the sum of an array over all workers, computed at once."""
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
         """Return the bytes of one rank, of any length, on every worker."""
-        ...
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         """Return the arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
-        ...
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again.
-
-        Args:
-            arrays: of the givers; the takers' have the same shapes and dtypes, and are written over.
-            givers, takers: ranks.
-
-        Returns:
-            The givers' arrays on the takers.
-        """
-        ...
+        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again; the
+        arrays of the takers have the same shapes and dtypes, and are written over."""
 
 
 class Group(Ranks, Protocol):
@@ -73,15 +56,10 @@ class Group(Ranks, Protocol):
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of tensors of one dtype over all workers; may be traced."""
-        ...
 
 
 class SingleWorkerGroup:
-    """A group of one worker with some devices.
-
-    Args:
-        devices: of this process.
-    """
+    """A group of one worker with some devices."""
 
     rank, world_size = 0, 1
     route: SumRoute | None = None
@@ -110,12 +88,7 @@ class SingleWorkerGroup:
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """Return a strategy's devices. Each device's part of a sum goes to `home` in one piece, and is added there.
-
-    Args:
-        strategy: that owns the devices.
-        home: the device where the weights are and sums are made.
-    """
+    """Return a strategy's devices. Each device's part of a sum goes to `home`, where the weights are, in one piece."""
     names = strategy.extended.worker_devices
 
     def add(parts: list[list[tf.Tensor]], home: str) -> list[tf.Tensor]:
@@ -187,6 +160,9 @@ def tpu() -> SingleWorkerGroup:
     return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))
 
 
+_OF_ONE_WORKER = {"mirrored": mirrored, "one-device": one_device, "central-storage": central_storage, "tpu": tpu}
+
+
 def make(section: StrategySection, gpus: float = 0.0) -> Group:
     """Return the group of a synchronous strategy.
 
@@ -200,27 +176,13 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
         ClusterError: the devices are not there.
         GpuError, WorkerLostError: a worker of multi-worker-mirrored does not have the GPU that it was given.
     """
-    match section.strategy:
-        case "mirrored":
-            return mirrored()
-        case "one-device":
-            return one_device()
-        case "central-storage":
-            return central_storage()
-        case "tpu":
-            return tpu()
-        case _:
-            from raytf.distributed import multi_worker
-            from raytf.distributed.membership import rendezvous
-
-            return multi_worker.MultiWorkerGroup(rendezvous.mine(), section.communication, promised=gpus)
+    if section.strategy in _OF_ONE_WORKER:
+        return _OF_ONE_WORKER[section.strategy]()
+    return MultiWorkerGroup(rendezvous.mine(), section.communication, promised=gpus)
 
 
 def make_again(section: StrategySection, gpus: float = 0.0) -> MultiWorkerGroup:
     """Return the group of a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
-    from raytf.distributed import multi_worker
-    from raytf.distributed.membership import rendezvous
-
     mine = rendezvous.mine()
     alone = rendezvous.Meeting(0, (mine.addresses[mine.rank],), mine.key)
-    return multi_worker.MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)
+    return MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)

@@ -12,24 +12,13 @@ NODE_SPARE = 1 << 30
 
 def may_hold(free: int | None, size: int) -> bool:
     """Return whether a device can hold values of `size` bytes during training; otherwise training waits for their copy.
-
-    Args:
-        free: free bytes of the device after some steps; None where that is not known, which counts as too few.
-        size: bytes of the values.
-    """
+    Where its free bytes are not known (None), they count as too few."""
     return free is not None and size + DEVICE_SPARE <= free
 
 
 def held(state: int, ranks: int, keeps_best: bool) -> int:
-    """Return the bytes of a rank's device that copies of the state may hold at a time: shares of different steps.
-
-    One copy is on its way into memory, one on its way to storage, and with `--keep-best` one waits.
-
-    Args:
-        state: bytes of the whole state.
-        ranks: how many ranks share the state.
-        keeps_best: `--keep-best` is set.
-    """
+    """Return the bytes of a rank's device that copies of the state, which ranks share, may hold at a time: one copy is
+    on its way into memory, one on its way to storage, and with `--keep-best` one waits."""
     return max(state, (3 if keeps_best else 2) * state // ranks)
 
 

@@ -1,11 +1,8 @@
 """MultiWorkerMirroredStrategy as raytf uses it: with this worker's devices, and TensorFlow's collectives, if they add.
 
-A worker has one device, so its shards are computed one after another. Model and optimizer variables are plain
-`tf.Variable`s, created outside the strategy's scope, and only the reduction runs through `strategy.run`. Every rank
-applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container. What that
-buys: Keras sees no strategy, so compiled losses keep their scale, metrics and callbacks read local numbers without a
-collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
-reduced with the gradients instead of diverging.
+A worker has one device, so its shards are computed one after another. Only the reduction runs through `strategy.run`.
+Every rank applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container;
+`raytf.distributed` says what that buys. BatchNorm statistics are reduced with the gradients instead of diverging.
 
 Everything but gradients goes over CPUs (`control_plane`), and the path of gradients is chosen from where all ranks
 compute (`routes`): from GPU to GPU if each rank has its own, otherwise over the hosts. On one host nothing goes over
@@ -18,8 +15,8 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
+from raytf._process import in_thread
 from raytf.config.sections import Communication
 from raytf.distributed.allreduce import routes
 from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, SocketPlane
@@ -49,11 +47,8 @@ OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
-
-    Returns:
-        None where it has none.
-    """
+    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind; None if it
+    has none."""
     if not tf.config.list_logical_devices("GPU"):
         return None
     gpus = nvidia_driver.mine()
@@ -152,7 +147,7 @@ class MultiWorkerGroup:
         return self.strategy.run(_replica_sum, args=(tensor, options))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, computed at once.
+        """Return the sum of an array over all workers, computed at once.
 
         Raises:
             tf.errors.UnavailableError: or another error of TensorFlow's, when a worker is gone.
@@ -212,21 +207,11 @@ def within(seconds: float, connect: Callable[[], None]) -> None:
     Raises:
         GpuError: the time is over. The thread that hangs ends with the process.
     """
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            connect()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="raytf-nccl")
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+    job = in_thread(connect, "raytf-nccl")
+    wait([job], seconds)
+    if not job.done():
         raise GpuError(f"NCCL has not connected the workers' GPUs in {seconds:g} s. {_WITHOUT_NCCL}", is_doubtful=True)
-    if raised:
-        raise raised[0]
+    job.result()
 
 
 _WITHOUT_NCCL = (

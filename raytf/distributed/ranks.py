@@ -9,14 +9,7 @@ from raytf.errors import RaytfError
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A worker's place.
-
-    Attributes:
-        rank: among all workers.
-        size: how many workers there are.
-        local_rank: among the workers of its node.
-        local_size: how many workers its node has.
-    """
+    """A worker's place among all workers, and among those of its node."""
 
     rank: int
     size: int
@@ -28,11 +21,7 @@ _place: RankInfo | None = None
 
 
 def take(place: RankInfo | None) -> None:
-    """Make this process that worker from now on.
-
-    Args:
-        place: of the worker; None if this process is not a worker any more.
-    """
+    """Make this process that worker from now on; None if it is not a worker any more."""
     global _place
     _place = place
 

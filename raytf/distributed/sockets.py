@@ -24,8 +24,7 @@ CALL_SECONDS = 10.0
 _MOST = 1024
 #: Seconds to wait where this process can open no further file, and no caller's can be closed.
 _FULL_SECONDS = 0.05
-_sockets = weakref.WeakSet[socket.socket]()
-_pipes = weakref.WeakSet[IO[Any]]()
+_connections = weakref.WeakSet[socket.socket | IO[Any]]()
 _servers = set[str]()
 
 
@@ -142,10 +141,7 @@ class Callers:
 
 def close_in_children(connection: socket.socket | IO[Any]) -> None:
     """Have children that Python forks from now on close a connection. A child that C code forks keeps it open."""
-    if isinstance(connection, socket.socket):
-        _sockets.add(connection)
-    else:
-        _pipes.add(connection)
+    _connections.add(connection)
 
 
 def close_connections_with(paths: Collection[str]) -> None:
@@ -157,12 +153,11 @@ def close_connections_with(paths: Collection[str]) -> None:
 
 
 def _close_all() -> None:
-    for each in list(_sockets):
-        descriptor = each.detach()  # `close` would wait for files that were made of it
-        if descriptor >= 0:
+    for each in list(_connections):
+        if not isinstance(each, socket.socket):
+            each.close()
+        elif (descriptor := each.detach()) >= 0:  # `close` would wait for files that were made of it
             os.close(descriptor)
-    for pipe in list(_pipes):
-        pipe.close()
     if _servers:
         _end_connections_with(_servers)
 

@@ -71,27 +71,15 @@ def givers_of(givers: Sequence[int], takers: Sequence[int]) -> dict[int, int]:
 
 
 class Giver:
-    """Gives arrays to ranks that call.
-
-    Args:
-        host: address of this machine at which others reach it.
-
-    Attributes:
-        ticket: for takers.
-    """
+    """Gives arrays to ranks that call this machine at an address; `ticket` is for them."""
 
     def __init__(self, host: str):
         self._server, self._word = rendezvous.server_at(host), secrets.token_bytes(_WORD_BYTES)
         self.ticket = pickle.dumps((rendezvous.joined(host, self._server.getsockname()[1]), self._word))
 
     def give(self, arrays: Sequence[np.ndarray], takers: int, is_over: Callable[[], bool]) -> bool:
-        """Send arrays to so many takers, side by side; whether all have got them.
-
-        Args:
-            arrays: must not change meanwhile.
-            takers: how many will call.
-            is_over: whether a rank is known to be lost, so that to wait for it is in vain.
-        """
+        """Send arrays, which must not change meanwhile, to so many takers, side by side, unless a rank is known to be
+        lost; return whether all have got them."""
         views, began = [_bytes_of(array) for array in arrays], time.monotonic()
         answers: list[Future[bool]] = []
         with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:

@@ -25,12 +25,7 @@ def bits_of(value: int) -> np.ndarray:
 
 
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
-    """Return whether all ranks sent the same hash.
-
-    Args:
-        sums: [64] each bit, summed over the ranks.
-        world_size: number of ranks.
-    """
+    """Return whether all ranks sent the same hash, from its bits [64], each summed over the ranks."""
     counts = np.rint(sums)
     if 0 < counts[0] < world_size:  # hashes of CPUs and of devices cannot be compared
         return True
@@ -51,11 +46,7 @@ class ReplicaVerdict:
 
 
 def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
-    """Find the majority: more than half of the ranks, with equal hashes.
-
-    Returns:
-        None if all hashes are equal, or cannot be compared.
-    """
+    """Find the majority, more than half of the ranks; None if all hashes are equal, or cannot be compared."""
     if len({value & DEVICE_BIT for value in hashes}) > 1:  # those of CPUs and of devices cannot be compared
         return None
     (most, count), *others = Counter(hashes).most_common()

@@ -75,11 +75,7 @@ def number(digest: bytes) -> int:
 
 
 def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | None:
-    """Return how two digests of one step differ; None if they are equal.
-
-    Args:
-        layout: of both.
-    """
+    """Return how two digests of one step, of one layout, differ; None if they are equal."""
     if one == other:
         return None
     begin = STEP_BYTES + SHARD_BYTES * layout.shards

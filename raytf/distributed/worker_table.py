@@ -25,14 +25,7 @@ _GIB = 2**30
 
 
 def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
-    """Show the user a table of all workers; every rank must call it.
-
-    Args:
-        group: of all ranks.
-        strategy: its name.
-        local_rank: of this worker.
-        say: takes the whole table for the user; only rank 0 calls it.
-    """
+    """Show the user a table of all workers with a strategy; every rank must call it, and `say` is called on rank 0."""
     me = {"local_rank": local_rank} | about_me()
     everyone = [json.loads(each) for each in gather(group, json.dumps(without_cluster(me)).encode())]
     if group.rank == 0:
@@ -56,12 +49,8 @@ def gather(group: Ranks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """Return the table, as lines for the terminal.
-
-    Args:
-        title: shown above the table.
-        processes: from `about_me`; if all have a `local_rank`, they are all of the workers, by rank.
-    """
+    """Return the table of processes, from `about_me`, as lines for the terminal; if all have a `local_rank`, they are
+    all of the workers, by rank."""
     shown = Table(title=title, title_justify="left")
     has_ranks = all("local_rank" in process for process in processes)
     for name in (*(("rank", "local") if has_ranks else ()), "node", "address", "pid", "devices", "memory"):
@@ -90,11 +79,8 @@ def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Return facts about this process, as values for JSON.
-
-    Args:
-        serves: it has a TensorFlow server, so listing logical devices would take its devices a second time.
-    """
+    """Return facts about this process, as values for JSON. If it has a TensorFlow server (`serves`), listing logical
+    devices would take its devices a second time."""
     memory = psutil.virtual_memory()
     return {
         "node": ray.get_runtime_context().get_node_id(),

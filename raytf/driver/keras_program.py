@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 import raytf
-from raytf import _keras, _process
-from raytf._tensorflow import summaries
+from raytf import _keras, _process, _tensorflow
 from raytf.audit import step_replay
 from raytf.config.program import of_file
 from raytf.config.train_config import TrainConfig
@@ -32,7 +31,7 @@ from raytf.errors import ConfigError, JobError, RaytfError
 from raytf.runs import notebook
 from raytf.runs.display import lines_on_stderr
 from raytf.storage.storage import Storage
-from raytf.training.user import program_settings, user_errors
+from raytf.training.user import program_settings, user_code
 
 #: The size of batches where no flag gives another one.
 _USUAL = TrainConfig().batch.global_batch_size
@@ -81,7 +80,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explanation = user_errors.explanation(error)
+        explanation = user_code.explanation(error)
         if explanation is None:
             raise
         if isinstance(explanation, JobError):
@@ -118,7 +117,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
             return _fit(model, config.of_program(folder, count), own, args, kwargs)
 
     replaced = _keras.with_fit(train)
-    with contextlib.ExitStack() as stack, lines_on_stderr(), summaries.noted_writers(), replaced as own:
+    with contextlib.ExitStack() as stack, lines_on_stderr(), _tensorflow.noted_writers(), replaced as own:
         yield
 
 
@@ -138,7 +137,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     try:
         result = fit(model, x, asked.pop("y", None), config=config, **asked)
     except RaytfError as error:
-        raised = user_errors.original(error)
+        raised = user_code.original(error)
         if raised is None:
             raise
         raise raised from raised.__cause__

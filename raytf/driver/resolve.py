@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf._tensorflow import summaries
+from raytf import _tensorflow
 from raytf.audit import step_replay
 from raytf.audit.step_replay import ReplayPlan
 from raytf.config import precision, program
@@ -100,7 +100,7 @@ class FitCall:
 
     def code(self) -> Parcel[UserCode]:
         """Pack the user's code for the workers."""
-        around = tuple(warnings.filters), log_levels(), summaries.default_writer()
+        around = tuple(warnings.filters), log_levels(), _tensorflow.default_writer()
         return Parcel(UserCode(self.arguments.model, self.callbacks, self.arguments.augment, *around))
 
     def job(

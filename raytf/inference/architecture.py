@@ -23,7 +23,6 @@ from typing import Any
 import keras
 
 from raytf import _keras
-from raytf._keras import compiled_parts
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.data import tree
@@ -133,7 +132,7 @@ def build_metrics(model: keras.Model, run: Storage) -> None:
     batch = _document(run).get("batch")
     if batch:
         with contextlib.suppress(Exception):  # a metric may raise anything; `evaluate` builds it later, or raises it
-            compiled_parts.build_compiled(model, tuple(_zeros(batch)))
+            _keras.build_compiled(model, tuple(_zeros(batch)))
 
 
 def _document(run: Storage) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf._keras import own_steps
+from raytf._keras import interception
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
@@ -44,10 +44,10 @@ class Parts(NamedTuple):
 
 def parts_of(model: keras.Model, seeds: list[keras.Variable]) -> Parts:
     """Return the parts of a built model."""
-    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables]
+    metrics = [v for metric in interception.metrics_within(model) for v in metric.variables]
     apart = {id(v) for v in [*seeds, *metrics]}
     states = [v for v in model.non_trainable_variables if id(v) not in apart]
-    return Parts(list(model.trainable_variables), states, seeds, metrics, own_steps.optimizers_within(model))
+    return Parts(list(model.trainable_variables), states, seeds, metrics, interception.optimizers_within(model))
 
 
 class Held(Exception):
@@ -111,7 +111,7 @@ def run(
         for variable in trainable:
             tensor = scope.get_current_value(variable)
             if tensor is not None and variable.trainable:
-                tensors[id(variable)] = tensors[id(own_steps.variable_of(variable))] = tensor
+                tensors[id(variable)] = tensors[id(interception.variable_of(variable))] = tensor
         return tensors
 
     graph = tf.compat.v1.get_default_graph()
@@ -128,7 +128,7 @@ def run(
         except Held as end:  # not an error of the user's code
             return end
 
-    with scope, own_steps.held_back(held), tracing.on_tensors(current), tracing.seeded(seed), tracing.inlined():
+    with scope, interception.held_back(held), tracing.on_tensors(current), tracing.seeded(seed), tracing.inlined():
         logs = run_user_code(f"{step.__name__}", call)
         if isinstance(logs, Held):
             raise logs
@@ -253,7 +253,7 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
             updates.append((optimizer, list(updated)))
 
         noting, stepping = _as_raised(note, model.train_step)
-        with own_steps.held_back(noting), tracing.inlined():
+        with interception.held_back(noting), tracing.inlined():
             logs = scalars(run_user_code("train_step", lambda: stepping(data)))
         names.extend(logs)
         return loss_of(logs)
@@ -267,9 +267,9 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
     unique = list(dict.fromkeys(names))  # TensorFlow traces a function that makes variables twice
     numbers = keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest")
     vars(model)[_LOGS] = unique, numbers
-    others = [v for optimizer in own_steps.optimizers_within(model)[1:] for v in optimizer.variables]
+    others = [v for optimizer in interception.optimizers_within(model)[1:] for v in optimizer.variables]
     listed = {id(v) for v in model.metrics_variables}
-    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables if id(v) not in listed]
+    metrics = [v for metric in interception.metrics_within(model) for v in metric.variables if id(v) not in listed]
     variables.keep(model, [*others, *metrics, numbers])
     model.built = True  # one without a `call` is not built by anything, and Keras loads weights of built models only
 

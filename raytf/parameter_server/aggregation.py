@@ -12,12 +12,8 @@ from collections.abc import Sequence
 
 
 class Aggregation:
-    """Decides which part of a step to compute next, and which gradients count.
-
-    Args:
-        parts: N, the number of gradients that make an update.
-        workers: number of workers; those beyond N compute backups.
-    """
+    """Decides which part of a step to compute next, and which of the gradients, N of which make an update, count.
+    Workers beyond N compute backups."""
 
     def __init__(self, parts: int, workers: int):
         self._parts, self._workers = parts, workers
@@ -35,14 +31,8 @@ class Aggregation:
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
-        """Choose the part that the next idle worker computes.
-
-        Parts that no worker has begun come first. Then come those that were begun least often, as long as there are
-        backup workers.
-
-        Returns:
-            None if there is nothing to do, or no worker is idle.
-        """
+        """Return the part that the next idle worker computes; None if there is nothing to do, or no worker is idle.
+        Parts that no worker has begun come first, then those begun least often, as long as there are backup workers."""
         if self.under_way >= self._workers:
             return None
         waiting = [part for part in range(self._parts) if part not in self._done]
@@ -80,15 +70,7 @@ class Aggregation:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """Assign variables to servers: the largest first, each to the server with the fewest bytes so far.
-
-    Args:
-        sizes: bytes of each variable.
-        servers: number of servers.
-
-    Returns:
-        Index of the server of each variable.
-    """
+    """Return the server of each variable: the largest first, each to the server with the fewest bytes so far."""
     loads, places = [0] * servers, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         places[i] = min(range(servers), key=lambda s: (loads[s], s))

@@ -30,7 +30,7 @@ from raytf.training.process.heartbeat import Activity
 from raytf.training.session import Attempt, Context
 from raytf.training.step import learning_rate
 from raytf.training.step.learning_rate import LearningRate
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOutcome
 from raytf.training.synchronous import after_call, are_histograms_due, call_steps, check_finite, park, write_histograms
 
 #: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.
@@ -43,11 +43,7 @@ _COMPILE_FACTOR = 20.0
 
 class ParameterServerExecutor:
     """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
-
-    Args:
-        config: the run's configuration.
-        cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
-    """
+    The cluster has HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`."""
 
     #: Its ranks do not meet again.
     meets_again = is_late = speaks_alone = False
@@ -265,11 +261,7 @@ class ParameterServerExecutor:
             self._account(*self._early.pop(self._context.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """Return the outcome of a call.
-
-        Returns:
-            None if it was lost with its worker.
-        """
+        """Return the outcome of a call; None if it was lost with its worker."""
         try:
             return future.result()
         except ResultLostError:
@@ -313,11 +305,7 @@ class ParameterServerExecutor:
         return np.full(call.stop - call.start, rate, np.float32)
 
     def _mean_step_seconds(self, latest: float) -> float:
-        """Update the approximate seconds that a worker takes for a step.
-
-        Args:
-            latest: seconds between the last two results, per step.
-        """
+        """Update the approximate seconds that a worker takes for a step, by those between the last two results."""
         latest *= self.workers
         self._mean_seconds = latest if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * latest
         return self._mean_seconds

@@ -1,8 +1,9 @@
-"""One group with parameter servers: it is placed, started and watched, and its workers are restarted."""
+"""One group with parameter servers: its processes, which are actors, are placed, started, watched and restarted."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf._ray import state
+from raytf._ray import state, train
 from raytf.config.resources import HELPER, possible_workers
 from raytf.distributed import worker_table
-from raytf.errors import RaytfError, WorkerLostError, one_line
-from raytf.parameter_server.errors import ProcessDiedError
-from raytf.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
+from raytf.distributed.membership import rendezvous
+from raytf.errors import GpuError, ProcessDiedError, RaytfError, WorkerLostError, one_line
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
+from raytf.runs.restart_phases import Phases
+from raytf.training import worker
 from raytf.training.job import TrainingJob
+from raytf.training.process.process import load_tensorflow, settle_in, take_place
+from raytf.training.process.process_settings import ProcessSettings
 
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
@@ -33,6 +37,105 @@ _WAIT_SECONDS = 0.5
 _WAIT_MESSAGE_SECONDS = 60.0
 #: Seconds in which Ray frees the resources of processes that have ended.
 _FREE_SECONDS = 8.0
+
+
+class GroupProcess:
+    """An actor: one process of the group, with threads within an operation. It imports TensorFlow while the others
+    start."""
+
+    def __init__(self, threads: int, quiet: bool):
+        self._phases = Phases()
+        self._threads = threads
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # wait for a peer that is restarting
+        #: Raised by the first call: if an actor's constructor raises, Ray passes on only the text.
+        self._fault: GpuError | None = None
+        try:
+            load_tensorflow(ProcessSettings(quiet=quiet))
+        except GpuError as error:
+            self._fault = error
+        self._phases.mark("tensorflow")
+        self._server: Any = None
+
+    def address(self) -> str:
+        """Return HOST:PORT for this process's TensorFlow server.
+
+        Raises:
+            GpuError: this process does not have the GPU that it was given.
+        """
+        if self._fault is not None:
+            raise self._fault
+        return rendezvous.joined(*train.free_address())
+
+    def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Take a place in the cluster.
+
+        Args:
+            cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
+            job: this process's kind, one of these three.
+            index: of this process among those of its kind.
+
+        Returns:
+            What `--show-cluster` shows about this process.
+        """
+        settle_in()
+        take_place(cluster, job, index)
+        return worker_table.about_me(serves=True)
+
+    def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Join the cluster and start to serve.
+
+        Raises:
+            WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
+            GpuError: this process does not have the GPU that it was given.
+        """
+        host = cluster[job][index].rpartition(":")[0].strip("[]")
+        if ray.util.get_node_ip_address() != host:
+            raise WorkerLostError(f"its node {host} is gone")
+        if self._fault is not None:
+            raise self._fault
+        self._server = start_server(cluster, job, index, self._threads)
+        return self.join(cluster, job, index)
+
+    def live(self) -> None:
+        """Wait forever: the call ends with the process."""
+        while True:
+            time.sleep(3600)
+
+    def coordinate(self, job: TrainingJob, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
+        """Train, and return the run's result."""
+        import tensorflow as tf
+
+        from raytf.parameter_server.coordinator import ParameterServerExecutor
+
+        tf.config.threading.set_intra_op_parallelism_threads(self._threads)
+        with worker.beating(job, 0, 1) as pulse:
+            return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
+
+
+# Three names, which `ps` and Ray's dashboard show.
+class ParameterServer(GroupProcess):
+    """Holds weights."""
+
+
+class ParameterWorker(GroupProcess):
+    """Computes gradients."""
+
+
+class CoordinatorProcess(GroupProcess):
+    """Hands out batches."""
+
+
+def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
+    """Run a TensorFlow server, with threads within an operation, in this process for as long as the process lives."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(4, threads)
+    )
+    config.gpu_options.allow_growth = True
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config, start=True
+    )
 
 
 @dataclass(frozen=True)
@@ -77,13 +180,7 @@ def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Proces
 
 
 class ParameterServerGroup:
-    """The processes of one attempt.
-
-    Args:
-        job: to train.
-        processes: from `start`.
-        say: takes a line for the user.
-    """
+    """The processes of one attempt."""
 
     def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
         self._job, self._processes, self._say = job, processes, say
@@ -94,15 +191,8 @@ class ParameterServerGroup:
         self._missing: set[int] = set()
 
     def train(self) -> dict[str, Any] | None:
-        """Have the processes train, and watch them meanwhile.
-
-        Returns:
-            The run's result.
-
-        Raises:
-            ProcessDiedError: a process died without which the group cannot continue.
-            RaytfError, RayError: raised by the coordinator, or by Ray.
-        """
+        """Have the processes train, watch them meanwhile, and return the run's result. A ProcessDiedError says that a
+        process died without which the group cannot continue; other errors are the coordinator's, or Ray's."""
         all_of = self._processes
         try:
             chief, *others = ray.get([process.address.remote() for process in all_of.all], timeout=_START_SECONDS)
@@ -165,7 +255,7 @@ class ParameterServerGroup:
     def _replace(self, i: int, error: Exception | None) -> None:
         self._missing.add(i)
         self._job.monitor.book(WorkerLost(i, one_line(error, 200)))
-        self._say(f"worker {i} died; the others go on, and it is started again")
+        self._say(f"worker {i} died; the others continue while it is replaced")
         self._serve_again(i)
 
     def _serve_again(self, i: int) -> None:
@@ -186,7 +276,7 @@ class ParameterServerGroup:
         left = len(workers) - len(self._missing)
         if left < self._job.config.cluster.worker_range[0]:
             raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers are gone")
-        self._say(f"worker {i} cannot be started again where it was; {left} go on")
+        self._say(f"worker {i} cannot be started again where it was; {left} continue")
 
 
 def _error_of(reference: Any) -> Exception | None:
@@ -237,11 +327,7 @@ def _release(bundles: Any) -> None:
 
 
 def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
-    """Reserve room for a group.
-
-    Returns:
-        The placement group, or None if the room is not there after all.
-    """
+    """Return a placement group for a group; None if the room is not there after all."""
     bundles = _bundles(each, workers, helpers)
     if bundles.wait(_PLACE_SECONDS):
         return bundles
@@ -267,19 +353,7 @@ def _free() -> list[dict[str, float]]:
 
 
 def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train a job with one group of processes.
-
-    Args:
-        job: to train.
-        use_gpu: the workers compute on GPUs.
-        say: takes a line for the user.
-
-    Returns:
-        The run's result.
-
-    Raises:
-        RaytfError, RayError: the error that ended the group.
-    """
+    """Train a job with one group of processes, and return the run's result; raises the error that ended the group."""
     with placed(job, use_gpu, say) as (bundles, workers):
         job.monitor.book(GroupStart(workers))
         job.monitor.begin_group()

@@ -93,7 +93,7 @@ class ServerState:
         self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
         self._sent_rate: float | None = None
         self._pairs = self._pair(weights)
-        self._read = tf.function(self._read_parts, autograph=False)
+        self._read = tf.function(lambda: [p.value.read_value() for _, ps in self._pairs for p in ps], autograph=False)
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
@@ -105,12 +105,8 @@ class ServerState:
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
-        """Update the weights once, on their servers; to be traced.
-
-        Args:
-            which: indices of the weights.
-            gradients: gradient of each of these weights, summed over the batch.
-        """
+        """Update the weights of these indices once, on their servers, with gradients summed over the batch; to be
+        traced."""
         # Clipped here, since clipping may need all gradients at once, and each server has only some.
         clipped = _keras.clipped(self._model.optimizer, gradients)
         parts: list[keras.Variable] = []
@@ -132,33 +128,21 @@ class ServerState:
         self.applied.assign_add(1)
 
     def add_to_states(self, which: Sequence[int], before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-        """Add a batch's changes to layers' states; to be traced.
-
-        Args:
-            which: indices of the states.
-            before: the states from which the batch was computed.
-            after: the states after the batch; for an integer state, its change.
-        """
+        """Add a batch's changes to layers' states of these indices, from those before and after it; an integer state
+        has its change in `after`. To be traced."""
         for i, old, new in zip(which, before, after, strict=True):
             held = self._held[i].value
             more = new - tf.cast(old, new.dtype) if held.dtype.is_floating else tf.round(new)
             held.assign_add(tf.cast(more, held.dtype))
 
     def pull(self) -> int:
-        """Copy the servers' values to the mirror; no worker may compute meanwhile.
-
-        Returns:
-            Number of updates that the servers have applied.
-        """
+        """Copy the servers' values to the mirror, while no worker computes; return how many updates they applied."""
         values = iter(t.numpy() for t in self._read())
         for mirror, parts in self._pairs:
             mirror.assign(np.concatenate([next(values) for _ in parts]) if len(parts) > 1 else next(values))
         applied = int(self.applied.numpy())
         self._model.optimizer.iterations.assign(applied)
         return applied
-
-    def _read_parts(self) -> list[tf.Tensor]:
-        return [part.value.read_value() for _, parts in self._pairs for part in parts]
 
     def push(self) -> None:
         """Copy the mirror's values to the servers."""

@@ -28,8 +28,15 @@ from raytf.parameter_server.state import ServerState
 from raytf.training.model import batch_metrics
 from raytf.training.step.learning_rate import LearningRate
 from raytf.training.step.microbatch import MicroBatch, StepValues
-from raytf.training.step.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.shard_loop import (
+    ShardBatch,
+    ShardSum,
+    encoded_specs,
+    loop_shards,
+    shard_divisors,
+    shard_factors,
+)
+from raytf.training.step.step import StepOutcome
 
 #: Calls under way per worker: one that it computes, and one that waits for it.
 _AHEAD = 2
@@ -155,21 +162,13 @@ class ServerStep:
             and the values of the updated states before the step.
         """
         values = StepValues(self.state.weights(), self.state.states())
-        micro, reduction = self.micro, self.reduction
-
-        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-            return reduction.encode(tensors, weight, tf.zeros([0]))
-
-        like = (
-            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
-            tf.TensorSpec([micro.row_width], tf.float32),
-        )
-        factors = None
+        micro, factors = self.micro, None
         if micro.divided:
             own = shard_divisors(micro, leaves, seeds, counts, values)
             totals = tf.reduce_sum(own, 0) if totals is None else totals
             factors = shard_factors(own, totals, counts, total, self._plan)
-        how = ShardSum(encode, like, self._plan.shards)
+        encode = self.reduction.encoder(tf.zeros([0]))
+        how = ShardSum(encode, encoded_specs(micro, self.reduction), self._plan.shards)
         summed, rows, _ = loop_shards(micro, how, ShardBatch(leaves, seeds, counts, total, factors), values)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in summed])
         return summed, tf.reduce_sum(rows, 0), finite, [values.states[i] for i in micro.updated]
@@ -187,14 +186,7 @@ class AsyncStep(ServerStep):
 
     A call of K steps is one closure of TensorFlow's coordinator. If its worker dies, another worker gets it, from its
     first step on; if only its result was lost, the caller submits it again. Either way up to K updates are then applied
-    twice, and the counter of updates counts them twice.
-
-    Args:
-        args: as for `ServerStep`.
-        workers: number of workers.
-
-    Attributes:
-        window: number of calls that may be under way at once.
+    twice, and the counter of updates counts them twice. At most `window` calls may be under way at once.
     """
 
     def __init__(self, *args: Any, workers: int):
@@ -242,17 +234,10 @@ class SyncStep(ServerStep):
     """A batch is divided into parts, whose gradients from the same weights are summed to one update.
 
     Workers only compute; gradients are sent to the coordinator, which makes the update. So a worker that dies changes
-    nothing, and each update is applied once.
-
-    Args:
-        args: as for `ServerStep`.
-        parts: number of parts of a batch.
-        workers: number of workers; those beyond `parts` compute backups.
-
-    Attributes:
-        window: number of calls that may be under way at once: one.
+    nothing, and each update is applied once. Workers beyond the number of parts compute backups.
     """
 
+    #: How many calls may be under way at once.
     window = 1
 
     def __init__(self, *args: Any, parts: int, workers: int):

@@ -17,8 +17,7 @@ from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, Ranks
 from raytf.training.model import batch_metrics
 from raytf.training.model import model as models
-from raytf.training.step.custom_test_step import OwnTest
-from raytf.training.step.evaluation_step import EvalStep
+from raytf.training.step.evaluation_step import EvalStep, OwnTest
 from raytf.training.user.callbacks import Callbacks
 
 #: Steps per call into TensorFlow; fixed, so that the order of sums does not depend on the machine's speed.

@@ -12,7 +12,7 @@ from raytf.distributed.group import Group
 from raytf.distributed.membership.generations import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_digest import DigestLayout
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOutcome
 
 if TYPE_CHECKING:
     from raytf.training.session import Attempt, Context

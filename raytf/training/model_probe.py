@@ -28,7 +28,7 @@ from raytf.distributed.ranks import RankInfo
 from raytf.errors import RaytfError, one_line
 from raytf.training import run_identity
 from raytf.training.job import TrainingJob
-from raytf.training.user import user_errors
+from raytf.training.user import user_code
 
 #: Keys of an answer: the model's configuration, lines for the user, and why no process here can build the model.
 CONFIG, REMARKS, CANNOT = "config of the model", "remarks", "cannot"
@@ -164,7 +164,7 @@ def _main(question: str, answer: str, *path: str) -> None:
         if asks_ray(error):
             result = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
         else:
-            result = user_errors.carrying(error)
+            result = user_code.carrying(error)
             error.__cause__ = None  # its class may be unknown to the driver
     Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(result))
     os.replace(f"{answer}.part", answer)
@@ -204,7 +204,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.plan import StepPlan
     from raytf.training.model import model as models
     from raytf.training.model import remarks
-    from raytf.training.user import model_guard
+    from raytf.training.user.callbacks import foreseen
 
     if asked["settings"] is not None:
         asked["settings"].apply()
@@ -225,7 +225,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["records"],
         )
         if asked["trains"]:
-            for line in model_guard.foreseen(code.callbacks):
+            for line in foreseen(code.callbacks):
                 remarks.add(model, line)
             _train(model, pipeline)
     finally:

@@ -15,7 +15,7 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Ranks
 from raytf.distributed.membership.member import transfer
 from raytf.training.session import BatchEnd, EpochEnd
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.callbacks import BatchHooks
 from raytf.training.user.failover_callbacks import CallbackState
 
 

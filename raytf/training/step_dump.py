@@ -25,7 +25,7 @@ from raytf.data import tree
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.distributed import step_digest
 from raytf.training.session import Context
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOutcome
 
 #: Pictures, at most.
 _IMAGES = 64

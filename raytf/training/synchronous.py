@@ -26,7 +26,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import imbalance
 from raytf.distributed import group, step_digest
-from raytf.distributed.allreduce import buckets
+from raytf.distributed.allreduce.reduction import BUCKET_BYTES, Overlap
 from raytf.distributed.group import Group
 from raytf.distributed.membership import rendezvous
 from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
@@ -44,8 +44,7 @@ from raytf.training.regroup import RegroupError
 from raytf.training.session import Attempt, BatchEnd, Context
 from raytf.training.step import device_placement, learning_rate
 from raytf.training.step.compression import SpikeWatch
-from raytf.training.step.step import StepOptions, TrainStep
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOptions, StepOutcome, TrainStep
 from raytf.training.step_dump import StepDump
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
@@ -186,7 +185,7 @@ class SynchronousExecutor:
             digests=compute.digests,
             has_old_digests=attempt.job.has_old_digests,
             audits=steps_between(compute) > 0,
-            overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
+            overlap=Overlap(BUCKET_BYTES, most_shards) if compute.overlap else None,
         )
         self._spikes = SpikeWatch(plan.shards) if compute.compress_gradients else None
         self._step = TrainStep(

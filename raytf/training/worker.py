@@ -22,7 +22,7 @@ from raytf.training.job import TrainingJob
 from raytf.training.process import gpu_errors, process, warm_pool
 from raytf.training.process.heartbeat import Heartbeat
 from raytf.training.process.process_settings import ProcessSettings
-from raytf.training.user import user_errors
+from raytf.training.user import user_code
 
 if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.training.executor import Executor
@@ -159,9 +159,9 @@ def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> di
     except tf.errors.OpError as error:
         raise _of_gpu(job, error) or _of_others(job, error) from None
     except JobError as error:
-        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or user_errors.carrying(error) from None
+        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or user_code.carrying(error) from None
     except RaytfError as error:
-        raise _inexact(job, error) or user_errors.carrying(error) from None
+        raise _inexact(job, error) or user_code.carrying(error) from None
     except (OSError, ray.exceptions.RayError) as error:
         raise _inexact(job, error) or error from None
     except Exception as error:
@@ -212,4 +212,4 @@ def _as_job_error(error: Exception) -> JobError:
     from raytf.inference.user_model import own_traceback
 
     message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-    return user_errors.carrying(JobError(message, own_traceback(error), error), error)
+    return user_code.carrying(JobError(message, own_traceback(error), error), error)

@@ -60,7 +60,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     workers = run.processes("ParameterWorker")
     assert len(workers) == 2
     workers[0].kill()
-    run.until(lambda: "the others go on, and it is started again" in run.output, PATIENCE)
+    run.until(lambda: "the others continue while it is replaced" in run.output, PATIENCE)
     at = step_of(run, status)
     run.until(lambda: step_of(run, status) >= at + 30 and " is back" in run.output, PATIENCE)
     # No restart of the group: the same coordinator and server, in the same attempt.

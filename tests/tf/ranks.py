@@ -16,13 +16,11 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source
 from raytf.data.sources.batches import plan_of
-from raytf.distributed.allreduce.buckets import Overlap
-from raytf.distributed.allreduce.reduction import packed
+from raytf.distributed.allreduce.reduction import Overlap, packed
 from raytf.distributed.devices import Devices
 from raytf.distributed.encoding.wire import AllReduce, WireWords
 from raytf.training.model.model import build
-from raytf.training.step.step import StepOptions, TrainStep
-from raytf.training.step.step_journal import StepOutcome
+from raytf.training.step.step import StepOptions, StepOutcome, TrainStep
 
 
 class Alone:

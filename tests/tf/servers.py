@@ -31,8 +31,8 @@ from raytf.training.step.step import StepOptions, TrainStep
 SERVER = """
 import json, os, sys, time
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-from raytf.parameter_server import processes
-server = processes.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
+from raytf.parameter_server import group
+server = group.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
 sys.stdin.read()  # ends with the parent
 os._exit(0)
 """

@@ -14,15 +14,14 @@ import keras
 import numpy as np
 import pytest
 
-from raytf._tensorflow import summaries
+from raytf import _tensorflow
 from raytf.driver import preflight
 from raytf.errors import ConfigError, ModelError
 from raytf.storage.storage import Storage
 from raytf.training.job import UserCode
 from raytf.training.user import callbacks as training_callbacks
 from raytf.training.user import later_files
-from raytf.training.user.callbacks import Callbacks
-from raytf.training.user.model_guard import foreseen
+from raytf.training.user.callbacks import Callbacks, foreseen
 from raytf.training.user.user_code import Parcel
 from tests.tf.ranks import Alone
 from tests.unit.driver import test_epochs as epochs
@@ -449,8 +448,8 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 def test_files_and_writers_of_the_program_are_opened_where_callbacks_run(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, files = Storage(str(tmp_path / "run")), str(tmp_path / "run" / "files")
-    with summaries.noted_writers():
-        names, default = in_a_thread(lambda: (program(WRITING), summaries.default_writer()))
+    with _tensorflow.noted_writers():
+        names, default = in_a_thread(lambda: (program(WRITING), _tensorflow.default_writer()))
     parcel = Parcel((names["callbacks"], default))
     closed, body = parcel.__reduce__()
 

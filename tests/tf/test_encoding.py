@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.distributed.allreduce.buckets import of_kinds
+from raytf.distributed.allreduce.reduction import of_kinds
 from raytf.distributed.encoding.fixed_point import SIZE, Blocks, EachTensor, InBlocks, tree
 from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout
 

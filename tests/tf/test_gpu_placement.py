@@ -23,8 +23,7 @@ from raytf.data import tree
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed import group
-from raytf.distributed.allreduce.buckets import Overlap
-from raytf.distributed.allreduce.reduction import packed
+from raytf.distributed.allreduce.reduction import Overlap, packed
 from raytf.distributed.devices import Devices, LocalDevices, computes_on_gpu
 from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
 from raytf.training.step.step import StepOptions, TrainStep

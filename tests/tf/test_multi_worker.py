@@ -21,6 +21,7 @@ import pytest
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
+from raytf.distributed.allreduce.control_plane import broadcast
 from raytf.distributed.multi_worker import within
 from raytf.errors import GpuError
 from tests.tf.ranks import Rank, train
@@ -111,7 +112,7 @@ def digest(arrays: list[np.ndarray]) -> str:
 
 def about_state(group) -> dict[str, object]:
     """What arrives of rank 0's state, in pieces of 64 KiB."""
-    return {"state": digest(group._control.broadcast(state(group.rank), piece_bytes=1 << 16))}
+    return {"state": digest(broadcast(state(group.rank), group.rank == 0, group.sum, 1 << 16))}
 
 
 def about_placement(group) -> dict[str, object]:

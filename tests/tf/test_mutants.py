@@ -17,7 +17,7 @@ from raytf.data.order import EpochOrder, step_seeds
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed.allreduce.reduction import FixedPointReduction, FloatReduction, Reduction
-from raytf.distributed.encoding.wire import DEVICE, WireLayout
+from raytf.distributed.encoding.wire import DEVICE, WireLayout, WorkerPart
 from tests.laws import checks
 from tests.tf.ranks import World, train
 
@@ -130,7 +130,7 @@ def test_wrong_seeds_are_found_by_training(mutant: Seeds):
 class LocalRounding(FixedPointReduction):
     """Keeps 16 bits of what a worker sends, counted from that worker's own largest value."""
 
-    def reduce(self, all_reduce, compute, *more):
+    def reduce(self, part, compute, *more):
         def local(tensor: tf.Tensor) -> tf.Tensor:
             magnitude = tf.cast(tf.maximum(tf.reduce_max(tf.abs(tensor)), 1), tf.float64)
             unit = tf.cast(2 ** tf.maximum(tf.math.floor(tf.math.log(magnitude) / np.log(2)) - 15, 0), tensor.dtype)
@@ -140,7 +140,7 @@ class LocalRounding(FixedPointReduction):
             summed, rows, slices = compute(scales, early)
             return tf.nest.map_structure(local, summed), rows, slices
 
-        return super().reduce(all_reduce, rounded, *more)
+        return super().reduce(part, rounded, *more)
 
 
 def backward(parts: list[np.ndarray]) -> list[np.ndarray]:
@@ -162,7 +162,7 @@ def add_over_ranks(
             summed = [tf.add_n(list(tensors)) for tensors in zip(*(tensors for tensors, _ in parts), strict=True)]
             return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
-        reduced = made.reduce(world.all_reduce(r), compute, tf.zeros([1]), own, shards)
+        reduced = made.reduce(WorkerPart(world.all_reduce(r), own, shards), compute, tf.zeros([1]))
         return b"".join(tensor.numpy().tobytes() for tensor in reduced.tensors)
 
     with ThreadPoolExecutor(world_size) as pool:

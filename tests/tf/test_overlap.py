@@ -16,7 +16,7 @@ from keras import layers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.distributed.allreduce.buckets import Overlap, cut, of_kinds
+from raytf.distributed.allreduce.reduction import Overlap, cut, of_kinds
 from raytf.distributed.encoding.wire import DEVICE, HOST, WireWords
 from tests.tf.ranks import Rank, train
 from tests.tf.wire_ranks import build

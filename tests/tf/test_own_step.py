@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from raytf._keras.own_steps import optimizers_within
+from raytf._keras.interception import optimizers_within
 from raytf.checkpoint.variables import seed_states, weights_sha256
 from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline

@@ -19,7 +19,7 @@ from raytf.distributed.allreduce.reduction import (
     packed,
     power_of_two,
 )
-from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WorkerPart
 
 WORDS = pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
@@ -39,7 +39,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
             rows = [tf.concat([tf.zeros([1]), extra], 0) for _, extra in parts]
             return [tf.add_n([tensors[0] for tensors, _ in parts])], tf.stack(rows), []
 
-        return reduction.reduce(all_reduce, compute, tf.zeros([1]), own, shards).tensors[0].numpy()
+        return reduction.reduce(WorkerPart(all_reduce, own, shards), compute, tf.zeros([1])).tensors[0].numpy()
 
     # Ranks take turns: each pass a rank hears one more of the others' vectors, until all were exchanged.
     result = None
@@ -134,7 +134,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
         summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
         return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
-    reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
+    reduced = reduction.reduce(WorkerPart(all_reduce, range(2), 2), compute, tf.ones([1]))
     assert not bool(reduced.finite)
     assert not np.isfinite(reduced.tensors[0].numpy()[1])
     np.testing.assert_array_equal(reduced.tensors[1].numpy(), [0.5, 0.25])
@@ -152,7 +152,7 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
             tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
             return tensors, tf.concat([tf.zeros([1]), extra], 0)[None], []
 
-        reduced = reduction.reduce(packed(tf.identity), compute, tf.zeros([1]), range(1), 1)
+        reduced = reduction.reduce(WorkerPart(packed(tf.identity), range(1), 1), compute, tf.zeros([1]))
         assert int(exponents.numpy()[0]) == before[-1]  # until it is settled, the step can be computed again
         reduction.settle(reduced)
         before.append(int(exponents.numpy()[0]))
@@ -232,7 +232,7 @@ def test_the_loop_gives_the_same_in_a_graph(words, all_reduce):
             rows = tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
             return [parts[0][0][0] + parts[1][0][0]], rows, []
 
-        reduced = reduction.reduce(all_reduce, compute, tf.ones([3]), range(2), 2)
+        reduced = reduction.reduce(WorkerPart(all_reduce, range(2), 2), compute, tf.ones([3]))
         return reduced.tensors[0], reduced.row, reduced.flags
 
     tensor, row, flags = step(values)
@@ -252,6 +252,6 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
             summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
             return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
-        reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
+        reduced = reduction.reduce(WorkerPart(all_reduce, range(2), 2), compute, tf.ones([1]))
         found.append([t.numpy().tobytes() for t in [*reduced.tensors, reduced.row, reduced.flags]])
     assert found[0] == found[1] == found[2] == found[3]

@@ -14,7 +14,7 @@ from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.training import regroup
 from raytf.training.regroup import HeldState
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.callbacks import BatchHooks
 
 LARGE = 1 << 16
 KINDS = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")

@@ -19,9 +19,10 @@ from raytf.config.sections import ComputeSection
 from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import plan_of, recorded
 from raytf.data.streams import from_tf_dataset
-from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import Overlap
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather, unique_rows
+from raytf.distributed.encoding.wire import WorkerPart
 from raytf.storage.storage import Storage
 from tests.tf.ranks import Rank, World, train
 
@@ -223,7 +224,8 @@ def test_every_rank_gets_all_occurrences_in_shard_order():
     own = [tf.constant(part.reshape(-1, 2), tf.float32) for part in parts]
     world, shards = World(3), [range(0, 1), range(1, 2), range(2, 4)]
     with ThreadPoolExecutor(3) as pool:
-        every = list(pool.map(lambda r: gather(world.all_reduce(r), [own[r]], [None], shards[r], 4)[0], range(3)))
+        parts = [WorkerPart(world.all_reduce(r), shards[r], 4) for r in range(3)]
+        every = list(pool.map(lambda r: gather(parts[r], [own[r]], [None])[0], range(3)))
     for found in every:
         np.testing.assert_array_equal(found, np.arange(20).reshape(-1, 2))
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytf.distributed.allreduce.reduction import FixedPointReduction, everyones, packed
-from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, join, narrow, part, widen, zeros
+from raytf.distributed.encoding.wire import DEVICE, HOST, WireLayout, WorkerPart, join, narrow, part, widen, zeros
 
 LEAST, MOST = -(2**31), 2**31 - 1
 KINDS = pytest.mark.parametrize("dtype", [np.int32, np.uint32], ids=["on the host", "on the device"])
@@ -155,7 +155,7 @@ def test_rows_arrive_bit_for_bit(words):
         sent = widen(tf.reshape(nothing, [-1])) if words is DEVICE else nothing
         return [tensors[0] + tf.reshape(sent, tensors[0].shape)]
 
-    found = everyones(all_reduce, tf.constant(rows), range(1, 3), 4, words).numpy()
+    found = everyones(WorkerPart(all_reduce, range(1, 3), 4), tf.constant(rows), words).numpy()
     assert found.tobytes() == np.concatenate([np.zeros((1, 3)), rows, np.zeros((1, 3))]).astype(np.float32).tobytes()
 
 
@@ -172,7 +172,7 @@ def test_what_is_not_finite_changes_no_bit_of_its_neighbours(bad):
             summed = [tf.add_n(list(each)) for each in zip(*(tensors for tensors, _ in parts), strict=True)]
             return summed, tf.stack([tf.concat([tf.constant([0.1]), extra], 0) for _, extra in parts]), []
 
-        found = exact.reduce(all_reduce, compute, tf.ones([1]), range(4), 4)
+        found = exact.reduce(WorkerPart(all_reduce, range(4), 4), compute, tf.ones([1]))
         assert not np.isfinite(found.tensors[0].numpy()).any()
         return b"".join(t.numpy().tobytes() for t in [*found.tensors[1:], found.row, found.flags])
 

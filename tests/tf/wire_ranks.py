@@ -26,7 +26,7 @@ from keras import layers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import Overlap
 from raytf.distributed.encoding.wire import DEVICE, HOST
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.distributed.multi_worker import MultiWorkerGroup

@@ -27,16 +27,8 @@ class OrderError(RuntimeError):
 
 @contextlib.contextmanager
 def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Iterator[None]:
-    """Close the connections if a sum fails, so that no other process waits for this one.
-
-    Args:
-        whose: the processes, for messages.
-        are_there: whether there are connections with them.
-        close: hangs up.
-
-    Raises:
-        PeerLostError: a process is gone, or was before.
-    """
+    """Close the connections with some processes (`whose`) if a sum fails, so that no other process waits for this one;
+    raise a PeerLostError if a process is gone, or was before."""
     if not are_there:
         raise PeerLostError(f"Collective: a worker of {whose} was lost before")
     try:

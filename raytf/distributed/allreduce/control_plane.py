@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from raytf import _tensorflow
 from raytf.distributed import state_transfer
-from raytf.distributed.allreduce.array_parts import PeerLostError
+from raytf.distributed.allreduce.array_parts import PeerLostError, copy_in, copy_out, pieces
 from raytf.distributed.allreduce.host import HostSum
 from raytf.distributed.allreduce.network import NetworkSum
 from raytf.distributed.allreduce.reduction import packed
@@ -66,7 +66,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all ranks, computed at once.
+        """Return the sum of an array over all ranks, computed at once.
 
         Raises:
             tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
@@ -78,11 +78,7 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def _join_hosts(self, firsts: Sequence[int]) -> None:
-        """Prepare sums over hosts, now that ranks share memory.
-
-        Args:
-            firsts: the first rank of each host.
-        """
+        """Prepare sums over hosts, now that ranks share memory, by the first rank of each host."""
 
     def gather(self, row: bytes) -> list[bytes]:
         """Return each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
@@ -127,9 +123,9 @@ class ControlPlane(abc.ABC):
         own = data if self.rank == giver else bytes(length)
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
-    def broadcast(self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = PIECE_BYTES) -> list[np.ndarray]:
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         """Return the arrays of one rank, bit for bit, on every rank; see `broadcast`."""
-        return broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
+        return broadcast(arrays, self.rank == giver, self.sum)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -169,14 +165,22 @@ def broadcast(
     """
     travels = np.ones(len(arrays), np.int32)
     if sum(a.nbytes for a in arrays) > _SMALL_BYTES:
-        mine = [int(_has_bits(a)) if is_first else 0 for a in arrays]
-        travels = add(np.array(mine, np.int32))
-    sent = [a for a, travel in zip(arrays, travels, strict=True) if travel]
+        travels = add(np.array([is_first and _has_bits(a) for a in arrays], np.int32))
+    sent = [
+        _bytes_of(a) if is_first else np.empty(a.nbytes, np.uint8)
+        for a, travel in zip(arrays, travels, strict=True)
+        if travel
+    ]
+    for parts, _, size in pieces(sent, sent, piece_bytes) if any(map(len, sent)) else ():
+        words = np.zeros(-(-size // 4), np.int32)
+        if is_first:
+            copy_in(parts, words.view(np.uint8))
+        summed = add(words)
+        if not is_first:
+            copy_out(summed.view(np.uint8), parts)
     if is_first:
-        for piece in _pieces(sent, piece_bytes):
-            add(piece)
         return arrays
-    received = iter(_received([a.nbytes for a in sent], add, piece_bytes))
+    received = iter(sent)
     return [
         (next(received) if travel else np.zeros(a.nbytes, np.uint8)).view(a.dtype).reshape(a.shape)
         for a, travel in zip(arrays, travels, strict=True)
@@ -192,44 +196,6 @@ def _has_bits(array: np.ndarray) -> bool:
     data = _bytes_of(array)
     whole = len(data) - len(data) % 8
     return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
-
-
-def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
-    left = sum(a.nbytes for a in arrays)
-    piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
-    for array in arrays:
-        data, begin = _bytes_of(array), 0
-        while begin < len(data):
-            end = min(len(data), begin + piece.nbytes - filled)
-            piece.view(np.uint8)[filled : filled + end - begin] = data[begin:end]
-            filled, begin = filled + end - begin, end
-            if filled == piece.nbytes:
-                yield piece
-                left -= filled
-                piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
-    if filled:
-        yield piece
-
-
-def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
-    """Return byte arrays of these sizes, filled from the `_pieces` of another rank."""
-    out = [np.empty(size, np.uint8) for size in sizes]
-    left, number, begin = sum(sizes), 0, 0
-    while left > 0:
-        data = add(np.zeros(_words(min(left, piece_bytes)), np.int32)).view(np.uint8)
-        left, used = left - len(data), 0
-        while number < len(out) and used < len(data):
-            end = min(len(out[number]), begin + len(data) - used)
-            out[number][begin:end] = data[used : used + end - begin]
-            used, begin = used + end - begin, end
-            if begin == len(out[number]):
-                number, begin = number + 1, 0
-    return out
-
-
-def _words(size: int) -> int:
-    return -(-size // 4)
 
 
 class SocketPlane(ControlPlane):
@@ -340,13 +306,7 @@ class SocketPlane(ControlPlane):
 
 
 class Ring:
-    """TensorFlow's ring over gRPC among the CPU devices of some ranks.
-
-    Args:
-        key: of the group, the same on all of its ranks.
-        size: how many ranks there are.
-        device: full name of this rank's CPU.
-    """
+    """TensorFlow's ring over gRPC among the CPU devices (full names) of some ranks, which all have the same key."""
 
     def __init__(self, key: int, size: int, device: str):
         self._device = device

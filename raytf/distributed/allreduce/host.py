@@ -15,7 +15,6 @@ know the group's secret receive the memory.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import mmap
 import os
@@ -23,7 +22,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +40,12 @@ from raytf.distributed.allreduce.array_parts import (
 )
 from raytf.distributed.membership.peer_liveness import (
     PROCESS_LOOK_SECONDS,
-    Loss,
     Sign,
     Waiting,
     sign_of_process,
 )
 from raytf.distributed.membership.rendezvous import end
-from raytf.distributed.sockets import close_in_children
+from raytf.distributed.sockets import Callers, close_in_children
 
 #: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
@@ -65,11 +62,7 @@ _HELLO = struct.Struct("<i32s")
 
 
 def host_identity() -> str | None:
-    """Return what processes that can share memory through sockets have in common.
-
-    Returns:
-        None where it cannot be determined.
-    """
+    """Return what processes that can share memory through sockets have in common; None if it cannot be determined."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -127,7 +120,7 @@ class HostSum:
             PeerLostError: a process is gone, or stopped.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("this host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 self._add(mine, total, size)
         return out
@@ -139,7 +132,7 @@ class HostSum:
             PeerLostError: a process is gone, or stopped.
         """
         out = [empty(v) for v in values]
-        with self._all_or_none():
+        with all_or_none("this host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 slot = self._next_slots(mine[0].dtype, size)[0]
                 if self.number == 0:
@@ -181,29 +174,25 @@ class HostSum:
     def _open(self, address: str) -> mmap.mmap:
         size = (2 * self.count + 1) * CHUNK_BYTES
         descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)
-        with contextlib.closing(_server(address, self.count)) as server:
-            try:
-                os.ftruncate(descriptor, size)
-                callers: dict[int, socket.socket] = {}
-                deadline = time.monotonic() + _MEET_SECONDS
-                server.settimeout(_MEET_LOOK_SECONDS)
-                while len(callers) < self.count - 1:
+        try:
+            os.ftruncate(descriptor, size)
+            peers: dict[int, socket.socket] = {}
+            deadline = time.monotonic() + _MEET_SECONDS
+            with Callers(_server(address, self.count), _HELLO.size, seconds=_CALL_SECONDS) as callers:
+                while len(peers) < self.count - 1:
                     self._check_time(deadline)
-                    try:
-                        peer, _ = server.accept()
-                    except TimeoutError:
-                        continue
-                    caller = self._caller(peer)
-                    if caller is None or caller in callers:
-                        peer.close()  # a stranger
-                    else:
-                        callers[caller] = peer
-                for number in sorted(callers):
-                    socket.send_fds(callers[number], [b"\0"], [descriptor])
-                    self._add_peer(callers[number])
-                return mmap.mmap(descriptor, size)
-            finally:
-                os.close(descriptor)
+                    for peer, hello in callers.calls(_MEET_LOOK_SECONDS):
+                        number = self._number_of(peer, hello)
+                        if number is None or number in peers:
+                            peer.close()  # a stranger
+                        else:
+                            peers[number] = peer
+            for number in sorted(peers):
+                socket.send_fds(peers[number], [b"\0"], [descriptor])
+                self._add_peer(peers[number])
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
 
     def _join(self, address: str) -> mmap.mmap:
         deadline = time.monotonic() + _MEET_SECONDS
@@ -244,19 +233,11 @@ class HostSum:
                 raise ConnectionError("the first process of this host is gone")
             return descriptors
 
-    def _caller(self, peer: socket.socket) -> int | None:
-        """Return the number of the process that has connected; None for a stranger or a silent process."""
-        if not _is_of_this_user(peer):
-            return None
-        peer.settimeout(_CALL_SECONDS)
-        try:
-            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
-        except OSError:
-            return None
-        if len(hello) < _HELLO.size:
-            return None
+    def _number_of(self, peer: socket.socket, hello: bytes) -> int | None:
+        """Return the number of the process that has connected; None for a stranger."""
         number, secret = _HELLO.unpack(hello)
-        return number if hmac.compare_digest(secret, self._secret) and 0 < number < self.count else None
+        is_of_group = _is_of_this_user(peer) and hmac.compare_digest(secret, self._secret)
+        return number if is_of_group and 0 < number < self.count else None
 
     def _check_time(self, deadline: float) -> None:
         if self._is_over() or self._is_left():
@@ -272,11 +253,7 @@ class HostSum:
         self._peers.append((peer, _Process(_credentials(peer)[0])))
 
     def _meet(self, size: int) -> None:
-        """Wait until all processes have come here.
-
-        Args:
-            size: how many numbers this process has brought, as all others must have.
-        """
+        """Wait until all processes have come here, each with as many numbers."""
         mark = bytes([size % 251])
         if self.number:
             self._peers[0][0].send(mark)
@@ -294,16 +271,18 @@ class HostSum:
                 received = peer.recv(1)
             except BlockingIOError:
                 waiting = waiting or Waiting.for_processes()
-                _check(waiting.check_signs({0: process.sign()}, self._is_over()), process)
+                loss = waiting.check_signs({0: process.sign()}, self._is_over())
+                if loss is not None and loss.number is None:
+                    raise PeerLostError("Collective: a worker of this group is lost") from None
+                if loss is not None:
+                    how = "is gone" if loss.sign is Sign.GONE else "was stopped"
+                    raise PeerLostError(f"Collective: {process} {how}") from None
                 continue
             if received == mark:
                 return
             if received:
                 raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
             raise PeerLostError("Collective: a worker of this host is gone")
-
-    def _all_or_none(self) -> AbstractContextManager[None]:
-        return all_or_none("this host", bool(self._peers), self.close)
 
 
 def _server(address: str, count: int) -> socket.socket:
@@ -327,20 +306,8 @@ def _is_of_this_user(peer: socket.socket) -> bool:
     return _credentials(peer)[1] == os.getuid()
 
 
-def _check(loss: Loss | None, process: _Process) -> None:
-    if loss is None:
-        return
-    if loss.number is None:
-        raise PeerLostError("Collective: a worker of this group is lost")
-    raise PeerLostError(f"Collective: {process} {'is gone' if loss.sign is Sign.GONE else 'was stopped'}")
-
-
 class _Process:
-    """Another process of this host, as /proc shows it.
-
-    Args:
-        number: its process number; 0 where this process cannot see it, as between containers.
-    """
+    """Another process of this host, as /proc shows it; 0 where this process cannot see it, as between containers."""
 
     def __init__(self, number: int):
         self._number, self._started = number, _status_of(number)[1]

@@ -77,13 +77,8 @@ class NetworkSum:
 
     @classmethod
     def connect(cls, meeting: Meeting, silent_seconds: float = SILENT_SECONDS) -> NetworkSum:
-        """Connect this rank with all others: their numbers are the ranks.
-
-        Each rank has 2 (n - 1) connections, and as many open files.
-
-        Raises:
-            OSError: the ranks did not connect; says which.
-        """
+        """Connect this rank with all others, whose numbers are the ranks; each has 2 (n - 1) connections. An OSError
+        says which ranks did not connect."""
         connections = connect_all(meeting, silent_seconds)
         names = [f"rank {rank} at {address}" for rank, address in enumerate(meeting.addresses)]
         return cls(meeting.rank, names, connections[DATA], connections[HEARTBEATS], silent_seconds)
@@ -116,12 +111,8 @@ class NetworkSum:
         return out
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Add over some of the processes alone from now on; all processes must call it, with the same numbers.
-
-        Args:
-            numbers: of those that stay, at least two; each becomes its place in this list. The connections of all
-                others are closed.
-        """
+        """Add over some of the processes alone from now on, at least two, which become their places in this list; all
+        processes must call it. The connections of all others are closed."""
         if self.number not in numbers:
             self.close()
             return

@@ -18,6 +18,14 @@ the word of the sums as long as these fit 16 bits, so any sum of int32 will do. 
 16 - log2(V) bits, sign included, instead of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of
 headroom costs one bit, so exponents then follow more closely, and a step is repeated more often. Values are rounded to
 the nearest. Layers' updates are averages that accumulate, where such rounding would remain: they travel in full.
+
+With `--overlap` gradients travel in buckets, each summed over the workers once it is complete, while other gradients
+are still computed. A backward pass yields the gradients of the last layers first, so buckets go from the last tensor to
+the first (Li et al., PyTorch Distributed, VLDB 2020). The sums start inside the body of the loop over a worker's
+shards, at its last shard: so the loop's body is the same for every number of shards, as equal bits require. All workers
+add the buckets one after another in the same order, which NCCL and sums in host memory need. All their loops have the
+same number of rounds, because TensorFlow also matches the parts of a collective by round; workers with fewer shards
+have nothing to do in the first rounds.
 """
 
 from __future__ import annotations
@@ -25,17 +33,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed.allreduce import buckets
-from raytf.distributed.allreduce.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import digests, wire
-from raytf.distributed.encoding.fixed_point import EachTensor, Encoding, InBlocks
-from raytf.distributed.encoding.wire import HOST, AllReduce, Span, WireLayout, WireWords, pack, placed, zeros
+from raytf.distributed.encoding.fixed_point import EachTensor, InBlocks
+from raytf.distributed.encoding.wire import HOST, AllReduce, WireLayout, WireWords, WorkerPart, pack, zeros
 from raytf.distributed.step_digest import DigestKind
 
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
@@ -49,6 +56,101 @@ _LEAST = -90
 #: The highest exponent.
 _MOST = 128
 
+#: Bytes on the wire up to which a bucket is filled. A single tensor may be larger than that.
+BUCKET_BYTES = 32 << 20
+
+
+class Overlap(NamedTuple):
+    """Settings for adding gradients while others are computed. They are the same on all workers.
+
+    Attributes:
+        bytes: on the wire, up to which a bucket is filled.
+        rounds: of each worker's loop over its shards: as many as the worker with the most shards has.
+    """
+
+    bytes: int
+    rounds: int
+
+
+#: (index of the bucket, its tensors summed over this worker's shards) -> its tensors summed over all workers.
+AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
+
+
+def cut(sizes: Sequence[int], most: int) -> list[range]:
+    """Return which neighbouring tensors form a bucket, from the first bucket to the last.
+
+    Buckets are filled from the last tensor on, so the first one gets what is left, and is small: it is known last, and
+    nothing is computed while it is summed.
+
+    Args:
+        sizes: the tensors' bytes on the wire.
+        most: bytes in a bucket, unless it is a single tensor.
+    """
+    ranges: list[range] = []
+    end, held = len(sizes), 0
+    for i in reversed(range(len(sizes))):
+        if i + 1 < end and held + sizes[i] > most:
+            ranges.append(range(i + 1, end))
+            end, held = i + 1, 0
+        held += sizes[i]
+    return [*([range(end)] if end else []), *reversed(ranges)]
+
+
+def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
+    """Return which tensors travel together, in order.
+
+    Args:
+        numbers: how many numbers each tensor has.
+        compressed: how many tensors, from the first, travel as 2 bytes a number instead of 4; never in a bucket with
+            the others.
+        most: bytes in a bucket; None for one bucket of each kind.
+    """
+    ranges = []
+    for begin, end in pairwise([0, compressed, len(numbers)]):
+        sizes = [n * (2 if end <= compressed else 4) for n in numbers[begin:end]]
+        parts = cut(sizes, sum(sizes) if most is None else most)
+        ranges += [range(begin + part.start, begin + part.stop) for part in parts]
+    return ranges
+
+
+def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the tensors, but not before the others are known.
+
+    The order is in the data, not in the context in which a sum is traced: the strategy may trace it in another one.
+    """
+    with tf.control_dependencies(others):
+        return [tf.identity(t) for t in tensors]
+
+
+class Buckets:
+    """The sums over workers of a step's buckets, each a range of a shard's tensors, in a loop over shards."""
+
+    def __init__(self, parts: Sequence[range], add: AddBucket, rounds: int):
+        self._parts, self._add, self.rounds = parts, add, rounds
+
+    def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the tensors unchanged, or, after the last shard, summed over the workers.
+
+        Args:
+            is_last: whether the tensors include this worker's last shard; None where there is no loop.
+            tensors: summed over the shards so far.
+        """
+        sums: dict[int, list[tf.Tensor]] = {}
+        for place in reversed(range(len(self._parts))):
+            part = self._parts[place]
+            # Each waits for the sum before it, not for all gradients.
+            own = after(sums.get(place + 1, []), tensors[part.start : part.stop])
+            sums[place] = self._one(place, is_last, own)
+        return [tensor for place in range(len(self._parts)) for tensor in sums[place]]
+
+    def _one(self, place: int, is_last: tf.Tensor | None, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        if is_last is None:
+            return self._add(place, own)
+        return list(tf.cond(is_last, lambda: self._add(place, own), lambda: own))
+
+
+#: (a shard's tensors, its weight) -> encoded tensors, and what they add to the shard's row.
+Encode = Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 #: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
 #: of all workers if there are such sums; rows [L, M + digests + extra]; packed slices of this worker's shards).
 Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]]
@@ -80,125 +182,101 @@ class Reduced(NamedTuple):
     outputs: Sequence[tf.Tensor] = ()
 
 
-class Reduction(Protocol):
+class Reduction:
     """A way to add tensors over shards and workers.
 
     Attributes:
         layout: of the tensors.
         shapes, dtype: of the tensors that `encode` makes of a shard's.
         extra: columns that `encode` appends to a shard's row.
+        overlap: settings for sums over workers that start while gradients are computed; None for a sum after them.
     """
 
     layout: WireLayout
     shapes: list[tuple[int, ...]]
     dtype: tf.DType
-    extra: int
+    extra = 0
+    overlap: Overlap | None = None
 
     def state(self, place: int) -> dict[str, keras.Variable]:
-        """Return the variables that must be saved with the weights, by name.
-
-        Args:
-            place: index of this reduction among those of a training step.
-        """
-        ...
+        """Return the variables that must be saved with the weights, by name; `place` is the reduction's among those of
+        a step."""
+        return {}
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return a shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
-        ...
+        raise NotImplementedError
+
+    def encoder(self, scales: tf.Tensor, is_even: bool = False) -> Encode:
+        """Return `encode` with known scales; if all shards are even, their weight is left to the caller."""
+        return lambda tensors, weight: self.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
         """Return [digest_width] columns of a shard's row, which come before those of `encode`.
 
         They are the digests of each tensor, of all packed slices and of the row.
         """
-        ...
+        return tf.zeros([0])
 
     def digest_width(self, slices: int) -> int:
         """Return how many columns `digest` appends, for so many packed slices."""
-        ...
+        return 0
 
     def reduce(
         self,
-        all_reduce: AllReduce,
+        part: WorkerPart,
         compute: Compute,
         flags: tf.Tensor,
-        shards: Span,
-        total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: wire.AuditPlaces | None = None,
         outputs: int = 0,
     ) -> Reduced:
-        """Compute this worker's shards and add them over all workers.
-
-        Args:
-            all_reduce: sums tensors over workers; None if this is the only worker.
-            compute: computes this worker's part.
-            flags: [F] this worker's flags, whole numbers.
-            shards: of this worker.
-            total_shards: V.
-            slices: specs of the packed slices that `compute` returns.
-            audit: where the rows of a shard are that another worker computes, too; None where no step is audited.
-            outputs: how many of the slices, the last ones, are rows for metrics, which have no digests.
-        """
-        ...
+        """Compute this worker's shards and add them over all workers, with flags [F], whole numbers. The last of the
+        packed slices that `compute` returns (`outputs` of them) are rows for metrics, which have no digests."""
+        raise NotImplementedError
 
     def settle(self, reduced: Reduced) -> None:
         """Note what the next step needs of a step, once all that the workers add in it is known: until then nothing has
         changed, and the step can be computed again."""
-        ...
 
 
-class FloatReduction:
-    """Plain float addition: one pass, and last bits that depend on the number of workers.
+class FloatReduction(Reduction):
+    """Plain float addition: one pass, and last bits that depend on the number of workers, so there are no digests.
 
     Args:
         layout, dtype: of the tensors, and in which they travel.
         overlap: add over workers in buckets while gradients are computed; by default all at once.
     """
 
-    extra = 0
-
     def __init__(self, layout: WireLayout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
         self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
         sizes = [size * dtype.size for size in layout.sizes]
-        self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
-
-    def state(self, place: int) -> dict[str, keras.Variable]:
-        return {}
+        self.overlap, self._parts = overlap, [] if overlap is None else cut(sizes, overlap.bytes)
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
 
-    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
-        return tf.zeros([0])  # the last bits of a shard may depend on how many its worker has
-
-    def digest_width(self, slices: int) -> int:
-        return 0
-
     def reduce(
         self,
-        all_reduce: AllReduce,
+        part: WorkerPart,
         compute: Compute,
         flags: tf.Tensor,
-        shards: Span,
-        total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: wire.AuditPlaces | None = None,
         outputs: int = 0,
     ) -> Reduced:
+        all_reduce = part.all_reduce
         if all_reduce is None:
             summed, rows, own_slices = compute(tf.zeros([0]), None)
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
             return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), own_slices)
         early = None
-        if self._overlap is not None:
-            early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
+        if self.overlap is not None:
+            early = Buckets(self._parts, lambda _, own: all_reduce(own), self.overlap.rounds)
         summed, rows, own_slices = compute(tf.zeros([0]), early)
-        beside = [tf.cast(placed(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
+        beside = [tf.cast(part.placed(rows), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
             *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
         else:
@@ -208,11 +286,8 @@ class FloatReduction:
         row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
         return Reduced(tensors, row, flags_sum, finite, own_slices)
 
-    def settle(self, reduced: Reduced) -> None:
-        """Do nothing: a step needs nothing of the one before."""
 
-
-class FixedPointReduction:
+class FixedPointReduction(Reduction):
     """Integer addition in fixed point: the same bits for every number of workers and every order.
 
     Args:
@@ -235,7 +310,7 @@ class FixedPointReduction:
         digests: DigestKind | None = None,
     ):
         self._digests = digests
-        self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
+        self.layout, self.extra, self.overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, as float32 has only 24: V fit an int32.
@@ -245,8 +320,8 @@ class FixedPointReduction:
         self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
         self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
-        together = buckets.of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
-        make: Callable[..., Encoding] = InBlocks if words.is_on_gpu else EachTensor
+        together = of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
+        make: type[InBlocks | EachTensor] = InBlocks if words.is_on_gpu else EachTensor
         self._encoding = make(layout, compressed, 2.0 ** (15 - spent) - 1, words, together)
         self.shapes = self._encoding.shapes
         self._exponents = keras.Variable(
@@ -272,29 +347,24 @@ class FixedPointReduction:
 
     def reduce(
         self,
-        all_reduce: AllReduce,
+        part: WorkerPart,
         compute: Compute,
         flags: tf.Tensor,
-        shards: Span,
-        total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
-        audit: wire.AuditPlaces | None = None,
         outputs: int = 0,
     ) -> Reduced:
+        all_reduce, total_shards, audit = part.all_reduce, part.total_shards, part.audit
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
-        if self._overlap is not None:  # for one worker, too: the loop's body must be the same for all
-            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
+        if self.overlap is not None:  # for one worker, too: the loop's body must be the same for all
+            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self.overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
             summed, matrix, own_slices = compute(self.scales(used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
-                if audit is None:
-                    matrix = placed(matrix, shards, total_shards)
-                else:
-                    matrix = wire.place_audited(matrix, audit)
+                matrix = part.placed(matrix) if audit is None else wire.place_audited(matrix, audit)
                 beside = [words.of_bits(matrix), flags_sum]
                 if early is None:
                     summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
@@ -371,22 +441,12 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cond(quick, lambda: tf.constant(True), slow)
 
 
-def everyones(
-    all_reduce: AllReduce, rows: tf.Tensor, shards: Span, total_shards: int, words: WireWords = HOST
-) -> tf.Tensor:
-    """Return [V, M] float32 rows of all shards, bit for bit, on every worker.
-
-    Args:
-        all_reduce: sums tensors over workers; None if this is the only worker.
-        rows: [L, M] of this worker's shards.
-        shards: of this worker.
-        total_shards: V.
-        words: the form in which the rows travel.
-    """
-    if all_reduce is None:
+def everyones(part: WorkerPart, rows: tf.Tensor, words: WireWords = HOST) -> tf.Tensor:
+    """Return [V, M] float32 rows of all shards, bit for bit, on every worker, from [L, M] of its own."""
+    if part.all_reduce is None:
         return rows
-    bits = words.of_bits(placed(rows, shards, total_shards))
-    return words.bits(words.add(all_reduce, [], 0, [bits])[1][0])
+    bits = words.of_bits(part.placed(rows))
+    return words.bits(words.add(part.all_reduce, [], 0, [bits])[1][0])
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:

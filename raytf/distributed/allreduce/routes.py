@@ -94,12 +94,8 @@ def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
 
 
 def needs_cluster(communication: Communication, promised: float) -> bool:
-    """Return whether ranks may need TensorFlow's own cluster, which has to exist before they know each other's seats.
-
-    Args:
-        communication: as the user gave it.
-        promised: GPUs that the cluster gives each rank; a fraction where several share one.
-    """
+    """Return whether ranks, promised so many GPUs each, may need TensorFlow's own cluster, which has to exist before
+    they know each other's seats."""
     return communication in ("ring", "nccl") or (communication == "auto" and promised >= 1)
 
 
@@ -128,7 +124,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
         )
     obstacle = _against_nccl(seats)
     if communication == "nccl" and obstacle:
-        raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or give --communication host.")
+        raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or pass --communication host.")
     if communication == "auto":
         return SumRoute(SumPath.HOST, obstacle) if obstacle else SumRoute(SumPath.NCCL, _equipped(with_gpu, seats))
     return SumRoute(SumPath(communication), is_asked)

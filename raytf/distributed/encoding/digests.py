@@ -37,11 +37,7 @@ _WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint32}
 
 
 def columns(tensors: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-    """Return [T, COLUMNS] float32, the digest of each tensor; to be traced.
-
-    Args:
-        tensors: of any shapes, which need not be known; that of a tensor without elements is 0.
-    """
+    """Return [T, COLUMNS] float32, the digest of each tensor, 0 of one without elements; to be traced."""
     if kind == DigestKind.DEVICE:
         return of_sums(tf.stack([_device_digest(each) for each in tensors]))
     # As few operations as can be: where weights are small, they cost more than the bytes.
@@ -55,11 +51,8 @@ def of_sums(sums: tf.Tensor) -> tf.Tensor:
 
 
 def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
-    """Return what is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
-
-    Args:
-        rows: [V, T * COLUMNS] float32 digests of each shard's T tensors.
-    """
+    """Return what is kept of a step, as in `step_digest`, from [V, T * COLUMNS] float32 digests of each shard's T
+    tensors: float32 with those bits, padded with zeros; to be traced."""
     shards, width = rows.shape
     tensors = width // COLUMNS
     of_rows = _sums_as_bytes if kind == DigestKind.DEVICE else _fingerprints
@@ -73,11 +66,8 @@ def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
 
 
 def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
-    """Return the multilinear digest of tensors, int64 []; may be traced.
-
-    Args:
-        most: elements at a time, for which a device takes some 40 bytes each.
-    """
+    """Return the multilinear digest of tensors, int64 [], `most` elements at a time, for which a device takes some 40
+    bytes each; may be traced."""
     total, start = tf.constant(0, tf.int64), 0
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])
@@ -90,12 +80,8 @@ def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
 
 
 def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """Return [...] int64 sums over the last axis of uint64 words, each times the number of its place.
-
-    Args:
-        words: [..., n]; places count on from one row to the next.
-        start: the place of the first.
-    """
+    """Return [...] int64 sums over the last axis of uint64 words [..., n], each times the number of its place; places
+    count on from one row to the next, from `start`."""
     places = tf.range(start, start + tf.size(words, tf.int64), dtype=tf.int64)
     factors = tf.reshape(_mixed(tf.bitcast(places, tf.uint64)), tf.shape(words))
     return tf.reduce_sum(tf.bitcast(words * factors, tf.int64), -1)
@@ -111,11 +97,8 @@ def _digest(tensor: tf.Tensor, folds: bool) -> tf.Tensor:
 
 
 def folded(flat: tf.Tensor) -> tf.Tensor:
-    """Return [1, n] int32 that say whether two vectors of int32 are equal, n far below count; may be traced.
-
-    Args:
-        flat: [count], a number that is known when it is traced.
-    """
+    """Return [1, n] int32 that say whether two vectors of int32 [count] are equal, n far below count, which is known
+    when it is traced."""
     parts, begin, count = [], 0, flat.shape[0]
     while (rows := min(FOLD_ROWS, ((count - begin) // FOLD_WIDTH - 1) | 1)) > 1:
         end = begin + rows * FOLD_WIDTH

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,40 +23,6 @@ SIZE = 512
 _FAN = 256
 
 
-class Encoding(Protocol):
-    """A form in which the tensors of a step can be summed.
-
-    Attributes:
-        shapes: the encoded tensors' shapes.
-        small: how many of them, from the first, hold numbers within 16 bits.
-        parts: for each range of tensors that the encoding was made for, which encoded tensors belong to it.
-    """
-
-    shapes: list[tuple[int, ...]]
-    small: int
-    parts: list[range]
-
-    def encode(
-        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight.
-
-        Args:
-            tensors: of a shard.
-            weight: by which all numbers are multiplied, usually a power of two.
-            scales: [tensors] powers of two.
-        """
-        ...
-
-    def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
-        ...
-
-    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
-        ...
-
-
 class EachTensor:
     """One tensor at a time.
 
@@ -67,6 +32,11 @@ class EachTensor:
         most: the largest magnitude of their encoded numbers.
         words: how the device holds whole numbers.
         ranges: tensors that travel together, in order; no range mixes compressed tensors and others.
+
+    Attributes:
+        shapes: the encoded tensors' shapes.
+        small: how many of them, from the first, hold numbers within 16 bits.
+        parts: for each of the ranges, which encoded tensors belong to it.
     """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
@@ -76,6 +46,8 @@ class EachTensor:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight;
+        scales are powers of two, and a weight usually is."""
         encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
         return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
             [largest for _, largest in encoded_parts], 0
@@ -98,9 +70,11 @@ class EachTensor:
         return whole, largest
 
     def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
+        """Return [tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         return digests.columns(encoded, kind)
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
         each = tf.unstack(steps, len(self.shapes))
         return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
 
@@ -174,14 +148,7 @@ def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) ->
 
 
 class Blocks:
-    """Where some tensors lie in a matrix of blocks.
-
-    Args:
-        shapes: the tensors' shapes.
-
-    Attributes:
-        shape: of the matrix: (blocks, `SIZE`).
-    """
+    """Where tensors of some shapes lie in a matrix of blocks, whose `shape` is (blocks, `SIZE`)."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]):
         self._shapes = [tuple(shape) for shape in shapes]
@@ -214,11 +181,7 @@ class Blocks:
         return largest
 
     def digests(self, blocks: tf.Tensor) -> tf.Tensor:
-        """Return [tensors] int64, the multilinear digest of each tensor's words.
-
-        Args:
-            blocks: 32-bit words [blocks, SIZE].
-        """
+        """Return [tensors] int64, the multilinear digest of each tensor's 32-bit words, from [blocks, SIZE]."""
         words = tf.cast(tf.bitcast(blocks, tf.uint32), tf.uint64)
         of_blocks = multilinear(words, tf.constant(0, tf.int64))
         return tf.math.unsorted_segment_sum(of_blocks, self._owners, len(self._shapes))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed.encoding.wire import AllReduce, ShardSpan, Span, placed
+from raytf.distributed.encoding.wire import ShardSpan, WorkerPart
 
 
 @dataclass(frozen=True)
@@ -75,44 +75,36 @@ class SliceLayout:
         return tf.IndexedSlices(values, tf.bitcast(words[:, :2], tf.int64), tf.constant(self.shape, tf.int64))
 
 
-def gather(
-    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
-) -> list[tf.Tensor]:
-    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width].
-
-    Args:
-        all_reduce: sums tensors over workers; None if this is the only worker.
-        own: for each variable, the occurrences of this worker's shards.
-        counts: for each variable, the occurrences of any shard; None if only the workers themselves know.
-        shards: of this worker.
-        total_shards: V.
-    """
-    if all_reduce is None or not own:
+def gather(part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | None]) -> list[tf.Tensor]:
+    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width],
+    of which any shard has as many as `counts`, or None if only the workers themselves know."""
+    if part.all_reduce is None or not own:
         return list(own)
-    begins, totals = _places(all_reduce, own, counts, shards, total_shards)
+    begins, totals = _places(part, own, counts)
     laid = []
     for words, begin, total in zip(own, begins, totals, strict=True):
         after = total - begin - tf.shape(words, tf.int64)[0]
         laid.append(tf.pad(words, [[begin, after], [0, 0]]))
     flat = tf.concat([tf.reshape(each, [-1, 2]) for each in laid], 0)
-    (flat,) = all_reduce([tf.bitcast(flat, tf.int64)])
+    (flat,) = part.all_reduce([tf.bitcast(flat, tf.int64)])
     sizes = [tf.shape(each)[0] * (each.shape[1] // 2) for each in laid]
-    parts = tf.split(tf.bitcast(flat, tf.float32), sizes, num=len(laid))
-    return [tf.reshape(part, [-1, words.shape[1]]) for part, words in zip(parts, own, strict=True)]
+    gathered = tf.split(tf.bitcast(flat, tf.float32), sizes, num=len(laid))
+    return [tf.reshape(each, [-1, words.shape[1]]) for each, words in zip(gathered, own, strict=True)]
 
 
 def _places(
-    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
+    part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | None]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return for each variable at which occurrence this worker's begin, and how many all shards have."""
-    assert all_reduce is not None
+    assert part.all_reduce is not None
+    first = part.shards.start
     if all(count is not None for count in counts):
         known = [tf.constant(count, tf.int64) for count in counts]
-        begin = tf.cast(shards.start, tf.int64)
-        return [count * begin for count in known], [count * total_shards for count in known]
+        begin = tf.cast(first, tf.int64)
+        return [count * begin for count in known], [count * part.total_shards for count in known]
     own_counts = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
-    (every,) = all_reduce([placed(own_counts[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
-    before, total = tf.reduce_sum(every[: shards.start], 0), tf.reduce_sum(every, 0)
+    (every,) = part.all_reduce([part._replace(shards=ShardSpan(first, first + 1)).placed(own_counts[None])])
+    before, total = tf.reduce_sum(every[:first], 0), tf.reduce_sum(every, 0)
     return tf.unstack(before, len(own)), tf.unstack(total, len(own))
 
 

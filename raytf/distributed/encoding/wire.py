@@ -13,7 +13,7 @@ holds four of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -34,41 +34,40 @@ class WireLayout:
         return [tf.reshape(p, s) for p, s in zip(_split(vector, self.sizes), self.shapes, strict=True)]
 
 
-class WireWords(Protocol):
-    """A way to hold whole numbers of 32 bits, sign included.
+class WireWords:
+    """Whole numbers of 32 bits, sign included, as int32: for CPUs and any other device that adds it.
 
     Attributes:
         dtype: of the tensors that hold them; `+` adds them.
         is_on_gpu: whether this way is for GPUs, where few large operations are better than many small ones.
     """
 
-    dtype: tf.DType
-    is_on_gpu: bool
+    dtype, is_on_gpu = tf.int32, False
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
         """Return float32 values within int32 as words, rounded towards zero."""
-        ...
+        return tf.cast(values, tf.int32)
 
     def real(self, words: tf.Tensor) -> tf.Tensor:
         """Return the numbers as float32, rounded to the nearest."""
-        ...
+        return tf.cast(words, tf.float32)
 
     def of_bits(self, values: tf.Tensor) -> tf.Tensor:
         """Return the bits of float32 values as words; added to zeros, they stay as they are."""
-        ...
+        return tf.bitcast(values, self.dtype)
 
     def bits(self, words: tf.Tensor) -> tf.Tensor:
         """Return the float32 values of words from `of_bits`."""
-        ...
+        return tf.bitcast(words, tf.float32)
 
     def travelling(self, tensors: int, small: int) -> int:
         """Return how many sums `add` returns for this many tensors, of which the first `small` are within 16 bits."""
-        ...
+        return 1 + tensors - small if small else tensors
 
     def add(
         self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the sums over all workers: of the tensors, to be given to `unpack`; and of the others, ready to use.
+        """Return the sums over all workers: of the tensors, for `unpack`; and of the others, ready to use.
 
         Args:
             all_reduce: sums tensors of one dtype.
@@ -76,46 +75,19 @@ class WireWords(Protocol):
             small: how many of the tensors, from the first, are even within 16 bits.
             others: also within 32 bits.
         """
-        ...
-
-    def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
-        """Return the sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
-        ...
-
-
-class _HostWords:
-    dtype, is_on_gpu = tf.int32, False
-
-    def whole(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.cast(values, tf.int32)
-
-    def real(self, words: tf.Tensor) -> tf.Tensor:
-        return tf.cast(words, tf.float32)
-
-    def of_bits(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.bitcast(values, tf.int32)
-
-    def bits(self, words: tf.Tensor) -> tf.Tensor:
-        return tf.bitcast(words, tf.float32)
-
-    def travelling(self, tensors: int, small: int) -> int:
-        return 1 + tensors - small if small else tensors
-
-    def add(
-        self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         sent = [join(pack(tensors[:small])), *tensors[small:]] if small else tensors
         sums = all_reduce([*sent, *others])
         return sums[: len(sent)], sums[len(sent) :]
 
     def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
+        """Return the sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
         if not small:
             return sums
         joined = WireLayout(layout.shapes[:small])
         return [*joined.split(part(sums[0], joined.size)), *sums[1:]]
 
 
-class _DeviceWords:
+class _DeviceWords(WireWords):
     # For uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; for int32 it only has casts and shifts.
     dtype, is_on_gpu = tf.uint32, True
 
@@ -124,12 +96,6 @@ class _DeviceWords:
 
     def real(self, words: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.bitcast(words, tf.int32), tf.float32)
-
-    def of_bits(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.bitcast(values, tf.uint32)
-
-    def bits(self, words: tf.Tensor) -> tf.Tensor:
-        return tf.bitcast(words, tf.float32)
 
     def travelling(self, tensors: int, small: int) -> int:
         return 1
@@ -153,8 +119,7 @@ class _DeviceWords:
         return [*begin, *(tf.reshape(b, s) for b, s in zip(blocks, layout.shapes[small:], strict=True))]
 
 
-#: int32, for CPUs and any other device that adds it.
-HOST: WireWords = _HostWords()
+HOST = WireWords()
 #: uint32 and int64, for GPUs; it works wherever TensorFlow does.
 DEVICE: WireWords = _DeviceWords()
 
@@ -287,16 +252,25 @@ def in_graph(
     return ShardSpan(begin, begin + (count if audit is None else count - audit[1]))
 
 
-def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
-    """Return [V, M] with this worker's rows in their places and zeros elsewhere.
+class WorkerPart(NamedTuple):
+    """A worker's part in the sums of a step.
 
-    Args:
-        rows: [L, M].
-        shards: of this worker.
-        total_shards: V.
+    Attributes:
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        shards: L shards of this worker.
+        total_shards: V, the shards of all workers.
+        audit: where the rows are of a shard that another worker computes, too; None where no step is audited.
     """
-    padded = tf.pad(rows, [[shards.start, total_shards - shards.stop], [0, 0]])
-    return tf.ensure_shape(padded, [total_shards, rows.shape[1]])
+
+    all_reduce: AllReduce
+    shards: Span
+    total_shards: int
+    audit: AuditPlaces | None = None
+
+    def placed(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return [V, M] with this worker's rows, [L, M], in their places and zeros elsewhere."""
+        padded = tf.pad(rows, [[self.shards.start, self.total_shards - self.shards.stop], [0, 0]])
+        return tf.ensure_shape(padded, [self.total_shards, rows.shape[1]])
 
 
 class AuditRow(NamedTuple):
@@ -328,13 +302,8 @@ class AuditPlaces(NamedTuple):
 
 
 def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlaces:
-    """Return where the rows of a call are.
-
-    Args:
-        audit: int32 [2]: the shard that another worker computes, too, or -1; and `AuditPlaces.beside`.
-        shards: of this worker.
-        total_shards: V.
-    """
+    """Return where the rows of a call are, for `audit`, int32 [2]: the shard that another worker computes, too, or -1;
+    and `AuditPlaces.beside`."""
     shard, beside = tf.unstack(audit)
     numbers, own = tf.range(total_shards), shards.stop - shards.start
     nobody = own + beside

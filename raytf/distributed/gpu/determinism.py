@@ -18,11 +18,7 @@ _XLA, _DETERMINISTIC = "XLA_FLAGS", "--xla_gpu_deterministic_ops"
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:
-    """Set what the process of a worker with a GPU needs, before its first operation; variables that are set stay.
-
-    Args:
-        environ: the process's environment.
-    """
+    """Set what the process of a worker with a GPU needs, before its first operation; variables that are set stay."""
     environ.setdefault(WORKSPACE, str(WORKSPACE_MIB))
     flags = environ.get(_XLA, "")
     if _DETERMINISTIC not in flags:
@@ -30,12 +26,7 @@ def prepare(environ: MutableMapping[str, str]) -> None:
 
 
 def identity(environ: MutableMapping[str, str], tf32: bool) -> dict[str, str]:
-    """Return the settings that affect bits, and so must stay the same when a run is resumed.
-
-    Args:
-        environ: the process's environment.
-        tf32: whether TensorFlow may multiply float32 with a mantissa of 10 bits.
-    """
+    """Return the settings that affect bits, and so must stay the same when a run is resumed."""
     return {
         TF32: "on" if tf32 else "off",
         CUDNN: f"{environ.get(WORKSPACE, 'any')} MiB",

@@ -136,15 +136,7 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Return whose fault an error is.
-
-    Args:
-        text: of TensorFlow's error.
-        facts: what else is known.
-
-    Returns:
-        None for an error that is not about a GPU.
-    """
+    """Return whose fault an error of TensorFlow's is, by its text; None for an error that is not about a GPU."""
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
         return FaultOwner.REFUSED
@@ -176,11 +168,7 @@ _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return how many bytes could not be allocated, according to an error.
-
-    Returns:
-        None if it does not say.
-    """
+    """Return how many bytes could not be allocated, according to an error; None if it does not say."""
     shape = _SHAPE.search(text)
     if shape:
         return math.prod(int(n) for n in shape[1].split(",") if n) * _BYTES.get(shape[2], 1)

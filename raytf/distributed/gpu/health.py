@@ -58,24 +58,15 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class GpuComplaint:
-    """A problem of a GPU.
-
-    Attributes:
-        text: for the user, to follow the GPU's name.
-        passes: it may pass within seconds.
-    """
+    """A problem of a GPU, in words that follow the GPU's name, and whether it may pass within seconds."""
 
     text: str
     passes: bool = False
 
 
 def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
-    """Return everything that is wrong with a GPU, lasting problems first.
-
-    Args:
-        reading: of the GPU.
-        share: of the GPU that this worker was given, at most 1. Others have the rest, and may be using it.
-    """
+    """Return everything that is wrong with a GPU, lasting problems first, for a worker that was given a share of it, at
+    most 1. Others have the rest, and may be using it."""
     complaints = []
     if reading.uncorrected:
         complaints.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
@@ -136,14 +127,8 @@ def await_fit(
 
 
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Return readings of the GPUs that this process may use; empty without a driver.
-
-    Args:
-        computes: this process has started to use them.
-
-    Raises:
-        GpuError: NVML fails, as for a GPU that has fallen off the bus.
-    """
+    """Return readings of the GPUs that this process may use, and has started to use or not; empty without a driver. A
+    GpuError says that NVML fails, as for a GPU that has fallen off the bus."""
     with nvml() as library:
         return [] if library is None else [_read(library, handle, computes) for handle in handles(library)]
 

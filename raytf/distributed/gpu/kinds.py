@@ -12,11 +12,7 @@ _RESOURCE, _LABEL = "accelerator_type:", "ray.io/accelerator-type"
 
 
 def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the kind of a node's GPUs, such as A10G; empty if Ray knows of none.
-
-    Args:
-        about: the node's entry in `ray.nodes()`.
-    """
+    """Return the kind of GPUs in a node's entry of `ray.nodes()`, such as A10G; empty if Ray knows of none."""
     kinds = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
     return next(kinds, str(about.get("Labels", {}).get(_LABEL, "")))
 
@@ -24,17 +20,8 @@ def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
 def one_kind(
     kinds: Mapping[str, str], count: Callable[[set[str]], int], now: str | None = None, stays: bool = False
 ) -> str | None:
-    """Return the kind of GPU on which most workers can run.
-
-    Args:
-        kinds: of each node.
-        count: how many workers a set of nodes can run.
-        now: kind on which the run is now; it is kept unless another one is better.
-        stays: keep it in any case.
-
-    Returns:
-        The kind; None without nodes, unless `now` stays.
-    """
+    """Return the kind of GPU of these nodes on which most workers can run; the present kind unless another one is
+    better, or if it stays in any case. None without nodes, unless `now` stays."""
     if stays and now is not None:
         return now
     room = {kind: count(nodes_of(kinds, kind)) for kind in sorted(set(kinds.values()))}

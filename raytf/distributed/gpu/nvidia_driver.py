@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raytf._process import in_thread
 from raytf.errors import GpuError
 
 #: Environment variables: which GPUs a process may use, and the order in which CUDA counts them.
@@ -115,11 +116,7 @@ def nvml() -> Iterator[Any]:
 
 
 def handles(library: Any) -> Sequence[Any]:
-    """Return NVML's handles of the GPUs that this process may use.
-
-    Args:
-        library: `pynvml`, open.
-    """
+    """Return NVML's handles of the GPUs that this process may use, from an open `pynvml`."""
     setting = os.environ.get(VISIBLE)
     names = [str(i) for i in range(library.nvmlDeviceGetCount())] if setting is None else visible(setting)
     return [
@@ -149,13 +146,11 @@ def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) 
         seconds: to wait for the answer; by default those of this machine. If the answer never comes, the thread that
             waits for it is left behind.
     """
-    answers: list[str] = []
     if seconds is None:
         seconds = _ANSWER_SECONDS + _GPU_SECONDS * len(list(Path("/dev").glob("nvidia[0-9]*")))
-    thread = threading.Thread(target=lambda: answers.append((ask or _ask)()), daemon=True, name="raytf-cuda")
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else f"the driver has not answered for {seconds:.0f} s"
+    answer = in_thread(ask or _ask, "raytf-cuda")
+    wait([answer], seconds)
+    return answer.result() if answer.done() else f"the driver has not answered for {seconds:.0f} s"
 
 
 def _ask() -> str:
@@ -184,12 +179,8 @@ def _explain(driver: ctypes.CDLL, code: int) -> str:
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
-
-    Args:
-        names: file names.
-        opens: raises OSError for a library that cannot be loaded.
-    """
+    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages; `opens`
+    raises OSError for one that cannot be loaded."""
     return [name for name in names if not any(_is_there(place, opens) for place in _places(name))]
 
 

@@ -33,14 +33,8 @@ def assigned_gpus() -> list[str] | None:
 
 
 def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Hide all GPUs from a process that was given none.
-
-    Call it before TensorFlow makes an operation, and best before TensorFlow is loaded.
-
-    Args:
-        gpus: from `assigned_gpus`.
-        environ: the process's environment.
-    """
+    """Hide all GPUs from a process that was given none (see `assigned_gpus`). Call it before TensorFlow makes an
+    operation, and best before TensorFlow is loaded."""
     if gpus is None:
         return
     if gpus:
@@ -92,41 +86,21 @@ def threads() -> int:
 
 
 def threads_of(cpus: float, gpus: float, own: float) -> int:
-    """Return the number of threads for a process, so that a node's CPUs are divided as its GPUs are.
-
-    Args:
-        cpus: of the node.
-        gpus: of the node.
-        own: GPUs that the process was given.
-    """
+    """Return the number of threads for a process, so that a node's CPUs are divided as its GPUs are."""
     return max(1, int(cpus * own / max(gpus, own))) if own else 1
 
 
 def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidia_driver.trouble) -> None:
-    """Check that the driver works, in a process that was given GPUs.
-
-    Args:
-        gpus: from `assigned_gpus`.
-        trouble: says what is wrong with the driver; empty if nothing is.
-
-    Raises:
-        GpuError: it does not work; names the node and what the driver says.
-    """
+    """Check that the driver works, in a process that was given GPUs; a GpuError names the node and what the driver
+    says."""
     wrong = trouble() if gpus else ""
     if wrong:
         raise missing(gpus or (), 0, wrong)
 
 
 def demand(gpus: Sequence[str] | None, devices: Sequence[Any]) -> None:
-    """Check that TensorFlow has found the GPUs that this process was given.
-
-    Args:
-        gpus: from `assigned_gpus`.
-        devices: TensorFlow's physical devices of the kind GPU.
-
-    Raises:
-        GpuError: there are fewer; names the node and, if possible, why.
-    """
+    """Check that TensorFlow has as many physical GPUs as this process was given; a GpuError names the node and, if
+    possible, why."""
     if not gpus or len(devices) >= len(gpus):
         return
     lacking = nvidia_driver.missing_libraries()

@@ -2,7 +2,7 @@
 
 Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
 next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
-lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter goes on. Heartbeats
+lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter continues. Heartbeats
 have a connection of their own: the process that sends them would write them into the middle of long lines here.
 """
 
@@ -65,12 +65,7 @@ class ArbiterAddress:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """Return the name under which a worker is known to the arbiter.
-
-    Args:
-        node: Ray's id of its node.
-        pid: its process.
-    """
+    """Return the name of a worker for the arbiter: Ray's id of its node, and its process."""
     return f"{node}-{pid}"
 
 
@@ -83,13 +78,7 @@ def watch(peer: socket.socket, silent_seconds: float) -> None:
 
 
 class _Dialed:
-    """A connection with the arbiter on which this process has said who it is.
-
-    Args:
-        arbiter: to connect with.
-        role: what the connection is for.
-        name: of this worker.
-        secret: which this process proves to know.
+    """A connection with the arbiter, in a role, on which this worker has proved that it knows a secret.
 
     Attributes:
         peer: the connection, which has a time limit.
@@ -111,11 +100,7 @@ class _Dialed:
             raise
 
     def line(self) -> bytes:
-        """Return the next line.
-
-        Raises:
-            ConnectionResetError: the arbiter has hung up.
-        """
+        """Return the next line; raise a ConnectionResetError if the arbiter has hung up."""
         line = self.lines.readline(_LINE_BYTES)
         if not line:
             raise ConnectionResetError("it has hung up")
@@ -135,11 +120,7 @@ class _Session:
 
     @classmethod
     def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
-        """Connect.
-
-        Raises:
-            OSError, ValueError, KeyError, TypeError: it is not the arbiter, or does not answer.
-        """
+        """Connect; raise OSError, ValueError, KeyError or TypeError if it is not the arbiter, or does not answer."""
         with contextlib.ExitStack() as undo:
             control = _Dialed(arbiter, WORKER, name, arbiter.key)
             undo.callback(control.peer.close)
@@ -238,11 +219,7 @@ class ArbiterLink:
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """Report that the run is over, so that workers that join now need not train.
-
-        Args:
-            result: what it has come to, as JSON can say it.
-        """
+        """Report that the run is over and what it has come to (JSON), so that workers that join now need not train."""
         self._send({"over": result})
 
     def close(self) -> None:

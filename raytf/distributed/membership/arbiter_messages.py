@@ -38,14 +38,8 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class Greeting:
-    """The first message of a worker, or of the connection for its heartbeats.
-
-    Attributes:
-        role: which of both.
-        name: of the worker.
-        proof: that it knows the key; see `proof`.
-        challenge: random, for the arbiter.
-    """
+    """The first message of a worker, or of the connection for its heartbeats: its role, the worker's name, the proof
+    that it knows the key, and a random challenge for the arbiter."""
 
     role: str
     name: str
@@ -142,15 +136,7 @@ def of_worker(line: bytes) -> Join | Leave | Dismiss | Want | Over:
 
 
 def of_arbiter(line: bytes, name: str) -> News:
-    """Return a message of the arbiter.
-
-    Args:
-        line: JSON.
-        name: of the worker that reads it.
-
-    Raises:
-        MessageError: says what is wrong with it.
-    """
+    """Return a message of the arbiter to a worker; a MessageError says what is wrong with it."""
     message = _object(line)
     numbers: Mapping[str, int] = {
         kind: _whole(message, kind, 1, _MOST) for kind in ("pause", "lost", "left") if kind in message
@@ -237,26 +223,14 @@ def proof(key: bytes, role: str, name: str, challenge: str) -> str:
 
 
 def connection_key(secret: bytes, name: str, theirs: str, own: str) -> bytes:
-    """Return the key of a connection between a worker and the arbiter.
-
-    Args:
-        secret: of the run.
-        name: of the worker.
-        theirs: the challenge of the arbiter.
-        own: the challenge of the worker.
-    """
+    """Return the key of a connection between a worker and the arbiter, from the run's secret and the challenges of
+    both."""
     return _derived(secret, "connection", name, theirs, own)
 
 
 def group_key(secret: bytes, number: int, members: Sequence[str], nonce: str) -> bytes:
-    """Return the key of a generation, which each of its members derives.
-
-    Args:
-        secret: of the run.
-        number: of the generation.
-        members: names of its workers, by rank.
-        nonce: random, from the arbiter, for this generation.
-    """
+    """Return the key of a generation, which each of its members derives from the run's secret, the names of all by
+    rank, and random text from the arbiter."""
     return _derived(secret, "group", number, *members, nonce)
 
 

@@ -78,7 +78,7 @@ class Membership:
     refuse_looks: float = math.inf
     generation: Generation | None = None
     _number: int = 0
-    #: How many workers a generation begins with that goes on from no other one.
+    #: How many workers a generation starts with that continues no other one.
     _wanted: int = 0
     #: Workers that have joined and are not in a generation yet.
     _joining: dict[str, Place] = field(default_factory=dict)
@@ -145,12 +145,8 @@ class Membership:
         return self._next()
 
     def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
-        """Have members leave for good at the end of a step, but never all that have the state.
-
-        Args:
-            names: of those that leave; of the ones before who are not named again nothing more is asked.
-            after: workers that must have come before they leave.
-        """
+        """Have members leave for good at the end of a step, once the workers `after` have come, but never all that have
+        the state. Nothing more is asked of the ones before who are not named again."""
         self._dismissed = dict.fromkeys(names, frozenset(after))
 
     def want(self, wanted: int) -> Generation | None:

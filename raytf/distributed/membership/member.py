@@ -23,12 +23,7 @@ class LeftBehindError(WorkerLostError):
 
 
 class UnreachableError(LeftBehindError):
-    """This worker and others cannot reach each other, so the others continue without this worker.
-
-    Args:
-        message: the text for the user.
-        node: Ray's id of this worker's node.
-    """
+    """This worker, on `node` (Ray's id), and others cannot reach each other, so the others continue without it."""
 
     def __init__(self, message: str, node: str):
         super().__init__(message)
@@ -40,11 +35,7 @@ class DismissedError(Exception):
 
 
 class RunOverError(Exception):
-    """The run was over when this worker joined.
-
-    Args:
-        result: of the run.
-    """
+    """The run was over, with this result, when this worker joined."""
 
     def __init__(self, result: dict[str, Any]):
         super().__init__("the run is over")
@@ -98,22 +89,13 @@ class Member:
         self._left = news.numbers.get("left", self._left)
 
     def joining(self, address: str, wanted: int, order: int) -> dict[str, Any]:
-        """Return the message with which this worker asks to become a member of the next generation.
-
-        Args:
-            address: HOST:PORT at which this worker listens.
-            wanted: how many workers are started together, where nobody is left of a generation.
-            order: of these workers.
-        """
+        """Return the message with which this worker, which listens at an address, asks to become a member of the next
+        generation; see `Membership.join`."""
         return {"join": {"address": address, "wanted": wanted, "order": order}}
 
     def leaving(self, address: str, step: int) -> dict[str, Any]:
-        """Return the message with which this worker leaves the present generation and asks for the next one.
-
-        Args:
-            address: HOST:PORT at which this worker listens from now on.
-            step: the last step that it has finished; -1 if it has no state.
-        """
+        """Return the message with which this worker, which listens at an address from now on, leaves the present
+        generation after a step, -1 if it has no state, and asks for the next one."""
         met = {"unreached": sorted(self._unreached), "met": self._has_met}
         return {"leave": {"number": self.number, "address": address, "step": step} | met}
 
@@ -127,7 +109,7 @@ class Member:
             The generation that this worker belongs to from now on.
 
         Raises:
-            LeftBehindError: the arbiter is gone, or the others go on without this worker.
+            LeftBehindError: the arbiter is gone, or the others continue without this worker.
             RunOverError: the run is over.
             DismissedError: this worker has left for good, as planned.
         """
@@ -138,7 +120,7 @@ class Member:
         if "over" in answer:
             raise RunOverError(answer["over"])
         if "dismissed" in answer:
-            raise DismissedError("the others go on without this worker, as planned")
+            raise DismissedError("the others continue without this worker, as planned")
         generation: Generation = answer["generation"]
         self.number, self._has_met = generation.number, False
         return generation
@@ -148,16 +130,8 @@ class Member:
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
-        """Note that the ranks of the generation have not met, so that this worker leaves it.
-
-        Args:
-            generation: the present one.
-            unreached: ranks that did not answer this worker.
-            are_connected: whether all ranks had connected, so that no missing link explains why they have not met.
-
-        Raises:
-            WorkerLostError: the ranks have tried often enough.
-        """
+        """Note that the ranks of the generation have not met, so that this worker leaves it: some were unreached, or
+        all had connected, so that no missing link explains it. After several tries raise a WorkerLostError."""
         self._failed, self._unreached = self._failed + 1, [generation.members[rank] for rank in unreached]
         self._has_met = are_connected
         if self._failed >= _MEETINGS:
@@ -179,23 +153,13 @@ class Transfer(NamedTuple):
 
 
 def transfer(steps: Sequence[int]) -> Transfer:
-    """Decide who gives the state to whom.
-
-    Args:
-        steps: the last step that each rank has finished, by rank; -1 for one without a state.
-    """
+    """Decide who gives the state to whom, by the last step that each rank has finished; -1 for one without a state."""
     furthest = max(steps)
     givers = tuple(rank for rank, step in enumerate(steps) if step == furthest)
     return Transfer(givers[0], givers, tuple(rank for rank, step in enumerate(steps) if step < furthest))
 
 
 def step_after_broken_transfer(step: int, steps: Sequence[int]) -> int:
-    """Return the last step that a rank has finished after a transfer that did not end; -1 if it has no state any more.
-
-    A state that was only taken in part is none.
-
-    Args:
-        step: the one before the transfer.
-        steps: of all ranks before it.
-    """
+    """Return the last step that a rank has finished after a transfer that did not end, from all ranks' steps before it;
+    -1 if it has no state any more: a state that was only taken in part is none."""
     return -1 if step < max(steps) else step

@@ -50,11 +50,8 @@ STOPPED_SECONDS = 6.0
 
 
 class HeartbeatSender:
-    """Sends heartbeats until it is told to end, or until this process ends.
-
-    Args:
-        connections: over which they go; others may be received there, and closing one ends the heartbeats over it.
-    """
+    """Sends heartbeats over connections until it is told to end, or until this process ends; closing one ends those
+    over it."""
 
     def __init__(self, connections: Iterable[socket.socket]):
         descriptors = [each.fileno() for each in connections]
@@ -105,11 +102,7 @@ class Loss(NamedTuple):
 
 
 class Waiting:
-    """Decides whether processes that are waited for are lost.
-
-    Args:
-        looks: in how many looks, one after the other, a process that is lost was quiet.
-    """
+    """Decides that a process that is waited for is lost when it was quiet in so many looks, one after the other."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -117,20 +110,13 @@ class Waiting:
 
     @classmethod
     def for_processes(cls, stopped_seconds: float = STOPPED_SECONDS) -> Waiting:
-        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`.
-
-        Args:
-            stopped_seconds: how long a process may be stopped.
-        """
+        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`."""
         return cls(math.ceil(stopped_seconds / PROCESS_LOOK_SECONDS))
 
     @classmethod
     def for_heartbeats(cls, silent_seconds: float = SILENT_SECONDS) -> Waiting:
-        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`.
-
-        Args:
-            silent_seconds: how long a process may send none; a look more, since the newest may be on its way.
-        """
+        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`; one more, since the
+        newest heartbeat may be on its way."""
         return cls(math.floor(silent_seconds / BEAT_SECONDS) + 1)
 
     def check_signs(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:

@@ -86,14 +86,8 @@ class Meeting:
 
 
 def listen(host: str) -> str:
-    """Listen at a free port of this machine, which others reach by an address, for a `Meeting` of this process.
-
-    Returns:
-        HOST:PORT.
-
-    Raises:
-        OSError: no port is free.
-    """
+    """Listen at a free port of this machine for a `Meeting` of this process; return HOST:PORT. An OSError says that
+    none is free."""
     server = server_at(host)
     address = joined(host, server.getsockname()[1])
     _listening[address] = server
@@ -112,15 +106,8 @@ def parsed(address: str) -> tuple[str, int]:
 
 
 def server_at(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens at a port of this machine, which others reach by the address `host`.
-
-    Args:
-        host: the address.
-        port: by default any that is free.
-
-    Raises:
-        OSError: the port is taken, or none is free.
-    """
+    """Return a socket that listens at a port of this machine, by default a free one, which others reach by the address
+    `host`. An OSError says that the port is taken, or none is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -150,16 +137,12 @@ def mine() -> Meeting:
 
 # A rank calls all ranks before it, in their order, then answers all ranks after it, and then waits for the answers to
 # its calls. Events go in, and the next thing to do comes out, or an error that ends the meeting. Nothing here knows
-# sockets or clocks: whoever reports an event passes the time. `raytf.distributed.membership.rendezvous` carries the
-# decisions out, and `tests.stress.simulate` tries them in a simulated world.
+# sockets or clocks: whoever reports an event passes the time. `_Links` carries the decisions out,
+# and `tests.stress.simulate` tries them in a simulated world.
 
 
 class UnreachedError(ConnectionError):
-    """Some ranks did not answer while the group met.
-
-    Attributes:
-        ranks: the ranks that did not answer.
-    """
+    """Some ranks did not answer while the group met."""
 
     def __init__(self, message: str, ranks: Iterable[int]):
         super().__init__(message)
@@ -207,16 +190,8 @@ class MeetingPoint:
         del self._uncalled[0]
 
     def not_reached(self, error: OSError, now: float, is_over: bool) -> None:
-        """Note that the connection `to_call` could not be made. It is to be tried again, unless this raises an error.
-
-        Args:
-            error: why. A host that refuses may not listen yet.
-            now: the time.
-            is_over: whether the generation is known to be over.
-
-        Raises:
-            ConnectionAbortedError, UnreachedError: as `poll`.
-        """
+        """Note that the connection `to_call` could not be made; it is tried again, unless this raises as `poll` does. A
+        host that refuses may not listen yet."""
         self._check_over(is_over)
         if now >= self._deadline or not isinstance(error, ConnectionRefusedError):
             self._give_up({self._uncalled[0][0]}, f"cannot be reached: {error}")
@@ -235,28 +210,14 @@ class MeetingPoint:
         return is_welcome
 
     def heard(self, is_of_group: bool) -> None:
-        """Note that an answer has come on the connection `to_hear`.
-
-        Args:
-            is_of_group: whether the answer proves that the other rank knows the group's key.
-
-        Raises:
-            ConnectionError: it does not.
-        """
+        """Note that an answer has come on the connection `to_hear`; raise a ConnectionError if it does not prove that
+        the other rank knows the group's key."""
         rank, _ = self._unheard.pop(0)
         if not is_of_group:
             raise ConnectionError(f"{self._names({rank})} is not of this group")
 
     def lose(self, rank: int, text: str) -> NoReturn:
-        """End the meeting because a connection has ended. A rank that was reached does not count as unreached.
-
-        Args:
-            rank: the other side of the connection.
-            text: what has happened, as a predicate.
-
-        Raises:
-            ConnectionError: always.
-        """
+        """Raise a ConnectionError because the connection with a rank has ended, which counts as reached."""
         raise ConnectionError(f"{self._names({rank})} {text}")
 
     def poll(self, now: float, is_over: bool) -> None:
@@ -291,11 +252,10 @@ class MeetingPoint:
         return ", ".join(f"rank {rank} at {self._addresses[rank]}" for rank in sorted(ranks))
 
 
-# Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
-# has answered, so none begins before all are there. Both sides prove that they know the group's key. It does not travel
-# here: Ray has brought it, or the run's secret, from which each member derives it (`group_key`). What is
-# sent later, gradients and heartbeats, is neither encrypted nor authenticated, since an HMAC of gradients takes longer
-# than a fast network (docs/guides/recovery.md). `MeetingPoint` decides whom to call and for how long to wait.
+# A rank has met another one only when that one has answered, so none begins before all are there. Both sides prove that
+# they know the group's key. It does not travel here: Ray has brought it, or the run's secret, from which each member
+# derives it (`group_key`). What is sent later, gradients and heartbeats, is neither encrypted nor authenticated, since
+# an HMAC of gradients takes longer than a fast network (docs/guides/recovery.md).
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
@@ -336,15 +296,8 @@ def end(peer: socket.socket) -> None:
 
 
 class _Links:
-    """The connections of a rank that meets the others, as its `MeetingPoint` wants them.
-
-    Args:
-        meeting: of this rank.
-        deadline: until when, by the monotonic clock.
-
-    Attributes:
-        connections: by (rank, purpose).
-    """
+    """The connections of a rank that meets the others until a deadline, by (rank, purpose), as its `MeetingPoint` wants
+    them."""
 
     def __init__(self, meeting: Meeting, deadline: float):
         self._meeting, self._deadline = meeting, deadline

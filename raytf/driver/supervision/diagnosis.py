@@ -24,12 +24,12 @@ from raytf.errors import (
     GpuError,
     HangError,
     JobError,
+    ProcessDiedError,
     RaytfError,
     StorageError,
     WorkerLostError,
     one_line,
 )
-from raytf.parameter_server.errors import ProcessDiedError
 from raytf.training.process.monitor_client import MonitorClient
 
 Outcome = TypeVar("Outcome")

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf._keras import updates
+from raytf._keras import interception
 from raytf.data import tree
 from raytf.inference.user_model import takes_training
 from raytf.training.model.traced_ops import ops_of
@@ -60,7 +60,7 @@ def divided(model: keras.Model, training: bool | None, records: int | None, part
         loss = loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
         return loss / tf.cast(part, loss.dtype)
 
-    with updates.changed_losses(change):
+    with interception.changed_losses(change):
         yield
 
 
@@ -73,7 +73,7 @@ def collected() -> Iterator[list[Any]]:
         losses.append(loss)
         return loss
 
-    with updates.changed_losses(change):
+    with interception.changed_losses(change):
         yield losses
 
 

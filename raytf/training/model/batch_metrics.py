@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _keras
-from raytf._keras import own_steps, updates
+from raytf._keras import interception
 from raytf.errors import ModelError
 from raytf.training.model import remarks
 
@@ -55,12 +55,12 @@ def kinds_of(model: keras.Model) -> MetricKinds:
 
 def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return the program's metrics in a model, each by itself."""
-    return updates.own_metrics(own_steps.metrics_within(model), model)
+    return interception.own_metrics(interception.metrics_within(model), model)
 
 
 def needs_call(model: keras.Model) -> bool:
     """Return whether metrics may be updated in a call of the model, and not from its output alone."""
-    compiled = updates.compiled_metrics(model)
+    compiled = interception.compiled_metrics(model)
     return any(all(metric is not known for known in compiled) for metric in own_metrics(model))
 
 
@@ -77,7 +77,7 @@ def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
     def on_update(metric: keras.metrics.Metric, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         collected.append(update_of(metric, args, kwargs, records))
 
-    with updates.noted_updates(own_metrics(model), on_update):
+    with interception.noted_updates(own_metrics(model), on_update):
         yield collected
 
 
@@ -155,7 +155,7 @@ def results(model: keras.Model) -> dict[str, Any]:
     left_out = kinds_of(model).left_out
     if not left_out:
         return model.get_metrics_result()
-    with updates.replaced_results(left_out, _NOTHING):
+    with interception.replaced_results(left_out, _NOTHING):
         return {name: value for name, value in model.get_metrics_result().items() if value is not _NOTHING}
 
 
@@ -204,7 +204,7 @@ class Gathered:
     def noted(self) -> Iterator[list[tuple[keras.metrics.Metric, tuple[Any, ...], dict[str, Any]]]]:
         """Collect the calls of the metrics' updates while the `with` statement lasts; to be traced."""
         calls: list[tuple[Any, ...]] = []
-        with updates.noted_updates(self._metrics, lambda *call: calls.append(call)):
+        with interception.noted_updates(self._metrics, lambda *call: calls.append(call)):
             yield calls
 
     def pack(self, calls: list[tuple[Any, ...]]) -> list[tf.Tensor]:
@@ -298,7 +298,7 @@ def _unpacked(leaf: Leaf, columns: Iterator[tf.Tensor]) -> Any:
         return leaf.constant
     tensor = _numbers(next(columns), leaf.dtype, leaf.shape)
     if leaf.mask is not None:
-        updates.set_mask(tensor, _numbers(next(columns), tf.bool, leaf.mask))
+        interception.set_mask(tensor, _numbers(next(columns), tf.bool, leaf.mask))
     return tensor
 
 
@@ -517,7 +517,7 @@ def _part(argument: Argument, rows: slice) -> Any:
         return argument.value
     tensor = keras.ops.convert_to_tensor(argument.value[rows])
     if argument.mask is not None:
-        updates.set_mask(tensor, keras.ops.convert_to_tensor(argument.mask[rows]))
+        interception.set_mask(tensor, keras.ops.convert_to_tensor(argument.mask[rows]))
     return tensor
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from raytf import _keras
-from raytf._keras import own_steps
+from raytf._keras import interception
 from raytf.checkpoint import variables
 from raytf.config import canonical_text, precision
 from raytf.config.objective import flat
@@ -307,7 +307,7 @@ def describe(model: keras.Model) -> dict[str, str]:
     """Describe the properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
-    optimizers = own_steps.optimizers_within(model) if overrides_step(model) else [model.optimizer]
+    optimizers = interception.optimizers_within(model) if overrides_step(model) else [model.optimizer]
     return {
         "architecture": _digest(config),
         "structure": _digest(canonical_text.canonical(config)),

@@ -19,22 +19,14 @@ _BITS = 5.7
 
 
 def imprecise_steps(ratio: float, shards: int) -> int:
-    """Return after how many steps compressed gradients are precise to a tenth again.
-
-    Args:
-        ratio: how many times as large as usual gradients were in one step.
-        shards: logical shards, whose sum fits 16 bits.
-    """
+    """Return after how many steps compressed gradients of some shards are precise to a tenth again, if those of one
+    step were `ratio` times as large as usual."""
     bits = 15 - math.ceil(math.log2(max(2, shards)))
     return max(0, round(math.log2(max(1.0, ratio)) - bits + _BITS))
 
 
 class SpikeWatch:
-    """Watches the norms of the gradients of a run that compresses them.
-
-    Args:
-        shards: logical shards.
-    """
+    """Watches the norms of the gradients of a run that compresses them, for so many logical shards."""
 
     def __init__(self, shards: int):
         self._shards = shards
@@ -43,15 +35,8 @@ class SpikeWatch:
         self._imprecise = 0
 
     def inspect(self, first: int, norms: np.ndarray) -> list[str]:
-        """Inspect the norms of consecutive steps.
-
-        Args:
-            first: the first of the steps, counted from 1.
-            norms: [K] global norms; NaN where one is not known.
-
-        Returns:
-            A line for the user for each step whose gradients are so large that those after it are imprecise.
-        """
+        """Return a line for the user for each of consecutive steps whose gradients are so large that those after it are
+        imprecise, by their global norms [K], NaN where one is not known; the first step is counted from 1."""
         lines = []
         for step, norm in enumerate(norms.tolist(), first):
             if not math.isfinite(norm):

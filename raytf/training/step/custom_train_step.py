@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from raytf._keras import own_steps
+from raytf._keras import interception
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
@@ -166,11 +166,7 @@ class OwnStep:
         return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
-        """Do what comes after the last update and is the same for all shards; to be traced.
-
-        Args:
-            row: the reduced row of the last phase.
-        """
+        """Do what comes after the last update and is the same for all shards, with its reduced row; to be traced."""
         returned = row[1 + sum(elements(self.metrics)) :]
         numbers = {name: returned[i] for i, name in enumerate(self.findings.names)}
         if self.findings.late or self.findings.late_names:
@@ -313,7 +309,7 @@ class OwnStep:
 
     def _weight(self, variable: Any) -> int:
         for place, known in enumerate(self.trainable):
-            if variable is known or variable is own_steps.variable_of(known):
+            if variable is known or variable is interception.variable_of(known):
                 return place
         raise ModelError(
             f"train_step updates {getattr(variable, 'path', variable.name)}, which is not among the model's trainable "
@@ -325,7 +321,7 @@ class OwnStep:
 
     @staticmethod
     def _now(of: Sequence[keras.Variable]) -> list[Any]:
-        return [tf.identity(own_steps.variable_of(v)) for v in of]
+        return [tf.identity(interception.variable_of(v)) for v in of]
 
     def _data(self, leaves: Sequence[Any]) -> Any:
         return own_run.data_of(tree.unflatten(self._template, leaves))
@@ -355,13 +351,7 @@ class OwnValues(NamedTuple):
 
 
 class Phase(ShardWork):
-    """One update of a model's own step, for one logical shard.
-
-    Args:
-        step: the step that it is a part of.
-        place: the place of the phase in the step.
-        jit: compile with XLA.
-    """
+    """One update of a model's own step, at its place in the step, for one logical shard."""
 
     def __init__(self, step: OwnStep, place: int, jit: bool):
         applies = step.findings.applies

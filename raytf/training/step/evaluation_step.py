@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,14 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf.checkpoint import variables
+from raytf.data import tree
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices
 from raytf.distributed.encoding.wire import in_graph
-from raytf.inference.own_run import overrides_test
-from raytf.training.model import batch_metrics
-from raytf.training.step.custom_test_step import OwnTest
+from raytf.errors import ModelError
+from raytf.inference import own_run
+from raytf.inference.own_run import OwnScope, beginning, overrides_test
+from raytf.training.model import added_losses, batch_metrics
 from raytf.training.step.microbatch import MicroBatch
 from raytf.training.step.shard_loop import (
     ShardBatch,
@@ -27,6 +31,7 @@ from raytf.training.step.shard_loop import (
     shard_factors,
     spread_shards,
 )
+from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
 
 
 class EvalStep:
@@ -69,9 +74,11 @@ class EvalStep:
         self, model: keras.Model, template: tuple[Any, Any, Any], specs: list[Spec]
     ) -> MicroBatch | OwnTest:
         leaves = [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in specs]
+        micro: MicroBatch | OwnTest
         if overrides_test(model):
-            return OwnTest(model, template, leaves, self._plan.global_batch_size)
-        micro = MicroBatch(model, template, training=False)
+            micro = OwnTest(model, template, leaves, self._plan.global_batch_size)
+        else:
+            micro = MicroBatch(model, template, training=False)
         if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
             probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
@@ -147,7 +154,7 @@ class EvalStep:
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
     def _full_steps(self, leaves, seeds, begin, totals):
-        fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
+        fixed = fixed_values(self._devices, self.micro.fixed)  # of the whole model: an evaluation changes nothing
         counts, total = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
         def body(k, rows, *arrays):
@@ -162,7 +169,7 @@ class EvalStep:
         return rows, [array.stack() for array in arrays]
 
     def _partial_step(self, leaves, seeds, counts, total, totals):
-        fixed = fixed_values(self._devices, self.micro)
+        fixed = fixed_values(self._devices, self.micro.fixed)
         rows, outputs = self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
         return rows, [each[None] for each in outputs]
 
@@ -178,3 +185,63 @@ class EvalStep:
         how = ShardSum(encode, like, self._plan.shards)
         batch = ShardBatch(leaves, seeds, counts, total, factors)
         return spread_shards(self._devices, self.micro, how, batch, fixed)[1:]
+
+
+class OwnTest(ShardWork):
+    """A `test_step` of the model's own for one logical shard of an evaluation, with steps of `batch` records."""
+
+    divided: tuple[int, ...] = ()
+
+    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], leaves: Sequence[tf.TensorSpec], batch: int):
+        parts = own_run.parts_of(model, variables.seed_states(model))
+        super().__init__(None, parts.trainable, parts.states, keeps_slices=False)
+        self._model, self._template = model, template
+        self.seeds, self.metrics = parts.seeds, parts.metrics
+        self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        #: Names of the numbers that the step returns.
+        self.names: list[str] = []
+        self._gathered = batch_metrics.Gathered(model)
+        seeds = tf.TensorSpec([len(self.seeds), 2], tf.int32)
+        # A loop must know what a shard returns before it is traced.
+        with batch_metrics.noted_while_traced(model, leaves, batch):
+            tf.function(self._compute, autograph=False).get_concrete_function(list(leaves), seeds)
+        self._gathered = batch_metrics.Gathered(model)
+        self.row_width = 1 + sum(elements(self.metrics)) + len(self.names)
+
+    def __call__(self, leaves, seeds, weight: tf.Tensor, values: Any = None, factors: Any = None) -> ShardResult:
+        """Compute a shard."""
+        loss, deltas, logs, outputs = self._compute(leaves, seeds, weight)
+        means = batch_metrics.kinds_of(self._model).means
+        deltas = [d * weight if id(v) in means else d for v, d in zip(self.metrics, deltas, strict=True)]
+        row = flat([loss * weight, *deltas, *(each * weight for each in logs)])
+        return self._result([], [], row, weight, outputs)
+
+    def values(self, known: Any = None) -> None:
+        """Return nothing: the step reads variables where they are, since an evaluation changes none."""
+
+    def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        self._gathered.update(outputs)
+
+    def add_metrics(self, row: Any) -> None:
+        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
+
+    def logs(self, row: Any, steps: int) -> dict[str, Any]:
+        """Return what the step returned, on average over the steps, from the row summed over all shards and steps."""
+        numbers = row[len(row) - len(self.names) :]
+        return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, numbers, strict=True)))
+
+    def _compute(self, leaves: Any, seeds: Any, weight: Any = 1.0) -> tuple[Any, Any, Any, Any]:
+        scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))
+        data = own_run.data_of(tree.unflatten(self._template, leaves))
+        added_by = added_losses.divided(self._model, None, leaves[0].shape[0], weight)
+        with self._gathered.noted() as calls, added_by:
+            logs = own_run.run(self._model.test_step, data, seeds[-1], scope, self.trainable, _refuse)
+        deltas = added(scope, self.metrics, self._initial_metrics)
+        self.names = list(logs)
+        return own_run.loss_of(logs), deltas, list(logs.values()), self._gathered.pack(calls)
+
+
+def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
+    raise ModelError("test_step calls an optimizer. An evaluation must not change the weights: do it in train_step.")

@@ -27,8 +27,7 @@ def prepared(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def fused(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Make Adam, AdamW and SGD update each weight with one TensorFlow operation, in graphs traced in this context.
 
     Keras writes an update as a dozen operations, each of which makes a pass over memory; for a small model that takes
@@ -44,10 +43,8 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     elif own is keras.optimizers.SGD.update_step:
         update = _sgd(inner)
     of_rows = _adagrad_rows(inner) if own is keras.optimizers.Adagrad.update_step else None
-    attributes = vars(inner)
-    if (update is None and of_rows is None) or "update_step" in attributes:
-        yield
-        return
+    if (update is None and of_rows is None) or "update_step" in vars(inner):
+        return contextlib.nullcontext()
 
     def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         chosen = of_rows if isinstance(gradient, tf.IndexedSlices) else update
@@ -55,12 +52,10 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             chosen = functools.partial(own, inner)
         chosen(gradient, variable, learning_rate)
 
-    with _methods(inner, {"update_step": update_step}):
-        yield
+    return _keras.with_attributes(inner, {"update_step": update_step})
 
 
-@contextlib.contextmanager
-def repeatable(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def repeatable(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Make an optimizer add each row of slices once to a variable, so that the last bits do not differ by chance.
 
     Keras hands several occurrences of a row to kernels that add them in an order of their own.
@@ -72,22 +67,7 @@ def repeatable(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             variable, unique_rows(value) if isinstance(value, tf.IndexedSlices) else value
         )
 
-    with _methods(inner, {name: of(getattr(inner, name)) for name in ("assign_add", "assign_sub")}):
-        yield
-
-
-@contextlib.contextmanager
-def _methods(owner: Any, methods: dict[str, Callable[..., None]]) -> Iterator[None]:
-    """Give an object, not its class, other methods for the duration of the `with` statement."""
-    attributes = vars(owner)
-    before = {name: attributes[name] for name in methods if name in attributes}
-    attributes.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del attributes[name]
-        attributes.update(before)
+    return _keras.with_attributes(inner, {name: of(getattr(inner, name)) for name in ("assign_add", "assign_sub")})
 
 
 def _adam(adam: Any) -> _Update:

@@ -6,9 +6,8 @@ and the rate with it; here the global batch is a setting, so the rate depends on
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import keras
@@ -68,14 +67,9 @@ class LearningRate:
         """Return whether the optimizer's rate is its own."""
         return self._law is None
 
-    @contextlib.contextmanager
-    def applied(self, rate: tf.Tensor) -> Iterator[None]:
+    def applied(self, rate: tf.Tensor) -> AbstractContextManager[None]:
         """Make the optimizer use this rate in graphs that are traced in this context; afterwards it uses its own."""
-        if self._law is None:
-            yield
-            return
-        with _keras.with_rate(self._inner, rate):
-            yield
+        return nullcontext() if self._law is None else _keras.with_rate(self._inner, rate)
 
 
 @dataclass(frozen=True)
@@ -103,11 +97,7 @@ class RateLaw:
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """Return the scaling and warm-up that the flags ask for.
-
-    Returns:
-        None if they leave the rate unchanged.
-    """
+    """Return the scaling and warm-up that the flags ask for; None if they leave the rate unchanged."""
     ratio = global_batch_size / section.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
     steps = round(section.warmup_epochs * steps_per_epoch)
@@ -125,6 +115,6 @@ def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> Learni
     if wanted is not None and not _keras.has_one_rate(model.optimizer):
         raise ConfigError(
             "--scale-learning-rate and --warmup-epochs change one learning rate, and the model's optimizer has "
-            "several. Leave the flags out, and give its optimizers schedules."
+            "several. Leave the flags out, and pass its optimizers schedules."
         )
     return LearningRate(model.optimizer, wanted)

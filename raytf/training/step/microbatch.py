@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from raytf import _keras
-from raytf._keras import own_steps
+from raytf._keras import interception
 from raytf._tensorflow import tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
@@ -153,7 +153,7 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
-        metrics = self._loss_metric, *own_steps.metrics_within(model)  # also those that `model.metrics` leaves out
+        metrics = self._loss_metric, *interception.metrics_within(model)  # also those that `model.metrics` leaves out
         known = [*(v for v, _ in mapping), *(v for metric in metrics for v in metric.variables)]
         program_variables.check_unchanged(scope.changed.values(), known)
         deltas = added(scope, self.metrics, self._initial_metrics)

@@ -12,14 +12,17 @@ import tensorflow as tf
 
 from raytf.data.plan import StepPlan
 from raytf.distributed.allreduce import reduction as reductions
-from raytf.distributed.allreduce.buckets import Buckets, after
+from raytf.distributed.allreduce.reduction import Buckets, Encode, FixedPointReduction, after
 from raytf.distributed.devices import Devices
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather
-from raytf.distributed.encoding.wire import AuditPlaces, Span
+from raytf.distributed.encoding.wire import AuditRow, Span, WorkerPart
 from raytf.training.model import loss_division
 from raytf.training.step.microbatch import MicroBatch, StepValues
-from raytf.training.step.shard_work import HasFixed, OutputLayout, ShardResult, ShardWork
+from raytf.training.step.shard_work import OutputLayout, ShardResult, ShardWork
+
+#: How often a rank computes a doubtful shard again.
+TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ShardSum:
             that is never so.
     """
 
-    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
+    encode: Encode
     like: tuple[list[tf.TensorSpec], tf.TensorSpec]
     shards: int
     alike: bool = True
@@ -162,13 +165,8 @@ def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps:
 def spread_shards(
     devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time.
-
-    Args:
-        devices: this process's devices.
-        micro, how, shards: as for `loop_shards`, with all shards of this worker.
-        fixed: for each device, its copies of the values that no step changes.
-    """
+    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time, each with
+    its copies of the values that no step changes (`fixed`)."""
     summed, rows, slices = [], [], []
     size = shards.seeds.shape[0]
     parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
@@ -186,16 +184,14 @@ class StepShards(NamedTuple):
     """Which shards of a step a worker computes.
 
     Attributes:
-        span: their numbers.
+        part: of this worker in the sums, with the shards' numbers.
         counts: [L] records in each, or None if all are full.
         total: records in all shards of the step, if not all are full.
-        audit: as for `Reduction.reduce`.
     """
 
-    span: Span
+    part: WorkerPart
     counts: tf.Tensor | None
     total: tf.Tensor | int
-    audit: AuditPlaces | None = None
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
@@ -239,38 +235,29 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
     return loss_division.factors(own, totals, weights)
 
 
-def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
-    """Return, for each device, copies of the values that no step changes; made once per call."""
+def fixed_values(devices: Devices, fixed: Callable[[], Any]) -> list[Any]:
+    """Return, for each device, copies of the values that no step changes (`ShardWork.fixed`); made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):
-            copies.append(micro.fixed())
+            copies.append(fixed())
     return copies
 
 
-@dataclass(frozen=True)
-class ShardSums:
-    """Computes and sums shards; to be traced.
+class ShardSums(NamedTuple):
+    """Computes and sums the shards of all workers; to be traced.
 
     Attributes:
         devices: this process's devices.
-        plan: sizes of batches and shards.
-        all_reduce: sums tensors over workers; None if this is the only worker.
-        shards: this worker's shards.
-        total_shards: V.
-        has_overlap: whether sums over workers start while gradients are computed.
-        audit: as for `Reduction.reduce`.
+        part: of this worker in the sums.
+        of: how many shards a batch is divided into.
     """
 
     devices: Devices
-    plan: StepPlan
-    all_reduce: reductions.AllReduce
-    shards: Span
-    total_shards: int
-    has_overlap: bool
-    audit: AuditPlaces | None = None
+    part: WorkerPart
+    of: int
 
-    def __call__(
+    def add(
         self,
         work: ShardWork,
         reduction: reductions.Reduction,
@@ -278,7 +265,7 @@ class ShardSums:
         flags: tf.Tensor,
         fixed: Sequence[Any],
     ) -> tuple[reductions.Reduced, list[Any]]:
-        """Compute and sum the shards of all workers.
+        """Return the sums, and the gradients of the update: tensors, or slices of all shards.
 
         Args:
             work: the computation of a shard.
@@ -286,39 +273,36 @@ class ShardSums:
             batch: this worker's shards.
             flags: [F] this worker's flags, whole numbers.
             fixed: for each device, its copies of the values that no step changes.
-
-        Returns:
-            The sums, and the gradients of the update: tensors, or slices of all shards.
         """
-        width = work.row_width + reduction.digest_width(len(work.slices)) + reduction.extra
-        like = [tf.TensorSpec(s, reduction.dtype) for s in reduction.shapes], tf.TensorSpec([width], tf.float32)
-        is_float, of = isinstance(reduction, reductions.FloatReduction), self.plan.shards
+        is_float, part, of = isinstance(reduction, reductions.FloatReduction), self.part, self.of
         # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
         # too late: the sum already has the gradients of other workers.
-        is_even = is_float and batch.counts is None and not self.has_overlap
-        beside = None if self.audit is None else self.audit.beside
+        is_even = is_float and batch.counts is None and reduction.overlap is None
+        beside = None if part.audit is None else part.audit.beside
 
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
-
-            how = ShardSum(encode, like, of, not is_float, early, reduction.digest, beside)
+            encode = reduction.encoder(scales, is_even)
+            how = ShardSum(encode, encoded_specs(work, reduction), of, not is_float, early, reduction.digest, beside)
             summed, rows, slices = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, slices
 
-        all_reduce, count, layouts = self.all_reduce, len(work.slices), work.layouts
-        specs = [layout.spec for layout in layouts]
-        arguments = self.shards, self.total_shards, specs, self.audit, len(work.outputs)
-        reduced = reduction.reduce(all_reduce, compute, flags, *arguments)
+        count, layouts = len(work.slices), work.layouts
+        reduced = reduction.reduce(part, compute, flags, [layout.spec for layout in layouts], len(work.outputs))
         known = [layout.count if batch.counts is None else None for layout in layouts]
         own = reduced.slices
-        if all_reduce is not None and own:
+        if part.all_reduce is not None and own:
             own = after(results(reduced, []), list(own))
-        slices = gather(all_reduce, own, known, self.shards, self.total_shards)
+        slices = gather(part, own, known)
         gradients = work.gradients(reduced.tensors, slices[:count])
         values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
         finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
         return reduced._replace(finite=finite, outputs=slices[count:]), gradients
+
+
+def encoded_specs(work: ShardWork, reduction: reductions.Reduction) -> tuple[list[tf.TensorSpec], tf.TensorSpec]:
+    """Return `ShardSum.like` for a computation and the way its tensors are added."""
+    width = work.row_width + reduction.digest_width(len(work.slices)) + reduction.extra
+    return [tf.TensorSpec(s, reduction.dtype) for s in reduction.shapes], tf.TensorSpec([width], tf.float32)
 
 
 def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
@@ -332,14 +316,8 @@ def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Te
 
 
 class ShardTimer:
-    """Measures full micro-batches, of which nothing is kept.
-
-    Args:
-        compute: a traced micro-batch: (leaves, seeds) -> a `ShardResult`.
-        first: leaves of the first records.
-        records: number of records in a micro-batch.
-        seeds: how many pairs of seeds it takes.
-    """
+    """Measures full micro-batches of so many records and pairs of seeds, of which nothing is kept: a traced function
+    (leaves, seeds) -> `ShardResult`, and the leaves of the first records."""
 
     def __init__(self, compute: Any, first: Sequence[np.ndarray], records: int, seeds: int):
         self._compute, self._first, self._records, self._seeds = compute, first, records, seeds
@@ -352,14 +330,8 @@ class ShardTimer:
         return min(self._run(batch), self._run(batch))
 
     def sample(self, seconds: float) -> tuple[float, float]:
-        """Measure one micro-batch after another now.
-
-        Args:
-            seconds: least duration of the measurement; at least one micro-batch is computed.
-
-        Returns:
-            Average seconds of a micro-batch, and seconds that the measurement took.
-        """
+        """Measure micro-batches for at least this long, at least one; return the average seconds, and those that it
+        took."""
         batch = self._batch()
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:
@@ -386,3 +358,60 @@ class ShardTimer:
         began = time.perf_counter()
         self._compute([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32)).row.numpy()
         return time.perf_counter() - began
+
+
+class StepAudit:
+    """Computes the digests of audited shards, for a traced computation of a shard whose tensors are added in fixed
+    point."""
+
+    def __init__(self, work: Any, reduction: FixedPointReduction, shards: int):
+        self._work, self._reduction, self._shards = work, reduction, shards
+        self._width = reduction.digest_width(len(work.slices))
+        with tf.device("CPU:0"):
+            self._digests = tf.Variable(tf.zeros([2, self._width]), trainable=False)
+            self._exponents = tf.Variable(tf.zeros([reduction.extra], tf.int32), trainable=False)
+        self._again: Any = tf.function(self._one_shard, autograph=False)
+
+    def check(self, row: AuditRow) -> tf.Operation:
+        """Fail the step where the digests differ; to be traced. Changes of the state wait for it.
+
+        There is no branch: a few small numbers are kept of each step, which takes less time than not to keep them.
+        """
+        with tf.device("CPU:0"):
+            kept = [self._digests.assign(row.digests), self._exponents.assign(row.exponents)]
+            with tf.control_dependencies(kept):
+                why = "two workers have computed other bits of a shard"
+                return tf.raw_ops.Assert(condition=row.agreed, data=[why])
+
+    def take(self) -> tuple[bytes, bytes] | None:
+        """Return the digests of the shard's own worker and of the other one; None where no step has failed since."""
+        own, other = (each.tobytes() for each in self._digests.numpy())
+        if own == other:
+            return None
+        self._digests.assign(tf.zeros_like(self._digests))
+        return own, other
+
+    def again(self, leaves: list[np.ndarray], seeds: np.ndarray, count: int | None, total: int) -> list[bytes]:
+        """Compute a shard of a full step again, several times, with the present weights and the exponents of the failed
+        step; return its digests.
+
+        Args:
+            leaves: leaves of the shard, each [1, b, ...].
+            seeds: [1, S, 2].
+            count: records of the shard; None where all shards have as many.
+            total: records of the step.
+        """
+        batch = [tf.constant(leaf) for leaf in leaves]
+        counts = None if count is None else tf.constant([count], tf.int32)
+        numbers = tf.constant(seeds, tf.int32), counts, tf.constant(total, tf.int32)
+        return [self._again(batch, *numbers).numpy().tobytes() for _ in range(TIMES)]
+
+    def _one_shard(
+        self, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: tf.Tensor | None, total: tf.Tensor
+    ) -> tf.Tensor:
+        """Return [D * 2] the columns of digests, by the loop's body of training: another graph may have other bits."""
+        reduction, work = self._reduction, self._work
+        encode = reduction.encoder(reduction.scales(self._exponents))
+        how = ShardSum(encode, encoded_specs(work, reduction), self._shards, digest=reduction.digest)
+        _, rows, _ = loop_shards(work, how, ShardBatch(leaves, seeds, counts, total), work.values(work.fixed()))
+        return rows[0, work.row_width : work.row_width + self._width]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -47,14 +47,7 @@ class OutputLayout:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Return the spec of the rows."""
         return tf.TensorSpec([None, self.width], tf.float32)
-
-
-class HasFixed(Protocol):
-    """Whatever has values that no step changes."""
-
-    def fixed(self) -> Any: ...
 
 
 class ShardWork:
@@ -112,11 +105,8 @@ class ShardWork:
         return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
-        """Return what variables hold at the beginning of a step, on the current device.
-
-        Args:
-            known: from `fixed`; values in it are used as they are and not read again.
-        """
+        """Return what variables hold at the beginning of a step, on the current device; those of `fixed` are not read
+        again."""
         raise NotImplementedError
 
     def fixed(self) -> Any:
@@ -154,7 +144,6 @@ class ShardWork:
         self._assign([(i, value) for i, value in changed if i not in self.before_update])
 
     def _assign(self, changed: Sequence[tuple[int, tf.Tensor]]) -> None:
-        """Give states, by their indices, their new values."""
         for i, value in changed:
             variable = self.states[i]
             if tf.as_dtype(variable.dtype).is_floating:
@@ -184,12 +173,8 @@ class ShardWork:
         return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(computed)]
 
     def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
-        """Return what is sent of the states that have changed, and set `updated` to their indices.
-
-        Args:
-            before: values of the states.
-            after: values by the variable's `id`.
-        """
+        """Return what is sent of the states that have changed, from their values before and, by the variable's `id`,
+        after; set `updated` to their indices."""
         self.updated, updates = [], []
         for i, (variable, value_before) in enumerate(zip(self.states, before, strict=True)):
             value = after.get(id(variable))
@@ -232,13 +217,7 @@ def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before
 
 
 class KeptGradients:
-    """The gradients of all phases of a step, if they are wanted.
-
-    Args:
-        is_wanted: whether to keep them.
-        phases: the step's phases, traced.
-        reductions: how the tensors of each phase are added.
-    """
+    """The gradients of all traced phases of a step, if they are wanted."""
 
     def __init__(self, is_wanted: bool, phases: Sequence[ShardWork], reductions: Sequence[Reduction]):
         self._is_wanted, self._phases, self._reductions = is_wanted, phases, reductions
@@ -252,12 +231,7 @@ class KeptGradients:
         return kept
 
     def of(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
-        """Return what to keep of a phase; to be traced.
-
-        Args:
-            gradients: before the update, which may change a loss scale.
-            optimizer: the phase's optimizer.
-        """
+        """Return what to keep of a phase, before the update, which may change a loss scale; to be traced."""
         if not self._is_wanted:
             return []
         gradients = [tf.convert_to_tensor(g) for g in gradients]
@@ -273,13 +247,8 @@ class KeptGradients:
 
 
 def squared_norm(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer | None) -> tf.Tensor:
-    """Return the sum of the squares of all elements, float32; to be traced.
-
-    Args:
-        gradients: summed over all shards, before they are clipped and before the update, which may change a loss
-            scale. Of slices, those of the same row are not added first, as in `tf.linalg.global_norm`.
-        optimizer: the optimizer that applies them.
-    """
+    """Return the sum of the squares of all elements, float32, before gradients are clipped and an update changes a loss
+    scale; of slices, those of the same row are not added first, as in `tf.linalg.global_norm`. To be traced."""
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     halves = [tf.cast(tf.nn.l2_loss(each), tf.float32) for each in values]
     total = 2.0 * tf.add_n(halves) if halves else tf.constant(0.0)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -20,11 +21,11 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.allreduce import reduction as reductions
-from raytf.distributed.allreduce.buckets import Overlap
+from raytf.distributed.allreduce.reduction import Overlap
 from raytf.distributed.devices import Devices, computes_on_gpu
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.digests import device_sum, of_step
-from raytf.distributed.encoding.wire import in_graph
+from raytf.distributed.encoding.wire import WorkerPart, in_graph
 from raytf.distributed.step_digest import DigestKind, DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
@@ -38,6 +39,7 @@ from raytf.training.step.shard_loop import (
     ShardBatch,
     ShardSums,
     ShardTimer,
+    StepAudit,
     StepShards,
     fixed_values,
     full_counts,
@@ -46,28 +48,31 @@ from raytf.training.step.shard_loop import (
     shard_factors,
 )
 from raytf.training.step.shard_work import KeptGradients, ShardResult
-from raytf.training.step.step_audit import StepAudit
-from raytf.training.step.step_journal import StepJournal, StepOutcome, StepRow, outcome_of, row_of, width_of
+
+#: Columns of a step's row before its digests: the loss, the learning rate, whether all gradients were finite, and their
+#: norm.
+_COLUMNS = 4
 
 
-class TrainStep:
-    """Runs calls of the pipeline on the model.
+class StepGraph:
+    """The steps of a call as they are traced: micro-batches, one reduction and one update for each step.
 
     Args:
         model: built and compiled.
         plan: sizes of batches and shards.
-        shards: this worker's logical shards, at least one.
         all_reduce: sums tensors over workers; None if this is the only worker.
         template, specs: structure and leaves of a batch.
         options: how the step is computed.
-        rate: the optimizer's learning rate; by default unchanged.
+        rate: the optimizer's learning rate.
 
     Attributes:
         micro: the computation of one logical shard.
         reductions: how the gradients of each phase are added.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
-        timer: measures how long this machine takes for a shard.
+        gradients: the gradients that are kept.
+        is_general: whether one graph serves for any shards, so that this worker can take those of a lost worker.
         digests: what a step's digests stand for; None where there are none, for sums of floats.
+        journal: the rows of the steps that a call has made; None where a call that fails leaves half a step.
         audit: checks steps of which another worker computes a shard, too; None where none can be.
     """
 
@@ -75,45 +80,45 @@ class TrainStep:
         self,
         model: keras.Model,
         plan: StepPlan,
-        shards: range,
         all_reduce: reductions.AllReduce,
         template: tuple[Any, Any, Any],
         specs: list[Spec],
         options: StepOptions,
-        rate: LearningRate | None = None,
+        rate: LearningRate,
     ):
-        _keras.read_rows()
-        self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
+        self._model, self._plan, self._all_reduce, self._specs, self._rate = model, plan, all_reduce, specs, rate
         self._devices = options.devices or Devices()
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
-        self._rate = rate or LearningRate(model.optimizer, None)
-        self._specs = specs
         host_kind = DigestKind.WHOLE if options.has_old_digests else DigestKind.FOLDED
         self._digest_kind = DigestKind.DEVICE if self.is_on_gpu else host_kind
         self.micro = self._make_micro(template, options)
-        if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not self._rate.is_unchanged:
+        if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not rate.is_unchanged:
             raise ConfigError(
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
-                "train_step uses others. Leave them out, and give those optimizers a schedule."
+                "train_step uses others. Leave them out, and pass those optimizers a schedule."
             )
-        self._has_overlap = options.overlap is not None
+        self._flags = options.flags
         self.probe_function = self._trace_probe()
-        records = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
-        self.timer = ShardTimer(self.probe_function, records, plan.micro_batch_size, len(self.micro.seeds))
         self.reductions = [
             self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
         ]
-        self._gradients = KeptGradients(options.keeps_gradients, self.micro.phases, self.reductions)
-        #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
-        self._is_general = self._is_general_with(options)
+        self.gradients = KeptGradients(options.keeps_gradients, self.micro.phases, self.reductions)
+        self.is_general = self._is_general_with(options)
         is_digested = all(each.digest_width(0) for each in self.reductions)
         names = [name for phase in self.micro.phases for name in phase.digested()]
         self.digests = DigestLayout(plan.shards, tuple(names), self._digest_kind) if is_digested else None
-        self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
+        self.journal = StepJournal(width_of(self.digest_bytes)) if self.is_general else None
         self.audit = self._make_audit(options.audits)
-        self._flags = options.flags
-        self._full, self._partial = self._make_functions()
-        self._lone = tf.function(self._lone_step, autograph=False)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Return whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
+        return self._words.is_on_gpu
+
+    @property
+    def digest_bytes(self) -> int:
+        """Return the number of bytes of the digests of a step."""
+        return 0 if self.digests is None else self.digests.bytes
 
     def _is_general_with(self, options: StepOptions) -> bool:
         # A sum of floats, and one that overlaps with the loop over shards, depend on how many there are. One of several
@@ -122,8 +127,9 @@ class TrainStep:
         is_exact = isinstance(self.reductions[0], reductions.FixedPointReduction) and options.overlap is None
         return self._all_reduce is not None and is_one and is_exact
 
-    def _make_functions(self) -> tuple[Any, Any]:
-        count, plan = None if self._is_general else len(self._shards), self._plan
+    def functions(self, shards: range) -> tuple[Any, Any]:
+        """Return the `tf.function` of full steps and that of a partial step, for this worker's shards."""
+        count, plan = None if self.is_general else len(shards), self._plan
 
         def leaves(most: int | None) -> list[tf.TensorSpec]:
             return [tf.TensorSpec([None, count, most, *s.signature], s.dtype) for s in self._specs]
@@ -137,129 +143,19 @@ class TrainStep:
         full = [leaves(plan.micro_batch_size), *others, *audit]
         # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
         most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
-        partial = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
+        partial_signature = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
         return (
-            tf.function(self._full_steps, input_signature=full, autograph=False),
-            tf.function(self._partial_steps, input_signature=partial, autograph=False),
+            tf.function(partial(self._full_steps, shards), input_signature=full, autograph=False),
+            tf.function(partial(self._partial_steps, shards), input_signature=partial_signature, autograph=False),
         )
 
-    def trace(self, is_late: bool = False) -> None:
-        """Trace the graph of full steps now, while the state is still being read, and not in the first call.
-
-        Args:
-            is_late: others will wait for this worker's first step. Do all that can be done before, for each kind of it.
-        """
-        self._full.get_concrete_function()
-        # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
-        steps = int(is_late)
-        with self._unchanged() if steps else nullcontext():
-            for full in (True, False) if is_late else (True,):
-                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
-                    self.rehearse(full, steps)
-
-    def rehearse(self, full: bool, steps: int = 0) -> bool:
-        """Trace and run the graph of full or partial steps; return whether there is one for any shards."""
-        is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
-        if is_there:
-            call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
-            # Without steps there is nothing to note, so a thread may do this beside a call that has some.
-            (self if steps else self._run)(call, np.zeros(self._flags, np.float32))
-        return is_there
-
-    @property
-    def is_on_gpu(self) -> bool:
-        """Return whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
-        return self._words.is_on_gpu
-
-    @property
-    def digest_bytes(self) -> int:
-        """Return the number of bytes of the digests of a step."""
-        return 0 if self.digests is None else self.digests.bytes
-
-    def reduction_state(self) -> dict[str, keras.Variable]:
-        """Return what must be saved with the weights."""
-        named = {}
-        for place, reduction in enumerate(self.reductions):
-            named.update(reduction.state(place))
-        return named
-
-    def functions(self) -> tuple[Any, Any]:
-        """Return the `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
-        return self._full, self._partial
-
-    def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
-        """Run the steps of a call. All workers must make the same calls.
-
-        Args:
-            call: this worker's input.
-            flags: [F] float, this worker's flags; the outcome has their sum over all workers.
-            audited: shard of the call's one step that two workers compute; -1 for none.
-            is_auditor: whether this worker does so beside its own: the call has that shard after them.
-
-        Raises:
-            tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
-        """
-        if self._journal is not None:
-            self._journal.begin(len(call.seeds))
-        rows, flags_sum, gradients = self._run(call, flags, audited, is_auditor)
-        return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
-
-    def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
-        arguments = call.leaves, call.seeds, flags, np.int32(self._shards.start)
-        if call.full:
-            return self._full(*arguments, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
-        return self._partial(*arguments, call.counts, np.int32(call.records))
-
-    def take(self, shards: range) -> None:
-        """Compute other shards, at least one, from the next call on."""
-        self._shards = shards
-        if not self._is_general:
-            self._full, self._partial = self._make_functions()
-
-    @property
-    def can_go_on(self) -> bool:
-        """Return whether a call that fails because a worker is lost has made whole steps only."""
-        return self._journal is not None
-
-    def made(self) -> StepOutcome:
-        """Return the steps, perhaps none, that the last call has made although it failed; without flags."""
-        assert self._journal is not None
-        return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
-
-    def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
-        """Return the gradients that a call returned, by the path of their weight; empty if they are not kept."""
-        return self._gradients.named(outcome.gradients)
-
-    def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and its row.
-
-        Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
-
-        Args:
-            leaves: leaves of the batch, each [b, ...].
-            seeds: [S, 2] int32.
-        """
-        parts = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
-
-    def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """Do as `probe` does for a whole step of one micro-batch, with the loop body of training, in fixed point, and
-        with the update. Afterwards everything that a step changes is restored.
-
-        On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
-        """
-        with self._unchanged() as changed:
-            made = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
-            # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
-            # the host.
-            values = [v.read_value() for v in changed if v.dtype.is_floating]
-            return b"".join(t.numpy().tobytes() for t in [*made, device_sum(values)])
-
-    def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
-        """Put back at the end all that a step may change; until then the device holds it twice."""
-        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
-        micro, others = self.micro, [*beside, *self.reduction_state().values()]
-        return variables.unchanged([*micro.trainable, *micro.states, *micro.metrics, *others])
+    def lone_step(self, leaves, seeds):
+        """Make a step as if this worker were the only one and had one shard; return its loss, and whether its gradients
+        were finite."""
+        fixed = fixed_values(self._devices, self.micro.fixed)
+        shards = StepShards(WorkerPart(None, range(1), 1), None, 0)
+        made, *_ = self._step(self._rate.value(), leaves, seeds, tf.zeros([1]), shards, fixed)
+        return made.loss, made.finite
 
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
@@ -272,7 +168,7 @@ class TrainStep:
 
     def _make_audit(self, is_wanted: bool) -> StepAudit | None:
         # A loss that is divided by data has divisors of all shards, of which each is known to its worker alone.
-        is_simple = self.digests is not None and self._is_general and not getattr(self.micro, "divided", ())
+        is_simple = self.digests is not None and self.is_general and not getattr(self.micro, "divided", ())
         if not (is_wanted and is_simple):
             return None
         (reduction,) = self.reductions
@@ -306,21 +202,21 @@ class TrainStep:
         how = self._words, options.overlap, self._digest_kind if options.digests else None
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, *how)
 
-    def _full_steps(self, leaves, seeds, flags, begin, audit=None):
-        span = in_graph(self._shards, self._is_general, begin, seeds, audit)
+    def _full_steps(self, own, leaves, seeds, flags, begin, audit=None):
+        span = in_graph(own, self.is_general, begin, seeds, audit)
         places = None if audit is None else wire.audit_places(audit, span, self._plan.shards)
-        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), places))
+        part = WorkerPart(self._all_reduce, span, self._plan.shards, places)
+        return self._steps(leaves, seeds, flags, StepShards(part, *full_counts(self._plan, span, audit)))
 
-    def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
-        return self._steps(
-            leaves, seeds, flags, StepShards(in_graph(self._shards, self._is_general, begin, seeds), counts, total)
-        )
+    def _partial_steps(self, own, leaves, seeds, flags, begin, counts, total):
+        part = WorkerPart(self._all_reduce, in_graph(own, self.is_general, begin, seeds), self._plan.shards)
+        return self._steps(leaves, seeds, flags, StepShards(part, counts, total))
 
     def _steps(self, leaves, seeds, flags, shards):
         steps = tf.shape(seeds)[0]
         rows = tf.TensorArray(tf.float32, steps, element_shape=[width_of(self.digest_bytes)])
-        fixed = fixed_values(self._devices, self.micro)
-        journal = self._journal
+        fixed = fixed_values(self._devices, self.micro.fixed)
+        journal = self.journal
 
         def body(k, rows, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
@@ -330,31 +226,16 @@ class TrainStep:
                 journal.note(k, row)
             return k + 1, rows.write(k, row), flags_sum, kept
 
-        start = (tf.constant(0), rows, tf.zeros_like(flags), self._gradients.nothing())
+        start = (tf.constant(0), rows, tf.zeros_like(flags), self.gradients.nothing())
         _, rows, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
         return rows.stack(), flags_sum, kept
 
-    def _lone_step(self, leaves, seeds):
-        """Make a step as if this worker were the only one and had one shard.
-
-        Returns:
-            Its loss, and whether its gradients were finite.
-        """
-        fixed = fixed_values(self._devices, self.micro)
-        flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
-        made, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
-        return made.loss, made.finite
-
-    def _step(
-        self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
-    ) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
-        """Make a step: what is noted of it, all flags, and the gradients that are kept."""
-        all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
-        audit = None if is_alone else shards.audit
-        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap, audit)
+    def _step(self, rate, leaves, seeds, flags, shards, fixed) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
+        """Make a step; return what is noted of it, all flags, and the gradients that are kept."""
+        sums = ShardSums(self._devices, shards.part, self._plan.shards)
         kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, shards, all_reduce)
+            factors = self._factors(leaves, seeds, shards)
             batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
             self.micro.begin()
             done: list[tf.Tensor] = []
@@ -363,16 +244,15 @@ class TrainStep:
                 # The flags travel with the last phase, whose sums come last.
                 votes = flags if is_last else tf.zeros_like(flags)
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
-                    reduced, gradients = sums(phase, reduction, batch, votes, fixed)
-                done = [] if all_reduce is None else results(reduced, gradients)
+                    reduced, gradients = sums.add(phase, reduction, batch, votes, fixed)
+                done = [] if shards.part.all_reduce is None else results(reduced, gradients)
                 if self.audit is not None and reduced.audit is not None:
                     with tf.control_dependencies(done):
                         done = [*done, self.audit.check(reduced.audit)]
                 digests += [] if reduced.digests is None else [reduced.digests]
-                kept += self._gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
+                kept += self.gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
                 square += shard_work.squared_norm(gradients, phase.optimizer)
-                # Nothing changes before all is known, not even a count of updates: the step can be
-                # computed again when a worker is lost.
+                # Nothing changes before all is known: the step can be computed again when a worker is lost.
                 with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
                     reduction.settle(reduced)
                     phase.apply(gradients, reduced.tensors[len(gradients) :])
@@ -387,18 +267,162 @@ class TrainStep:
             folded = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
         return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
-    def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
-        """Return factors for losses that are divided by data, after all workers have exchanged their divisors.
-
-        Returns:
-            None if the model has no such losses.
-        """
+    def _factors(self, leaves, seeds, shards) -> tf.Tensor | None:
+        """Return factors for losses that are divided by data, after all workers have exchanged their divisors; None if
+        the model has no such losses."""
         micro = self.micro
         if isinstance(micro, OwnStep) or not micro.divided:
             return None
         own = shard_divisors(micro, leaves, seeds, shards.counts, micro.values())
-        every = reductions.everyones(all_reduce, own, shards.span, self._plan.shards, self._words)
+        every = reductions.everyones(shards.part, own, self._words)
         return shard_factors(own, tf.reduce_sum(every, 0), shards.counts, shards.total, self._plan)
+
+
+class TrainStep:
+    """Runs calls of the pipeline on the model.
+
+    Args:
+        shards: this worker's logical shards, at least one.
+        rate: the optimizer's learning rate; by default unchanged.
+        model, plan, all_reduce, template, specs, options: as for `StepGraph`.
+
+    Attributes:
+        micro, reductions, probe_function, digests, audit: of `StepGraph`.
+        timer: measures how long this machine takes for a shard.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        all_reduce: reductions.AllReduce,
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+        options: StepOptions,
+        rate: LearningRate | None = None,
+    ):
+        _keras.read_rows()
+        self._model, self._plan, self._shards, self._specs = model, plan, shards, specs
+        rate = rate or LearningRate(model.optimizer, None)
+        self._graph = graph = StepGraph(model, plan, all_reduce, template, specs, options, rate)
+        self.micro, self.reductions, self.probe_function = graph.micro, graph.reductions, graph.probe_function
+        self.digests, self.audit = graph.digests, graph.audit
+        records = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
+        self.timer = ShardTimer(self.probe_function, records, plan.micro_batch_size, len(self.micro.seeds))
+        self._flags = options.flags
+        self._full, self._partial = graph.functions(shards)
+        self._lone = tf.function(graph.lone_step, autograph=False)
+
+    def trace(self, is_late: bool = False) -> None:
+        """Trace the graph of full steps now, while the state is still being read; if others will wait for this worker's
+        first step (`is_late`), do all that can be done before, for each kind of step."""
+        self._full.get_concrete_function()
+        # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
+        steps = int(is_late)
+        with self._unchanged() if steps else nullcontext():
+            for full in (True, False) if is_late else (True,):
+                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                    self.rehearse(full, steps)
+
+    def rehearse(self, full: bool, steps: int = 0) -> bool:
+        """Trace and run the graph of full or partial steps; return whether there is one for any shards."""
+        is_there = self._graph.is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
+        if is_there:
+            call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
+            # Without steps there is nothing to note, so a thread may do this beside a call that has some.
+            (self if steps else self._run)(call, np.zeros(self._flags, np.float32))
+        return is_there
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Return whether the step represents integers as GPUs do."""
+        return self._graph.is_on_gpu
+
+    def reduction_state(self) -> dict[str, keras.Variable]:
+        """Return what must be saved with the weights."""
+        named = {}
+        for place, reduction in enumerate(self.reductions):
+            named.update(reduction.state(place))
+        return named
+
+    def functions(self) -> tuple[Any, Any]:
+        """Return the `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
+        return self._full, self._partial
+
+    def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
+        """Run the steps of a call. All workers must make the same calls.
+
+        Args:
+            call: this worker's input.
+            flags: [F] float, this worker's flags; the outcome has their sum over all workers.
+            audited: shard of the call's one step that two workers compute; -1 for none.
+            is_auditor: whether this worker does so beside its own: the call has that shard after them.
+
+        Raises:
+            tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
+        """
+        if self._graph.journal is not None:
+            self._graph.journal.begin(len(call.seeds))
+        rows, flags_sum, gradients = self._run(call, flags, audited, is_auditor)
+        return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self._graph.digest_bytes)
+
+    def _run(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> Any:
+        arguments = call.leaves, call.seeds, flags, np.int32(self._shards.start)
+        if call.full:
+            return self._full(*arguments, *([] if self.audit is None else [np.array([audited, is_auditor], np.int32)]))
+        return self._partial(*arguments, call.counts, np.int32(call.records))
+
+    def take(self, shards: range) -> None:
+        """Compute other shards, at least one, from the next call on."""
+        self._shards = shards
+        if not self._graph.is_general:
+            self._full, self._partial = self._graph.functions(shards)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Return whether a call that fails because a worker is lost has made whole steps only."""
+        return self._graph.journal is not None
+
+    def made(self) -> StepOutcome:
+        """Return the steps, perhaps none, that the last call has made although it failed; without flags."""
+        assert self._graph.journal is not None
+        return outcome_of(self._graph.journal.rows(), np.zeros(self._flags, np.float32), [], self._graph.digest_bytes)
+
+    def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
+        """Return the gradients that a call returned, by the path of their weight; empty if they are not kept."""
+        return self._graph.gradients.named(outcome.gradients)
+
+    def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and its row.
+
+        Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
+
+        Args:
+            leaves: leaves of the batch, each [b, ...].
+            seeds: [S, 2] int32.
+        """
+        parts = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
+
+    def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """Do as `probe` does for a whole step of one micro-batch, with the loop body of training, in fixed point, and
+        with the update. Afterwards everything that a step changes is restored.
+
+        On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
+        """
+        with self._unchanged() as changed:
+            made = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
+            # the host.
+            values = [v.read_value() for v in changed if v.dtype.is_floating]
+            return b"".join(t.numpy().tobytes() for t in [*made, device_sum(values)])
+
+    def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
+        """Put back at the end all that a step may change; until then the device holds it twice."""
+        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
+        micro, others = self.micro, [*beside, *self.reduction_state().values()]
+        return variables.unchanged([*micro.trainable, *micro.states, *micro.metrics, *others])
 
 
 @dataclass(frozen=True)
@@ -430,3 +454,73 @@ class StepOptions:
     digests: bool = True
     has_old_digests: bool = False
     audits: bool = False
+
+
+class StepOutcome(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+        losses, learning_rates: [K] of each step.
+        finite: [K] whether the gradients of each step were finite.
+        flags: [F] summed over workers.
+        gradients: the reduced gradients of the last step; empty if they are not kept.
+        digests: [K, B] uint8 of each step, as `raytf.distributed.step_digest` describes; B is 0 where there are none.
+        norms: [K] global norms of the gradients, before they are clipped; NaN where they are not known.
+    """
+
+    losses: np.ndarray
+    learning_rates: np.ndarray
+    finite: np.ndarray
+    flags: np.ndarray
+    gradients: list[tf.Tensor]
+    digests: np.ndarray
+    norms: np.ndarray
+
+
+class StepRow(NamedTuple):
+    """The numbers that a step records in its graph: float32, whether its gradients were finite, the norm of all of
+    them, and [n] float32 whose bits are its digests."""
+
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    digests: tf.Tensor
+
+
+def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
+    """Return a step's row, float32, with its learning rate; to be traced."""
+    return tf.concat([tf.stack([step.loss, rate, tf.cast(step.finite, tf.float32), step.norm]), step.digests], 0)
+
+
+def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
+    """Return the outcome of steps that have these rows, [K, n]."""
+    losses, rates, finite, norms = rows[:, :_COLUMNS].T
+    digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
+    return StepOutcome(losses, rates, finite > 0, flags, gradients, digests, norms)
+
+
+class StepJournal:
+    """The rows of a call's steps, of this width, which its graph keeps in a variable."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        # The last column says whether the step was made.
+        self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
+
+    def begin(self, steps: int) -> None:
+        """Begin a call of this many steps."""
+        self._rows.assign(tf.zeros([steps, self._width + 1]))
+
+    def note(self, k: tf.Tensor, row: tf.Tensor) -> None:
+        """Note that step k of the call is made; to be traced."""
+        self._rows.scatter_nd_update([[k]], [tf.concat([row, [1.0]], 0)])
+
+    def rows(self) -> np.ndarray:
+        """Return the rows of the steps that were made, in order."""
+        rows = self._rows.numpy()
+        return rows[rows[:, -1] > 0, :-1]
+
+
+def width_of(digest_bytes: int) -> int:
+    """Return the number of columns of a step's row."""
+    return _COLUMNS + -(-digest_bytes // 4)

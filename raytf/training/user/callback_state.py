@@ -34,12 +34,8 @@ _STATEFUL = frozenset({"itertools", "queue", "_queue"})
 
 
 class KeptObjects:
-    """The objects that callbacks can reach, and what was in them before training.
-
-    Args:
-        callbacks: before training, and before Keras gives them their model.
-        model: the model that they will get; its variables, and those of its optimizer, come back by another way.
-    """
+    """The objects that callbacks can reach, and what was in them before training and before Keras gives them their
+    model, whose variables, and those of its optimizer, come back by another way."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model):
         self._callbacks = callbacks

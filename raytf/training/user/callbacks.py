@@ -2,35 +2,104 @@
 
 So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
 LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
-of optimizer and metrics, and those of the program that the step reads. `batch_hooks` says which run for each batch.
+of optimizer and metrics, and those of the program that the step reads.
+
+A call of the training step has several steps, and a batch hook can only run between two calls. So a callback that needs
+the hook of every batch makes each call one step long, or as long as `steps_per_execution` or `--steps-per-call` asks
+for, which means the same in Keras. Some of Keras's own callbacks define batch hooks without needing each of them: they
+are listed in `_PASSIVE`, and calls keep their length with them.
 """
 
 from __future__ import annotations
 
 import csv
+import dis
 import functools
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from raytf import _keras
-from raytf._keras import compiled_parts
 from raytf.checkpoint import variables
 from raytf.distributed.group import Ranks
+from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
 from raytf.runs.program_output import ProgramOutput
 from raytf.storage.storage import Storage
-from raytf.training.user import batch_hooks, callback_state, later_files
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user import callback_state, later_files
 from raytf.training.user.callback_state import KeptObjects
-from raytf.training.user.model_guard import ModelGuard
 
+_BEGIN = ("on_train_batch_begin", "on_batch_begin")
+_HOOKS = (*_BEGIN, "on_train_batch_end", "on_batch_end")
+_TEST = ("on_test_batch_begin", "on_test_batch_end")
+
+#: Keras's callbacks whose batch hooks change nothing and do nothing that depends on their number, and when that is so.
+_PASSIVE: list[tuple[type, Callable[[Any], bool]]] = [
+    (keras.callbacks.ModelCheckpoint, lambda callback: callback.save_freq == "epoch"),
+    (keras.callbacks.OrbaxCheckpoint, lambda callback: callback.save_freq == "epoch"),
+    # Its profiler starts and stops at the batches that `profile_batch` names.
+    (keras.callbacks.TensorBoard, lambda callback: callback.update_freq == "epoch" and not _keras.profiles(callback)),
+]
+
+
+class BatchHooks(NamedTuple):
+    """The properties of the callbacks' batch hooks that every rank needs; only rank 0 has the callbacks.
+
+    Attributes:
+        each: some callback needs the hook of every batch.
+        steer: the hooks may change something, so the ranks agree after the end of a batch.
+        steer_begin: hooks before a batch may change something, too, so the ranks agree after them.
+        take_nan: a callback handles a loss that is not finite, which is then no error.
+        test: some callback needs the hook of every batch of an evaluation.
+    """
+
+    each: bool = False
+    steer: bool = False
+    steer_begin: bool = False
+    take_nan: bool = False
+    test: bool = False
+
+    @classmethod
+    def of(cls, callbacks: Sequence[keras.callbacks.Callback]) -> BatchHooks:
+        """Return what the ranks must know of the batch hooks of some callbacks."""
+        active = [callback for callback in callbacks if overrides_hook(callback) and not _is_passive(callback)]
+        return cls(
+            each=bool(active),
+            steer=bool(active),
+            steer_begin=any(overrides_hook(callback, _BEGIN) for callback in active),
+            take_nan=any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callbacks),
+            test=any(overrides_hook(callback, _TEST) and not _is_passive(callback) for callback in callbacks),
+        )
+
+
+def overrides_hook(callback: keras.callbacks.Callback, hooks: Iterable[str] = _HOOKS) -> bool:
+    """Return whether a callback has one of some hooks of its own."""
+    return any(not _keras.is_default_hook(getattr(callback, hook)) for hook in hooks)
+
+
+def _is_passive(callback: keras.callbacks.Callback) -> bool:
+    return any(
+        isinstance(callback, kind) and is_passive(callback) and not _has_other_hooks(callback, kind)
+        for kind, is_passive in _PASSIVE
+    )
+
+
+def _has_other_hooks(callback: keras.callbacks.Callback, kind: type) -> bool:
+    return any(
+        hook in vars(callback) or getattr(type(callback), hook) is not getattr(kind, hook) for hook in (*_HOOKS, *_TEST)
+    )
+
+
+_ADVICE = (
+    "Compile before `fit`, and call `fit` twice: once until the change, and again after it (with `initial_epoch`)."
+)
 #: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
 #: user derives from one of them may.
 _HARMLESS = (
@@ -103,7 +172,7 @@ class Callbacks:
         if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
         #: The hooks of batches; the same on all ranks.
-        self.batches = self._agree_on_batches(batch_hooks.of(self._list))
+        self.batches = self._agree_on_batches(BatchHooks.of(self._list))
         model.stop_training = False
 
     def _construct(self, files: str, epoch: int | None) -> None:
@@ -137,7 +206,7 @@ class Callbacks:
     @property
     def has_batch_hooks(self) -> bool:
         """Return whether some callback overrides a batch hook; False on all ranks but rank 0."""
-        return any(batch_hooks.overridden(c) for c in self._list)
+        return any(overrides_hook(c) for c in self._list)
 
     @property
     def _is_risky(self) -> bool:
@@ -180,11 +249,8 @@ class Callbacks:
             self._logs = for_history(self._reader.logs, self._say)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-        """Run `on_epoch_end`; all ranks must call this.
-
-        Returns:
-            The logs with what callbacks have added to them and changed in them; equal on all ranks.
-        """
+        """Run `on_epoch_end` and return the logs with what callbacks have changed in them, equal on all ranks, which
+        must all call this."""
         self.run("on_epoch_end", epoch, logs)
         return self._shared_logs() if self.active else dict(sorted(logs.items()))
 
@@ -265,17 +331,93 @@ class Callbacks:
         return list(variables.variables(self._model).values())
 
 
+class ModelGuard:
+    """Compares a model before and after hooks.
+
+    As in Keras, setting `layer.trainable` in a hook does not change the step, which was traced before. Each hook sees
+    what earlier hooks have set; between hooks the model has the flags with which training began, so that a step that is
+    traced again, on this rank or on another one, is the same.
+
+    Args:
+        model: built and compiled, before callbacks are given to it.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._parts = _keras.step_parts(model)
+        self._before = _keras.trainable_flags(model)
+        #: The flags that callbacks have set.
+        self.trainable = self._before
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether callbacks have changed `trainable` since training began."""
+        return self.trainable != self._before
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Refuse changes to the model that the step does not see.
+
+        Args:
+            what: runs meanwhile, for the message.
+
+        Raises:
+            ModelError: a part of the model was replaced, also if the hook has raised another error for it.
+        """
+        if self.is_changed:
+            _keras.set_trainable_flags(self._model, self.trainable)
+        try:
+            yield
+        finally:
+            names = _keras.replaced_parts(self._parts, self._model)
+            if names:
+                raise ModelError(_refusal(what, names))
+            self.trainable = _keras.trainable_flags(self._model)
+            if self.is_changed:
+                _keras.set_trainable_flags(self._model, self._before)
+
+
+def foreseen(callbacks: Any) -> list[str]:
+    """Return a line for each hook whose code will be refused, such as `self.model.compile(...)`.
+
+    The hook may do so under a condition that is never met, so this refuses nothing.
+
+    Args:
+        callbacks: a list of Keras callbacks; of anything else nothing is known.
+    """
+    lines = []
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else ():
+        kinds = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
+        functions = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
+        functions |= vars(callback)  # a LambdaCallback has its hooks there
+        for name, function in functions.items():
+            does = _change_in(getattr(function, "__code__", None))
+            if does:
+                lines.append(f"{type(callback).__name__}.{name} {does}, which ends the run when it happens. {_ADVICE}")
+    return lines
+
+
+def _change_in(code: Any) -> str:
+    """Return what a function does to parts of a model that the traced step uses; empty if that cannot be seen."""
+    steps = [] if code is None else [(step.opname, step.argval) for step in dis.get_instructions(code)]
+    for (_, owner), (kind, name) in itertools.pairwise(steps):
+        if owner == "model" and name == "compile" and kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            return "compiles the model again"
+        if owner == "model" and name in ("optimizer", "loss") and kind == "STORE_ATTR":
+            return f"replaces the model's {name}"
+    return ""
+
+
+def _refusal(what: str, names: list[str]) -> str:
+    done = "compiled the model again" if "compile()" in names else f"replaced {' and '.join(names[:2])} of the model"
+    return f"{what} has {done}. Training has traced its step by then, and would not see the change. {_ADVICE}"
+
+
 def give_back(
     run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, params: dict[str, Any]
 ) -> None:
-    """Give the program's callbacks, and what they share with it, the state that theirs had at the end of a run.
-
-    Args:
-        run: its folder.
-        callbacks: the callbacks that the run was started with.
-        model: the program's model.
-        params: the run's parameters, as Keras passes them to callbacks.
-    """
+    """Give the callbacks with which a run was started, and what they share with the program, the state at its end;
+    `params` are the run's, as Keras passes them to callbacks."""
     values, arrays = callback_state.kept(run)
     own = _completed(callbacks)
     kept = KeptObjects(own, model)
@@ -287,7 +429,7 @@ def give_back(
     if failed:
         print(f"WARNING: what callbacks kept does not fit this program: {', '.join(failed)}", file=sys.stderr)
     if _TRAINABLE in values:
-        compiled_parts.set_trainable(model, values[_TRAINABLE])
+        _keras.set_trainable_flags(model, values[_TRAINABLE])
 
 
 def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
@@ -317,11 +459,7 @@ def _is_before(text: str, epoch: int) -> bool:
 
 
 class LogsReader(keras.callbacks.Callback):
-    """The last callback: it sees the logs of an epoch with what the others have added to them.
-
-    Attributes:
-        logs: the logs of the newest epoch.
-    """
+    """The last callback: it sees the logs of an epoch with what the others have added to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,11 +475,7 @@ def for_hooks(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_history(logs: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return logs as JSON values: numbers, texts, and lists and dicts of them.
-
-    Args:
-        say: called with a line about values that cannot be kept.
-    """
+    """Return logs as JSON values: numbers, texts, lists and dicts of them. `say` gets a line about any other value."""
     kept = {}
     for name, value in logs.items():
         try:

@@ -14,8 +14,7 @@ import numpy as np
 from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
-from raytf.training.user.batch_hooks import BatchHooks
-from raytf.training.user.callbacks import Callbacks
+from raytf.training.user.callbacks import BatchHooks, Callbacks
 
 #: Hooks that have run, with their numbers.
 Ran = Counter[tuple[Any, ...]]
@@ -44,13 +43,8 @@ class CallbackState:
 
 
 class MovingCallbacks(Callbacks):
-    """Callbacks of ranks that meet again; see `Callbacks`.
-
-    Args:
-        *args, **kwargs: of `Callbacks`.
-        pack: packs the files of callbacks; None where they are too large.
-        known, batches: the state, and what `Callbacks` has of it, where the other ranks know it already.
-    """
+    """Callbacks of ranks that meet again; see `Callbacks`. `pack` packs their files, None where they are too large;
+    `known` and `batches` are what the other ranks know of them already."""
 
     def __init__(
         self,

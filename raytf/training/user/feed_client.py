@@ -13,12 +13,7 @@ from raytf.errors import DataError
 
 
 class FeedClient:
-    """Asks the mailbox of `raytf.driver.feed` for batches; can be sent to other processes.
-
-    Args:
-        handle: the mailbox's handle.
-        plan: how a batch is divided among logical shards.
-    """
+    """Asks the mailbox of `raytf.driver.feed` for batches; can be sent to other processes."""
 
     def __init__(self, handle: ActorHandle, plan: StepPlan):
         self._handle: Any = handle  # Ray makes its methods when it runs

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from raytf._tensorflow import summaries
+from raytf import _tensorflow
 from raytf.storage import local_files
 from raytf.storage.storage import Storage
 
@@ -68,12 +68,7 @@ def _opened_at(place: str) -> str:
 
 
 class LaterFile:
-    """Stands for a file that the program has opened for writing.
-
-    Args:
-        place: see `place_of`.
-        is_text: whether it takes text; else bytes.
-    """
+    """Stands for a file, of text or bytes, that the program has opened for writing; see `place_of`."""
 
     def __init__(self, place: str, is_text: bool):
         self._place, self._is_text = place, is_text
@@ -170,11 +165,7 @@ def _closed_file() -> Any:
 
 
 def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
-    """Return how to pickle open files and summary writers.
-
-    Args:
-        sent: gets the files and writers that are pickled.
-    """
+    """Return how to pickle open files and summary writers; those that are pickled are added to `sent`."""
 
     def file(value: Any) -> Any:
         is_standard = value in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
@@ -188,7 +179,7 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
         return LaterFile, (place_of(value.name), isinstance(value, io.TextIOBase))
 
     def writer(value: Any) -> Any:
-        folder, suffix = summaries.writer_folder(value)
+        folder, suffix = _tensorflow.writer_folder(value)
         if folder is None:
             raise TypeError(
                 "cannot pickle a summary writer that was made before raytf was there to see its folder: make it in the "
@@ -204,15 +195,10 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def give_back(run: Storage, sent: list[Any]) -> None:
-    """Give the program's files and folders of event files what callbacks have written.
-
-    Args:
-        run: the run's folder, after the run's end.
-        sent: the program's files and summary writers.
-    """
+    """Give the program's files and folders of event files what callbacks have written, after the end of the run."""
     for value in sent:
         if hasattr(value, "as_default"):
-            folder = summaries.writer_folder(value)[0] or ""
+            folder = _tensorflow.writer_folder(value)[0] or ""
             name = f"{_FILES}/{place_of(folder)}"
             for file in run.files(name) if "://" not in name else ():
                 local_files.check_plain(file.name, run.locate(name))

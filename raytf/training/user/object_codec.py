@@ -102,12 +102,8 @@ class CannotTravelError(Exception):
 
 
 class Writer:
-    """Writes contents of objects.
-
-    Args:
-        labels: of the objects that a reader has, by their ids.
-        others: ids of variables whose values come back by another way: those of the model and its optimizer.
-    """
+    """Writes contents of objects; those that a reader has are labelled by their ids, and the values of some variables,
+    those of the model and its optimizer, come back by another way."""
 
     def __init__(self, labels: Mapping[int, str], others: Collection[int] = ()):
         self._labels, self._others = labels, others

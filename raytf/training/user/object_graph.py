@@ -37,11 +37,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def labelled(callbacks: list[Any]) -> dict[str, Any]:
-    """Return the objects that callbacks can reach, by label.
-
-    Args:
-        callbacks: as they are before training; labels of the same callbacks after training can differ.
-    """
+    """Return the objects that callbacks can reach before training, by label; labels after training can differ."""
     objects: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = deque((f"callbacks[{i}] {type(each).__name__}", each) for i, each in enumerate(callbacks))

@@ -81,11 +81,8 @@ class ProgramSettings:
 
 
 def of_process() -> ProgramSettings | None:
-    """Return what is set in this process.
-
-    Returns:
-        None where nobody has loaded Keras: workers then keep what their own configuration says.
-    """
+    """Return what is set in this process; None where nobody has loaded Keras: workers then keep their own
+    configuration."""
     keras: Any = sys.modules.get("keras")
     tf: Any = sys.modules.get("tensorflow")
     if not hasattr(keras, "config") or not hasattr(tf, "config"):

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from raytf._keras import live_objects
+from raytf._process import in_thread
 from raytf._tensorflow import pickles
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, DataError, JobError, RaytfError, WholeBatchError
 from raytf.training.user import later_files
 
 T = TypeVar("T")
+Error = TypeVar("Error", bound=RaytfError)
 #: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
@@ -47,11 +49,7 @@ class Packed(NamedTuple):
 
 
 class Parcel(Generic[T]):
-    """A value that is pickled with the Keras objects it holds, and unpickled at its first use.
-
-    Args:
-        value: what is sent.
-    """
+    """A value that is pickled with the Keras objects it holds, and unpickled at its first use."""
 
     def __init__(self, value: T):
         self._value: T | None = value
@@ -124,28 +122,16 @@ def opened(body: bytes) -> tuple[Any, list[Any]]:
 
 def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
     """Call in a thread with room for deep recursions."""
-    result: list[Any] = []
-
-    def call() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            result.append(error)
-
     limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(_RECURSION)
-        thread = threading.Thread(target=call)
-        thread.start()
+        job = in_thread(work, "raytf-pickle")
     finally:
         threading.stack_size(size)
     try:
-        thread.join()
+        return job.result()
     finally:
         sys.setrecursionlimit(limit)
-    if isinstance(result[0], BaseException):
-        raise result[0]
-    return result[0]
 
 
 # -- what cannot be sent -----------------------------------------------------------------------------------------------
@@ -158,11 +144,7 @@ def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
 
 
 class StandardStream:
-    """A standard stream of the process that uses it, as it is at that moment.
-
-    Args:
-        name: in `sys`.
-    """
+    """A standard stream of `sys`, by its name, of the process that uses it, as it is at that moment."""
 
     def __init__(self, name: str):
         self._name = name
@@ -180,12 +162,7 @@ class StandardStream:
 
 
 class StandIn:
-    """Stands for an object that stayed in the program's process; any use raises a ConfigError.
-
-    Args:
-        key: the name under which the program's process knows the object.
-        kind: what the object is, for the message.
-    """
+    """Stands for an object of some kind that stayed in the program's process; any use raises a ConfigError."""
 
     def __init__(self, key: str, kind: str):
         self._key, self._kind = key, kind
@@ -300,3 +277,88 @@ REDUCERS: dict[str, Callable[[Any], Any]] = {
     "builtins.object": _anything,
     "unittest.case.TestCase": _test_case,
 }
+
+
+# -- exceptions of the program's own code ------------------------------------------------------------------------------
+#
+# A worker's error is a `RaytfError` on its way through Ray, whose processes know nothing of the program's classes. It
+# carries the exception of the program's code as bytes, which are opened in the program.
+
+
+def carrying(error: Error, raised: BaseException | None = None) -> Error:
+    """Have a worker's error carry the exception of the program's code that it explains, by default its cause; return
+    the error."""
+    if error.original is None and isinstance(error, (JobError, DataError)) and not isinstance(error, WholeBatchError):
+        cause = raised or error.__cause__
+        while isinstance(cause, RaytfError):
+            cause = cause.__cause__
+        if cause is not None:
+            error.original = _packed_exception(cause)
+    return error
+
+
+def original(error: RaytfError) -> BaseException | None:
+    """Return the exception of the program's code that an error explains, with the explanation as a note and its cause;
+    None where there is none, or where it could not be pickled."""
+    if error.original is None:
+        return None
+    try:
+        raised = opened(error.original)[0]
+    except Exception:  # whatever a class of the program's does when it is unpickled
+        return None
+    if not isinstance(raised, BaseException):
+        return None
+    trace = f"{error.traceback.rstrip()}\n" if isinstance(error, JobError) and error.traceback else ""
+    raised.add_note(f"{trace}raytf: {error}")
+    if raised.__cause__ is None:
+        raised.__cause__ = error
+    return raised
+
+
+def explanation(raised: BaseException) -> RaytfError | None:
+    """Return the error that explains an exception of `original`; None for any other exception."""
+    for other in (raised.__cause__, raised.__context__):
+        if isinstance(other, RaytfError) and other.original is not None:
+            return other
+    return None
+
+
+def _packed_exception(raised: BaseException) -> bytes | None:
+    """Pickle an exception, without its cause or attributes where these cannot be pickled; None if the rest cannot."""
+    cause, attributes = raised.__cause__, dict(vars(raised))
+    known = {name: value for name, value in attributes.items() if _can_travel(value)}
+    for sent in ((cause, attributes), (None, attributes), (None, known)):
+        try:
+            return packed(_Raised(raised, *sent)).body
+        except Exception:  # whatever pickling an object of the program's raises
+            continue
+    return None
+
+
+def _can_travel(value: Any) -> bool:
+    try:
+        packed(value)
+    except Exception:  # whatever pickling an object of the program's raises
+        return False
+    return True
+
+
+class _Raised:
+    """Pickles an exception with what Python's own pickle leaves out of it."""
+
+    def __init__(self, raised: BaseException, cause: BaseException | None, attributes: dict[str, Any]):
+        self._raised, self._cause, self._attributes = raised, cause, attributes
+
+    def __reduce__(self) -> Any:
+        raised = self._raised
+        if self._attributes != vars(raised):  # not all of them can travel
+            raised = made(type(raised), raised.args)
+        return _restored, (raised, self._cause, self._raised.__suppress_context__, self._attributes)
+
+
+def _restored(
+    raised: BaseException, cause: BaseException | None, hides_context: bool, attributes: dict[str, Any]
+) -> BaseException:
+    raised.__cause__, raised.__suppress_context__ = cause, hides_context
+    vars(raised).update(attributes)
+    return raised

@@ -19,7 +19,7 @@ LOOK_SECONDS = 2.0
 #: How long the arbiter refuses newcomers from a host that members did not reach.
 REFUSE_SECONDS = 60.0
 #: Ends that follow from what happened to the worker, or are planned.
-_PLANNED = ("killed", "the run is over", "the others go on without this worker, as planned")
+_PLANNED = ("killed", "the run is over", "the others continue without this worker, as planned")
 
 
 class Checks:

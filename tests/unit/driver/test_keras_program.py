@@ -10,7 +10,7 @@ import pytest
 from raytf.driver import keras_program
 from raytf.errors import DataError, JobError
 from raytf.inference.user_model import run_user_code
-from raytf.training.user import user_errors
+from raytf.training.user import user_code
 
 SCRIPT = """
 from tests.unit.driver.test_keras_program import fit
@@ -30,8 +30,8 @@ def fit(code):
     try:
         run_user_code("a callback's on_epoch_end", code)
     except JobError as error:
-        carried = user_errors.carrying(error)
-        raise user_errors.original(carried) from carried
+        carried = user_code.carrying(error)
+        raise user_code.original(carried) from carried
 
 
 def ended(tmp_path: Path, kind: str) -> BaseException:
@@ -68,5 +68,5 @@ def test_a_refusal_of_data_keeps_its_one_line():
     error = DataError("the model does not take the data.")
     error.__cause__ = ValueError("Input 0 is incompatible")
     with pytest.raises(DataError, match="does not take the data") as raised, keras_program._explained():
-        raise user_errors.original(user_errors.carrying(error))
+        raise user_code.original(user_code.carrying(error))
     assert not hasattr(raised.value, "traceback")

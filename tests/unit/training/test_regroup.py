@@ -15,7 +15,7 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed import state_transfer
 from raytf.distributed.allreduce import control_plane
 from raytf.training.regroup import HeldState, hand_over
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.callbacks import BatchHooks
 
 
 class Ranks:

@@ -25,12 +25,12 @@ from raytf.errors import (
     GpuError,
     HangError,
     JobError,
+    ProcessDiedError,
     ReplicaError,
     StorageError,
     UnsupportedError,
     WorkerLostError,
 )
-from raytf.parameter_server.errors import ProcessDiedError
 
 
 def node_died(error: RayActorError) -> bool:

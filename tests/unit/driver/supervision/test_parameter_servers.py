@@ -9,8 +9,7 @@ from raytf.config.resources import HELPER, possible_workers
 from raytf.driver.supervision.diagnosis import diagnose
 from raytf.driver.supervision.failures import Cause
 from raytf.driver.supervision.retry import Retry
-from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
-from raytf.parameter_server.errors import ProcessDiedError
+from raytf.errors import HangError, JobError, ModelError, ProcessDiedError, StorageError, WorkerLostError
 
 #: As Ray raises it where an argument of an actor's method cannot be loaded.
 NO_MODULE = RayTaskError("coordinate", "traceback", RaySystemError(ModuleNotFoundError("No module named 'mine'")))

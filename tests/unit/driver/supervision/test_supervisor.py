@@ -10,8 +10,7 @@ import pytest
 from raytf.driver.supervision.diagnosis import ControllerDiedError, until_done
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.retry import Scene, Supervisor, is_preemption
-from raytf.errors import ClusterError, DataError, RaytfError
-from raytf.parameter_server.errors import ProcessDiedError
+from raytf.errors import ClusterError, DataError, ProcessDiedError, RaytfError
 from raytf.runs.events import FaultEvent, RunEvent
 from raytf.training.process.monitor_client import MonitorClient
 

@@ -8,7 +8,7 @@ import pytest
 from ray import cloudpickle
 
 from raytf.errors import DataError, JobError, StorageError, WholeBatchError
-from raytf.training.user import user_errors
+from raytf.training.user import user_code
 
 
 class MyInterruption(Exception):
@@ -19,7 +19,7 @@ class MyInterruption(Exception):
 
 def sent(error):
     """As it arrives at the driver."""
-    return cloudpickle.loads(cloudpickle.dumps(user_errors.carrying(error)))
+    return cloudpickle.loads(cloudpickle.dumps(user_code.carrying(error)))
 
 
 def explained(raised, kind=JobError):
@@ -41,7 +41,7 @@ def explained(raised, kind=JobError):
 def test_class_arguments_and_notes_are_the_same(raised):
     raised.add_note("mine")
     error = explained(raised)
-    back = user_errors.original(error)
+    back = user_code.original(error)
     assert type(back) is type(raised)
     assert back.args == raised.args
     assert {name: value for name, value in vars(back).items() if name != "__notes__"} == {
@@ -50,13 +50,13 @@ def test_class_arguments_and_notes_are_the_same(raised):
     assert back.__notes__[0] == "mine"
     assert "raytf: a callback raised something" in back.__notes__[1]
     assert back.__cause__ is error
-    assert user_errors.explanation(back) is error
+    assert user_code.explanation(back) is error
 
 
 def test_its_own_cause_stays():
     raised = ValueError("outer")
     raised.__cause__ = MyInterruption(3, "inner")
-    back = user_errors.original(explained(raised))
+    back = user_code.original(explained(raised))
     assert isinstance(back.__cause__, MyInterruption)
     assert back.__cause__.why == "inner"
 
@@ -65,18 +65,18 @@ def test_an_attribute_or_a_cause_that_cannot_be_pickled_is_left_out():
     raised = MyInterruption(3, "because")
     raised.thread = threading.current_thread()
     raised.__cause__ = ValueError(threading.current_thread())
-    back = user_errors.original(explained(raised))
+    back = user_code.original(explained(raised))
     assert (back.args, back.why, hasattr(back, "thread")) == (("at 3",), "because", False)
 
 
 def test_one_with_arguments_that_cannot_be_pickled_stays_an_explanation():
     error = explained(TypeError(threading.current_thread()))
     assert error.original is None
-    assert user_errors.original(error) is None
+    assert user_code.original(error) is None
 
 
 def test_a_refusal_of_data_carries_what_the_layer_raised():
-    assert isinstance(user_errors.original(explained(LookupError("in a layer"), DataError)), LookupError)
+    assert isinstance(user_code.original(explained(LookupError("in a layer"), DataError)), LookupError)
 
 
 @pytest.mark.parametrize("kind", [StorageError, WholeBatchError])
@@ -85,7 +85,7 @@ def test_errors_that_the_programs_code_did_not_raise_carry_nothing(kind):
 
 
 def test_an_ordinary_exception_has_no_explanation():
-    assert user_errors.explanation(ValueError("x")) is None
+    assert user_code.explanation(ValueError("x")) is None
     error = ValueError("y")
     error.__cause__ = JobError("of a run without an original")
-    assert user_errors.explanation(error) is None
+    assert user_code.explanation(error) is None

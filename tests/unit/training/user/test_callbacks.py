@@ -6,8 +6,7 @@ import pytest
 from keras import callbacks
 from keras.callbacks import Callback
 
-from raytf.training.user import batch_hooks
-from raytf.training.user.batch_hooks import BatchHooks
+from raytf.training.user.callbacks import BatchHooks
 
 NONE, END = BatchHooks(), BatchHooks(each=True, steer=True)
 
@@ -65,4 +64,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_only_callbacks_that_need_each_batch_make_calls_short(case: str):
     made, expected = CASES[case]
-    assert batch_hooks.of(made) == expected
+    assert BatchHooks.of(made) == expected
