@@ -16,7 +16,7 @@ from raytf.runs.restart_phases import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
 from raytf.training.process import process
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 
 
 class GroupProcess:
@@ -92,8 +92,8 @@ class GroupProcess:
         from raytf.parameter_server.coordinator import ParameterServerExecutor
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
-        with worker.beating(job, 0, 1) as pulse:
-            return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
+        with worker.beating(job, 0, 1) as heartbeat:
+            return worker.train(job, heartbeat, self._phases, ParameterServerExecutor(job.config, cluster))
 
 
 # Three names, which `ps` and Ray's dashboard show.

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
+from raytf._tensorflow import WRITES, TracedOp, ops_of
 from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
@@ -28,7 +29,6 @@ from raytf.distributed.gpu import determinism
 from raytf.distributed.group import Ranks
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
-from raytf.training.model.traced_ops import WRITES, TracedOp, ops_of
 from raytf.training.step.step import TrainStep
 
 #: Names of TensorFlow's many stateful operations that draw random numbers.

@@ -203,7 +203,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.training.model import model as models
-    from raytf.training.model import remarks
+    from raytf.training.model.notes import notes_of
     from raytf.training.user import model_guard
 
     if asked["settings"] is not None:
@@ -225,13 +225,12 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["records"],
         )
         if asked["trains"]:
-            for line in model_guard.foreseen(code.callbacks):
-                remarks.add(model, line)
+            notes_of(model).remarks += model_guard.foreseen(code.callbacks)
             _train(model, pipeline)
     finally:
         pipeline.close()
     described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
-    lines = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
+    lines = {REMARKS: "\n".join(notes_of(model).take_remarks())} if asked["trains"] else {}
     return described | lines | {CONFIG: models.config_text(model)}
 
 

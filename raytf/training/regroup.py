@@ -31,7 +31,7 @@ class HeldState:
         progress: the run's progress.
         rows: rows of the log of steps that are not on storage.
         identity: the run's identity.
-        ended, ending: as in `raytf.training.session.Context`.
+        ended, ending: as in `raytf.training.session.RankSession`.
         batches: what the ranks know of the callbacks' hooks of batches.
         callbacks: what all ranks know of the callbacks.
         is_saving: whether a save is under way.

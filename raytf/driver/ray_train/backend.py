@@ -13,7 +13,7 @@ from ray.train.backend import Backend, BackendConfig
 from raytf._ray import train
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 
 
 @dataclasses.dataclass

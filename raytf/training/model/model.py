@@ -26,7 +26,8 @@ from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step, overrides_test
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
 from raytf.runs.program_output import ProgramOutput
-from raytf.training.model import added_losses, batch_metrics, loss_checks, loss_division, remarks
+from raytf.training.model import batch_metrics, losses
+from raytf.training.model.notes import notes_of
 
 #: Records of the sample that a model is built with, at most.
 SAMPLE = 8
@@ -87,7 +88,7 @@ def build(
         return model
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
-        with added_losses.collected() as adds:
+        with losses.added() as adds:
             predicted = _predictions(model, x)
     except Exception as error:
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
@@ -105,10 +106,10 @@ def build(
         check_labels(model, source)
     try:
         compute_loss(model, x, y, predicted, weight, training=True)
-        if loss_division.count(model):  # Keras builds its list of compiled losses in the call above
-            with loss_division.measured(model) as divisors:
+        if losses.count(model):  # Keras builds its list of compiled losses in the call above
+            with losses.measured_divisors(model) as divisors:
                 compute_loss(model, x, y, predicted, weight, training=True)
-            loss_division.note(model, divisors)
+            losses.note_divisors(model, divisors)
         model.compute_metrics(x, y, predicted, weight)
     except Exception as error:
         raise DataError(
@@ -143,11 +144,11 @@ def _note_loss(
     if overrides_loss(model) and sums_over_batch(model):  # its value does not tell which parts of it are sums
         return
     try:
-        warning = loss_checks.check(model, batch, predicted, overrides_loss(model), adds)
+        warning = losses.check(model, batch, predicted, overrides_loss(model), adds)
     except Exception:  # a model or a loss need not take another number of records, and then nothing can be compared
         return
     if warning and records[0] < records[1]:
-        remarks.add(model, warning)
+        notes_of(model).remarks.append(warning)
 
 
 def _note_metrics(
@@ -272,7 +273,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     }
     if len(kinds) > 1:
         raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
-    return kinds == {True} or loss_checks.sums(model)
+    return kinds == {True} or notes_of(model).is_sum
 
 
 def logs(model: keras.Model) -> dict[str, Any]:
@@ -330,12 +331,12 @@ def config_text(model: keras.Model) -> str:
 
 def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
     """Hash the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
-    losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
+    functions = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
     layers = _keras.layers_within(model)
     rate = _keras.given_rate(model.optimizer)
     activations = [getattr(layer, "activation", None) for layer in layers]
-    functions = [getattr(layer, "function", None) for layer in layers]
-    parts = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    of_layers = [getattr(layer, "function", None) for layer in layers]
+    parts = [model, *layers, *activations, *of_layers, *functions, *model.metrics, model.optimizer, rate, *more]
     return canonical_text.code_of(part for part in parts if part is not None)
 
 
@@ -413,9 +414,9 @@ def build_with_custom_step(
         raise
     if records[0] < records[1]:
         with contextlib.suppress(Exception):  # a step need not take another number of records: nothing can be compared
-            warning = loss_checks.check_custom_step(model, sample)
+            warning = losses.check_custom_step(model, sample)
             if warning:
-                remarks.add(model, warning)
+                notes_of(model).remarks.append(warning)
 
 
 def check_stateless(model: keras.Model) -> None:

@@ -15,7 +15,7 @@ from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices
 from raytf.distributed.encoding.wire import in_graph
 from raytf.inference.own_run import overrides_test
-from raytf.training.model import batch_metrics
+from raytf.training.model.notes import notes_of
 from raytf.training.step.custom_test_step import OwnTest
 from raytf.training.step.microbatch import MicroBatch
 from raytf.training.step.shard_loop import (
@@ -72,7 +72,7 @@ class EvalStep:
         if overrides_test(model):
             return OwnTest(model, template, leaves, self._plan.global_batch_size)
         micro = MicroBatch(model, template, training=False)
-        if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
+        if notes_of(model).metrics.whole:  # a loop must know what they get before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
             probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
             probe.get_concrete_function(leaves, seeds)

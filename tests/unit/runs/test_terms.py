@@ -12,7 +12,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.runs import digest_log, ledger, run_log
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.storage.storage import Storage
-from raytf.training import session
+from raytf.training import startup
 
 #: As earlier versions named them; the second one by a clock that is far ahead.
 OLD, AHEAD = "20260101T000000.000-ffffff", "29990101T000000.000-ffffff"
@@ -145,7 +145,7 @@ def test_an_attempt_has_its_generation_even_if_rank_0_was_suspended():
         begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})
     )
     job, group = SimpleNamespace(monitor=monitor, term=3), SimpleNamespace(rank=0, share=lambda data: data)
-    late, early = (session._begin(job, group, number)[0] for number in (12, 2))
+    late, early = (startup._announce(job, group, number)[0] for number in (12, 2))
     assert early < late
     assert told == [late, early]
     assert naming.term_of(late) == 3
