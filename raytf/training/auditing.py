@@ -1,4 +1,4 @@
-"""Audits of a run: which calls have one, and what becomes of a step of which two workers have computed other bits."""
+"""Audits of a run: which steps are audited, and what happens when two workers compute different bits."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from raytf.training import exact
 from raytf.training.session import RankSession
 from raytf.training.step.step import TrainStep
 
-#: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
+#: Default number of steps between two audits of an exact run; they take less than 1 % of the time.
 EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:
     """Return the number of steps between two audits; 0 for none.
 
-    Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
+    Without exact mode, two machines may compute different bits, so audits run only if the user asks for them.
     """
     return (EVERY if compute.exact else 0) if compute.audit_every is None else compute.audit_every
 
@@ -45,7 +45,7 @@ class _Witness:
     Attributes:
         again: hashes of the digests that it computes.
         records: the hash of the shard's records, as it reads them now.
-        trained: the hash of the records that it has trained with, of the owner and the auditor.
+        trained: the hash of the records that it has trained with; empty but on the owner and the auditor.
         weights: the hash of its weights.
         copied: step of the latest copy of which all ranks had the same weights; None for none.
         standing: the standing of its process.
@@ -134,8 +134,8 @@ class Audits:
         self._session.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
     def settle(self, call: CallBatch, digests: tuple[bytes, bytes]) -> NoReturn:
-        """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
-        must call it. The model is as before the step.
+        """Find the rank that computed a step wrongly, and roll the run back to a state that does not depend on it; every
+        rank must call it. The step has not changed the model.
 
         Args:
             call: the step's call.
@@ -152,7 +152,7 @@ class Audits:
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
-        # Nobody ends before all of that is noted; who is lost meanwhile changes nothing of the verdict.
+        # No rank exits before all of that is noted; a rank that is lost meanwhile does not change the verdict.
         with contextlib.suppress(tf.errors.OpError, WorkerLostError):
             where = worker_table.gather(group, where.encode())[honest].decode()
         text = f"{text}; {where or 'the run goes back'}"
@@ -163,7 +163,7 @@ class Audits:
         raise ReplicaError(text, list(verdict.culprits), group.rank, verdict.is_proven, nodes)
 
     def _go_back(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> str:
-        """Note which states count no more, and delete those on storage; says to which step the run goes back."""
+        """Mark states as invalid, delete them from storage, and return a text with the step to roll back to."""
         session = self._session
         storage, place, is_exact = session.storage, session.place, session.config.compute.exact
         standings, copied = [witness.standing for witness in witnesses], [witness.copied for witness in witnesses]
@@ -171,13 +171,13 @@ class Audits:
         try:
             check_owner(storage, session.job.lease)
             kept = [naming.split_name(name)[0] for name in manifest.list_complete(storage)]
-        except StorageError:  # the next group looks
+        except StorageError:  # the next group reads them
             kept = [vouched]
         if verdict.has_other_weights:
             kept.append(vouched)  # the copy in memory
         back = shard_audit.reachable(vouched, kept, is_exact)
         attempts = [*place.earlier, place.attempt]
-        # A copy in memory that is as late as anybody vouches for counts, too.
+        # A copy in memory counts, too, if it is not later than the step that somebody vouches for.
         states = place.void.and_after(max(vouched, back), attempts)
         session.reporter.go_back(max(vouched, back), attempts)
         with contextlib.suppress(StorageError):

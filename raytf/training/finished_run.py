@@ -76,7 +76,7 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
         RunMismatchError: says where the models differ.
     """
     keys = [key for key in before if key.startswith("model ") and key in described]
-    difference = run_identity.not_going_on({key: before[key] for key in keys}, {key: described[key] for key in keys})
+    difference = run_identity.resume_mismatch({key: before[key] for key in keys}, {key: described[key] for key in keys})
     if difference:
         where = _first_difference(Storage(job.run_uri), described.get(model_probe.CONFIG, ""))
         raise RunMismatchError(
@@ -90,7 +90,7 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     known = {
         key: value for key, value in before.items() if key in now or not key.startswith((*model, *run_identity.DATA))
     }
-    difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
+    difference = run_identity.result_mismatch({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
             f"run {job.config.run_name!r} has finished with other settings, so its result does not apply: "

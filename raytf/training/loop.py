@@ -115,7 +115,7 @@ def finish(session: RankSession) -> dict[str, Any] | None:
     source = session.sources.test if is_all else None
     if source is not None:
         session.show("testing")
-        results = session.evaluators.evaluate("test", source, session.heartbeat.progress)
+        results = session.evaluator("test", source).run(session.heartbeat.progress)
         metrics |= {f"test_{name}": value for name, value in flat(results).items()}
     if not session.is_first_rank:
         return None

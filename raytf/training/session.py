@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,11 +20,12 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import DEPTH, Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source
+from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import computes_on_gpu
 from raytf.runs.restart_phases import Phases
 from raytf.runs.status import Status, number_text
 from raytf.storage.storage import Storage
-from raytf.training.evaluation import Evaluators
+from raytf.training.evaluation import Evaluator
 from raytf.training.executor import CompiledStep, Executor
 from raytf.training.job import Sources, TrainingJob
 from raytf.training.model import model as models
@@ -113,7 +114,6 @@ class RankSession:
     memory: MemoryTier
     live: LiveState
     saving: Checkpointer
-    evaluators: Evaluators
     #: Average time that a worker waits in each step because shards do not divide evenly.
     imbalance_seconds: float
     #: The step at which this attempt began, and the tier of its state: `new`, `memory`, `durable` or `held`.
@@ -146,6 +146,13 @@ class RankSession:
         self._digests: dict[bool, Digest] = {}
         #: The traced evaluation steps, by the name of their data; all copies of this session share them.
         self._evaluation_steps: dict[str, EvalStep] = {}
+        self._evaluators: dict[str, Evaluator] = {}
+
+    def renewed(self) -> RankSession:
+        """Return a copy for another attempt, which begins in another group of ranks."""
+        session = copy.copy(self)
+        session._evaluators = {}
+        return session
 
     @property
     def config(self) -> TrainConfig:
@@ -170,9 +177,22 @@ class RankSession:
         """Return whether the run is between two epochs, or at the beginning of the first."""
         return self.plan.is_epoch_end(self.state.step)
 
-    def open_pipeline(self) -> Pipeline:
-        """Open this rank's shards of the training data."""
-        return _open_pipeline(self.job, self.group, self.sources.train, self.plan, True)
+    def open_pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
+        """Open this rank's shards of a source; only those for training are shuffled and augmented."""
+        job, group, devices = self.job, self.group, self.group.devices
+        pipeline = Pipeline(
+            source,
+            plan,
+            assign(plan.shards, group.world_size)[group.rank],
+            job.config.batch.seed,
+            shuffle=training and job.shuffle,
+            class_weight=job.class_weight if training else None,
+            augment=job.augment if training else None,
+        )
+        # A batch goes to the GPU ahead of its step if that is the only device.
+        if not job.config.strategy.has_servers and len(devices.names) == 1 and computes_on_gpu(devices):
+            pipeline.send = Upload(devices.names[0] or "GPU:0", DEPTH + 1)
+        return pipeline
 
     def take_shards(self) -> None:
         """Compute the shards that this rank has in its group now."""
@@ -180,10 +200,20 @@ class RankSession:
         self.pipeline = self.pipeline.of(assign(self.plan.shards, group.world_size)[group.rank])
         self.executor.take_shards(self.pipeline)
 
-    def make_evaluators(self, callbacks: Callbacks | None) -> Evaluators:
-        """Make evaluators of the validation and test data; without callbacks they can only be traced."""
-        opens = functools.partial(_open_pipeline, self.job, self.group)
-        return Evaluators(self.model, self.group, callbacks, opens, self.plan, self._evaluation_steps)
+    def evaluator(self, name: str, source: Source) -> Evaluator:
+        """Return the evaluator of a source, which is made when it is first needed.
+
+        Args:
+            name: identifies the evaluator.
+            source: the data; without batches of its own, it is divided like the training data.
+        """
+        if name not in self._evaluators:
+            plan = plan_of(source, self.plan.global_batch_size, self.plan.shards)
+            pipeline, callbacks = self.open_pipeline(source, plan, False), self.callbacks if self.is_ready else None
+            step = self._evaluation_steps.get(name)
+            evaluator = Evaluator(self.model, pipeline, self.group, callbacks, self.group.devices, step)
+            self._evaluators[name], self._evaluation_steps[name] = evaluator, evaluator.step
+        return self._evaluators[name]
 
     def digest(self, with_optimizer: bool) -> Digest:
         """Return the hash of the weights."""
@@ -231,24 +261,6 @@ class RankSession:
             history=[flat(epoch) for epoch in self.state.history[-_HISTORY_EPOCHS:]],
         )
         self.reporter.show(status)
-
-
-def _open_pipeline(job: TrainingJob, group: WatchedGroup, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-    """Open a rank's shards of a source; only those for training are shuffled and augmented."""
-    pipeline = Pipeline(
-        source,
-        plan,
-        assign(plan.shards, group.world_size)[group.rank],
-        job.config.batch.seed,
-        shuffle=training and job.shuffle,
-        class_weight=job.class_weight if training else None,
-        augment=job.augment if training else None,
-    )
-    devices = group.devices
-    # A batch goes to the GPU ahead of its step if that is the only device.
-    if not job.config.strategy.has_servers and len(devices.names) == 1 and computes_on_gpu(devices):
-        pipeline.send = Upload(devices.names[0] or "GPU:0", DEPTH + 1)
-    return pipeline
 
 
 class Upload:
@@ -335,6 +347,6 @@ def _validate(session: RankSession, epoch: int, logs: dict[str, Any]) -> dict[st
         return {}
     session.show("validating")
     with session.heartbeat.doing(Activity.VALIDATION):
-        results = session.evaluators.evaluate("validation", source, session.heartbeat.progress)
+        results = session.evaluator("validation", source).run(session.heartbeat.progress)
     session.show("training", flat(logs))  # from here on, the time is that of steps again
     return {f"val_{name}": value for name, value in results.items()}

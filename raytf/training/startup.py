@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import json
@@ -165,8 +164,10 @@ def _meet(session: RankSession) -> RankSession:
         session.reporter.stage("meeting the other workers")
         if executor.is_late:  # others will wait for this rank
             room = regroup.room_for(session.named)
-            if session.sources.validation is not None:
-                session.make_evaluators(None).trace("validation", session.sources.validation)
+            if session.sources.validation is not None:  # traced now where any shards can be evaluated with it
+                evaluation = session.evaluator("validation", session.sources.validation).step
+                if evaluation.is_general:
+                    evaluation.trace()
     while True:
         generation = executor.meet(step)
         try:
@@ -179,7 +180,7 @@ def _meet(session: RankSession) -> RankSession:
 
 def _enter(before: RankSession, generation: Generation, room: Mapping[str, np.ndarray]) -> RankSession:
     """Begin the attempt of a generation, in a copy of this rank's session: the next generation may need it again."""
-    session = copy.copy(before)
+    session = before.renewed()
     _begin_attempt(session, generation.number, generation.lost)
     is_late = max(generation.steps) >= 0
     if before.is_ready and not is_late:
@@ -218,7 +219,7 @@ def _build(session: RankSession) -> None:
         code = run_user_code("unpacking the job", job.code.get)
     set_warning_filters(code.warning_filters)
     set_log_levels(code.log_levels)
-    session.pipeline = session.open_pipeline()
+    session.pipeline = session.open_pipeline(session.sources.train, job.plan, training=True)
     with session.group.devices.at_home():
         session.model = model = _build_model(session)
     if has_servers:
@@ -315,7 +316,7 @@ def _handed_over(
     """
     tiers, own = tiers_of_run.open_tiers(session), _held(before) if before.is_ready else None
     held, is_taken = regroup.hand_over(session.group, steps, own, session.named, room)
-    difference = run_identity.not_going_on(dict(held.identity), session.identity)
+    difference = run_identity.resume_mismatch(dict(held.identity), session.identity)
     if difference:
         raise RunMismatchError(f"a worker that joins has other settings than the others: {difference}")
     if not before.is_ready:
@@ -475,7 +476,6 @@ def _make_ready(
     tiers.memory.reserve(variables.sizes(session.named), session.live.make)
     session.heartbeat.also(tiers.memory.poll)
     session.saving = _checkpointer(session, tiers)
-    session.evaluators = session.make_evaluators(session.callbacks)
     session.ended, session.ending, session.batch_end = session.state.step, None, None
     session.saves_again, session.seconds_per_step = False, 0.0
     session.is_ready = True

@@ -64,7 +64,7 @@ class SynchronousExecutor(Executor):
 
     Args:
         config: the run's configuration.
-        arbiter: says who belongs to the group, where ranks meet again; None where they do not.
+        arbiter: decides who belongs to the group, where ranks meet again; None where they do not.
         waits: called again and again while this rank waits for others to meet.
     """
 
@@ -221,7 +221,7 @@ class SynchronousExecutor(Executor):
 
     def begin(self, session: RankSession) -> None:
         self._session = session
-        # As the ranks that have joined do: all ranks make calls of the same steps.
+        # Ranks that have just joined start with these values, and all ranks must make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
         self._audits = Audits(session, self._step, steps_between(self._config.compute), self._standing, node)
@@ -263,7 +263,7 @@ class SynchronousExecutor(Executor):
         if flags[StepFlag.PARK]:
             park(session)
         if flags[StepFlag.REGROUP] and session.saving.let_go():
-            raise RegroupError("somebody waits to join")
+            raise RegroupError("a rank waits to join")
 
     def _train_call(self) -> None:
         session = self._session
@@ -392,7 +392,7 @@ def check_finite(session: RankSession, call: CallBatch, outcome: StepOutcome) ->
     kept = "no checkpoint was written yet" if durable is None else f"the checkpoint of step {durable} is kept"
     raise NonFiniteLossError(
         f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
-        "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
+        "Lower the learning rate, clip gradients (global_clipnorm), or inspect that batch.",
         step + 1,
     )
 

@@ -107,11 +107,11 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
     """
     context = ray.train.get_context()
     with beating(job, context.get_world_rank(), context.get_world_size()) as heartbeat:
+        _here.heartbeat = heartbeat
         from raytf.training.synchronous import SynchronousExecutor
 
-        executor = SynchronousExecutor(job.config, job.arbiter, heartbeat.progress)
-        _here.heartbeat, _here.executor = heartbeat, executor
-        return train(job, heartbeat, _here.phases, executor)
+        _here.executor = SynchronousExecutor(job.config, job.arbiter, heartbeat.progress)
+        return train(job, heartbeat, _here.phases, _here.executor)
 
 
 @contextlib.contextmanager
@@ -161,63 +161,47 @@ def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
 
 def explained(config: TrainConfig, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     """Call a function that trains, and convert what it raises to errors by which the driver decides on a retry."""
-    import tensorflow as tf
-
     try:
         return call()
-    except tf.errors.OpError as error:
-        raise _of_gpu(config, error) or _of_others(config, error) from None
-    except JobError as error:
-        raise _of_gpu(config, error.__cause__) or _inexact(config, error) or user_errors.carrying(error) from None
-    except RaytfError as error:
-        raise _inexact(config, error) or user_errors.carrying(error) from None
-    except (OSError, ray.exceptions.RayError) as error:
-        raise _inexact(config, error) or error from None
     except Exception as error:
-        raise _inexact(config, error) or _as_job_error(error) from None
+        raise _converted(config, error) from None
 
 
-def _of_gpu(config: TrainConfig, error: BaseException | None) -> RaytfError | None:
-    """Convert a TensorFlow error that is about a GPU.
-
-    Returns:
-        None for any other error.
-    """
+def _converted(config: TrainConfig, error: Exception) -> Exception:
+    """Return what to raise for an error of the training; call it while the error is being handled."""
     import tensorflow as tf
 
-    if not isinstance(error, tf.errors.OpError):
-        return None
-    is_mixed = config.compute.mixed_precision not in (None, "off")
-    load = partial(gpu.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
-    return gpu.explain(error, traceback.format_exc(), load)
+    from raytf.inference.user_model import own_traceback
+    from raytf.training import exact
+
+    raised = error.__cause__ if isinstance(error, JobError) else error
+    if isinstance(raised, tf.errors.OpError):
+        is_mixed = config.compute.mixed_precision not in (None, "off")
+        load = partial(gpu.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
+        of_gpu = gpu.explain(raised, traceback.format_exc(), load)
+        if of_gpu is not None:
+            return of_gpu
+    if _is_peer_lost(error):
+        return WorkerLostError(one_line(error, 500))
+    inexact = exact.explain(error) if config.compute.exact and not isinstance(error, ExactnessError) else None
+    if inexact is not None:
+        return inexact
+    if isinstance(error, RaytfError):
+        return user_errors.carrying(error)
+    if isinstance(error, (OSError, ray.exceptions.RayError)):
+        return error
+    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+    return user_errors.carrying(JobError(message, own_traceback(error), error), error)
 
 
-def _of_others(config: TrainConfig, error: Exception) -> RaytfError:
-    """Convert a TensorFlow error that is not about a GPU: a lost rank, a refusal of exact mode, or an error of the
-    job."""
-    import tensorflow as tf
+def _is_peer_lost(error: Exception) -> bool:
+    """Return whether TensorFlow raised an error because another rank is lost."""
+    from tensorflow import errors
 
-    errors = tf.errors
     if isinstance(
         error, (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     ):
-        return WorkerLostError(one_line(error, 500))
-    if isinstance(error, (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError)):
-        # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
-        is_lost = any(word in str(error) for word in ("ollective", "onnection", "gRPC"))
-        return WorkerLostError(one_line(error, 500)) if is_lost else _as_job_error(error)
-    return _inexact(config, error) or _as_job_error(error)
-
-
-def _inexact(config: TrainConfig, error: Exception) -> RaytfError | None:
-    """Convert an error about determinism, if the run is in exact mode; None for any other error."""
-    from raytf.training import exact
-
-    return exact.explain(error) if config.compute.exact and not isinstance(error, ExactnessError) else None
-
-
-def _as_job_error(error: Exception) -> JobError:
-    from raytf.inference.user_model import own_traceback
-
-    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-    return user_errors.carrying(JobError(message, own_traceback(error), error), error)
+        return True
+    # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
+    kinds = errors.InternalError, errors.UnknownError, errors.FailedPreconditionError
+    return isinstance(error, kinds) and any(word in str(error) for word in ("ollective", "onnection", "gRPC"))

@@ -34,7 +34,7 @@ SAMPLE = 8
 _NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
 _TRACED = (
     "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
-    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to look for a mistake."
+    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to find a mistake."
 )
 
 

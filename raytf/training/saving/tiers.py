@@ -105,7 +105,7 @@ def newest(session: RankSession, tiers: Tiers) -> Checkpoint | None:
 
 def _check_identity(session: RankSession, checkpoint: Checkpoint) -> None:
     before, now = checkpoint.document.identity, session.identity
-    difference = run_identity.not_going_on(before, now)
+    difference = run_identity.resume_mismatch(before, now)
     if difference:
         raise RunMismatchError(
             f"run {session.config.run_name!r} in storage was made with other settings: {difference}. "

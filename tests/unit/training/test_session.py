@@ -137,8 +137,8 @@ def test_an_epoch_is_validated_again_only_for_a_rank_that_lacks_it():
     session = a_session()
     session.sources = SimpleNamespace(validation="source")
     computed = []
-    session.evaluators = SimpleNamespace(
-        evaluate=lambda name, source, progress: computed.append((name, source)) or {"loss": 0.5}
+    session.evaluator = lambda name, source: SimpleNamespace(
+        run=lambda progress: computed.append((name, source)) or {"loss": 0.5}
     )
     end = EpochEnd(session)
     end.run(session)
