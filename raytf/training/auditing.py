@@ -134,8 +134,9 @@ class Audits:
         self._session.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
     def settle(self, call: CallBatch, digests: tuple[bytes, bytes]) -> NoReturn:
-        """Find the rank that computed a step wrongly, and roll the run back to a state that does not depend on it; every
-        rank must call it. The step has not changed the model.
+        """Find the rank that computed a step wrongly, and roll the run back to a state that does not depend on it.
+
+        Every rank must call it. The step has not changed the model.
 
         Args:
             call: the step's call.

@@ -70,7 +70,7 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
     Args:
         job: what is asked for now.
         before: the identity that the run stored; without a model in it nothing is compared.
-        described: the model now, see `Asked.answer`.
+        described: the model now, see `ModelProbe.answer`.
 
     Raises:
         RunMismatchError: says where the models differ.
@@ -125,14 +125,14 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     """Describe the job's model, which another process builds.
 
     Returns:
-        As `Asked.answer`.
+        As `ModelProbe.answer`.
 
     Raises:
         RaytfError: the function raised, or returned a model that cannot be trained.
     """
     try:
-        with model_probe.asked(job, train, _SAMPLE) as asked:
-            answer = asked.answer(_SECONDS)
+        with model_probe.started(job, train, _SAMPLE) as probe:
+            answer = probe.answer(_SECONDS)
     except JobError as error:
         raise JobError(
             f"this run has finished, and the current model, with which it is compared, cannot be built: {error}",

@@ -38,13 +38,13 @@ _MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
 _OOM_SCORE = "1000"
 
 
-class Asked:
-    """A process that builds the model; begun by `asked`.
+class ModelProbe:
+    """A process that builds the job's model; see `started`.
 
     Args:
-        process: None where it could not be begun.
+        process: None if it could not be started.
         answer: the file that it writes.
-        why: it could not be begun.
+        why: the reason why it could not be started.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | None, answer: Path, why: str = ""):
@@ -79,7 +79,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
+def started(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[ModelProbe]:
     """Start a process that builds the job's model; it ends with the `with` statement.
 
     Args:
@@ -108,7 +108,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         try:
             question_file.write_bytes(ray.cloudpickle.dumps(question))
         except Exception as error:
-            yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
+            yield ModelProbe(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
             return
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
@@ -118,7 +118,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
             env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            yield Asked(process, answer)
+            yield ModelProbe(process, answer)
         finally:
             process.kill()
             process.wait()

@@ -132,8 +132,7 @@ def _announce(job: TrainingJob, group: Ranks, number: int) -> list[Any]:
     begun = b""
     if group.rank == 0:
         attempt = new_attempt(number=(job.term, number))
-        before = job.monitor.begin(attempt)
-        begun = json.dumps((attempt, *before, job.monitor.is_saving(), *job.monitor.past())).encode()
+        begun = json.dumps((attempt, *job.monitor.begin(attempt))).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
     values: list[Any] = json.loads(group.share(begun))
     return values

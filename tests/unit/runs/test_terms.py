@@ -141,9 +141,7 @@ def test_the_ledgers_of_drivers_are_ordered_by_their_terms(run):
 
 def test_an_attempt_has_its_generation_even_if_rank_0_was_suspended():
     told = []
-    monitor = SimpleNamespace(
-        begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})
-    )
+    monitor = SimpleNamespace(begin=lambda name: told.append(name) or ([], None, False, [], {}))
     job, group = SimpleNamespace(monitor=monitor, term=3), SimpleNamespace(rank=0, share=lambda data: data)
     late, early = (startup._announce(job, group, number)[0] for number in (12, 2))
     assert early < late
