@@ -47,7 +47,7 @@ class TrainLoop:
         self._session.show("starting")
         while True:
             try:
-                return self._go_on()
+                return self._train_to_end()
             except RegroupError:
                 pass
             except tf.errors.OpError:
@@ -55,7 +55,7 @@ class TrainLoop:
                     raise
             self._session = startup.meet_again(self._session)
 
-    def _go_on(self) -> dict[str, Any] | None:
+    def _train_to_end(self) -> dict[str, Any] | None:
         session, executor, plan = self._session, self._session.executor, self._session.plan
         self._end_epoch()  # if it was interrupted
         if session.saves_again:
