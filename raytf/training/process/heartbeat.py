@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -19,6 +19,10 @@ import ray
 from raytf.errors import brief
 from raytf.training.process.heartbeat_types import USUAL, Activity, HeartbeatState
 from raytf.training.process.monitor_client import MonitorClient
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.distributed.allreduce.routes import SumRoute
+    from raytf.distributed.group import Group
 
 BEAT_SECONDS = 1.0
 #: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
@@ -231,20 +235,20 @@ class WatchedGroup:
         heartbeat: of this rank.
     """
 
-    def __init__(self, group: Any, heartbeat: Heartbeat):
+    def __init__(self, group: Group, heartbeat: Heartbeat):
         self._group, self._heartbeat = group, heartbeat
         self.all_reduce, self.devices = group.all_reduce, group.devices
 
     @property
     def rank(self) -> int:
-        return int(self._group.rank)
+        return self._group.rank
 
     @property
     def world_size(self) -> int:
-        return int(self._group.world_size)
+        return self._group.world_size
 
     @property
-    def route(self) -> Any:
+    def route(self) -> SumRoute | None:
         return self._group.route
 
     @property
