@@ -241,7 +241,7 @@ def _leaf(leaf: Any) -> Leaf:
     if any(length is None for shape in shapes for length in shape):
         raise ModelError(
             f"a metric of the whole batch gets a tensor of shape {tuple(leaf.shape)}. Expected known lengths after the "
-            "first one. Give the tensor a fixed shape, for example with keras.ops.reshape."
+            "first one. Set a fixed shape, for example with keras.ops.reshape."
         )
     return Leaf(leaf.dtype, *shapes)
 

@@ -73,19 +73,32 @@ def build(
     if not getattr(model, "compiled", False):
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
     if model.optimizer is None:
-        raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
+        raise ModelError("the model is compiled without an optimizer. Pass one to model.compile(optimizer=...).")
     if getattr(model, "run_eagerly", False):
         say(_TRACED)
-    check_stateless(model)
+    _check_stateless(model)
     for source in sources:
-        check_rows(model, source)
+        _check_rows(model, source)
     if overrides_step(model):
-        build_with_custom_step(model, sample, records, len(sources) > 1)
+        _build_with_custom_step(model, sample, records, len(sources) > 1)
         _check_policies(model, compute, say)
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         model.reset_metrics()
-        return model
+    else:
+        _build_with_losses(model, sample, sources, compute, say, records)
+    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _build_with_losses(
+    model: keras.Model,
+    sample: tuple[Any, Any, Any],
+    sources: list[Source],
+    compute: ComputeSection,
+    say: Callable[[str | ProgramOutput], None],
+    records: tuple[int, int],
+) -> None:
+    """Make the variables of a model that trains with Keras's own step, and note how its losses and metrics are made."""
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         with losses.added() as adds:
@@ -99,11 +112,11 @@ def build(
     _check_policies(model, compute, say)
     if not _has_own_loss(model) and not _adds_loss(model, x):
         raise ModelError(
-            "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
+            "the model is compiled without a loss, and no layer adds one. Pass one to model.compile(loss=...), call "
             "self.add_loss(...) in a layer, or override compute_loss."
         )
     for source in sources:
-        check_labels(model, source)
+        _check_labels(model, source)
     try:
         compute_loss(model, x, y, predicted, weight, training=True)
         if losses.count(model):  # Keras builds its list of compiled losses in the call above
@@ -122,9 +135,6 @@ def build(
         say(_NOTHING_TO_TRAIN)
     _note_loss(model, (x, y, weight), predicted, bool(adds), records)
     _note_metrics(model, (x, y, weight), predicted, sources, records[1])
-    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
-        model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def _predictions(model: keras.Model, x: Any) -> Any:
@@ -170,13 +180,13 @@ def _note_metrics(
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
-    policies = layer_policies(model)
+    policies = _layer_policies(model)
     precision.check_made(compute.mixed_precision, precision.of_process(), policies)
     if compute.mixed_precision is None and set(policies) - {"float32"}:
         say(f"dtype policy, as the job has set it: {', '.join(policies)}")
 
 
-def layer_policies(model: keras.Model) -> list[str]:
+def _layer_policies(model: keras.Model) -> list[str]:
     """Return the names of the dtype policies of all layers that have weights, sorted and without duplicates."""
     layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
     return sorted({each.dtype_policy.name for each in layers})
@@ -234,7 +244,7 @@ def _adds_loss(model: keras.Model, x: Any) -> bool:
         return bool(model.losses)
 
 
-def check_labels(model: keras.Model, source: Source) -> None:
+def _check_labels(model: keras.Model, source: Source) -> None:
     """Refuse labels that a sparse categorical loss has no class for."""
     classes, span = sparse_classes(model), source.label_range()
     if classes is None or span is None:
@@ -242,7 +252,7 @@ def check_labels(model: keras.Model, source: Source) -> None:
     if span[0] < 0 or span[1] >= classes:
         raise DataError(
             f"{source.name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for "
-            f"classes 0 to {classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+            f"classes 0 to {classes - 1}. Use {int(span[1]) + 1} units in the last layer, or number the classes from 0."
         )
 
 
@@ -382,7 +392,7 @@ def _shapes(part: Any) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
 
 
-def build_with_custom_step(
+def _build_with_custom_step(
     model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, int], is_evaluated: bool
 ) -> None:
     """Make the variables of a model with a step of its own.
@@ -419,7 +429,7 @@ def build_with_custom_step(
                 notes_of(model).remarks.append(warning)
 
 
-def check_stateless(model: keras.Model) -> None:
+def _check_stateless(model: keras.Model) -> None:
     """Refuse a stateful RNN: Keras does not list its state among the model's variables.
 
     Raises:
@@ -450,7 +460,7 @@ def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
     return True
 
 
-def check_rows(model: keras.Model, source: Source) -> None:
+def _check_rows(model: keras.Model, source: Source) -> None:
     """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
 
     Raises:
