@@ -82,7 +82,7 @@ def own_plane(rank: int) -> Any:
 
 def tensorflow_rank(program: common.Program) -> None:
     from raytf.distributed.membership.rendezvous import Meeting
-    from raytf.training.process.process_settings import ProcessSettings
+    from raytf.training.process.process import ProcessSettings
     from raytf.training.worker import set_up
 
     task = json.loads(os.environ["TF_CONFIG"])

@@ -91,7 +91,7 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 def rank_main(addresses: list[str], rank: int, name: str, modes: list[str]) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
     from raytf.distributed.membership.rendezvous import Meeting
-    from raytf.training.process.process_settings import ProcessSettings
+    from raytf.training.process.process import ProcessSettings
     from raytf.training.worker import set_up
 
     place = Meeting(rank, tuple(addresses), bytes(32))

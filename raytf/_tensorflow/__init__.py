@@ -8,9 +8,10 @@ TensorFlow is imported when a function is called. Knows nothing of raytf.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The version of TensorFlow in which everything was last seen to be there and to do what is meant.
 VERSION = "2.21.0"
@@ -32,6 +33,9 @@ SEEN = {
     "tensorflow.python.ops.summary_ops_v2": "_summary_state",
     "tensorflow.python.ops.summary_ops_v2._ResourceSummaryWriter": "__init__",
 }
+
+#: Kinds of operations that write a variable.
+WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
 
 # -- what is set in a process ------------------------------------------------------------------------------------------
 
@@ -97,6 +101,29 @@ def ran_graphs() -> Iterator[list[Any]]:
     finally:
         context.context().disable_graph_collection()
     graphs.extend(metadata.partition_graphs)
+
+
+class TracedOp(NamedTuple):
+    """An operation of a traced graph; `compiled` says whether XLA compiles it."""
+
+    kind: str
+    name: str
+    compiled: bool
+
+
+def ops_of(traced: Any) -> list[TracedOp]:
+    """List all operations of a concrete function and of the functions that it calls."""
+    graph = traced.graph.as_graph_def()
+    ops = [_op(node) for node in graph.node]
+    for function in graph.library.function:
+        compiled = function.attr["_XlaMustCompile"].b if "_XlaMustCompile" in function.attr else False
+        ops += [_op(node, compiled) for node in function.node_def]
+    return ops
+
+
+def _op(node: Any, compiled: bool = False) -> TracedOp:
+    compiled = compiled or ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
+    return TracedOp(node.op, node.name, compiled)
 
 
 # -- distribution ------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def rehearsing(job: TrainingJob, train: Source | None, before: Mapping[str, str]
     if train is None or job.config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
         return
-    with model_probe.asked(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
+    with model_probe.started(job, train, job.plan.micro_batch_size, trains=before is None) as asked:
         yield Rehearsal(asked, lambda answer: finished_run.check_model(job, before or {}, answer))
 
 
@@ -67,7 +67,7 @@ class Rehearsal:
     """A model that a process tries; `check` takes the answer, and raises what is wrong with it."""
 
     def __init__(
-        self, asked: model_probe.Asked | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None
+        self, asked: model_probe.ModelProbe | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None
     ):
         self._asked, self._check = asked, check
 

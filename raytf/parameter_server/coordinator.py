@@ -13,21 +13,19 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-import keras
 import numpy as np
 
 from raytf.config.train_config import TrainConfig
-from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
+from raytf.data.pipeline import CallBatch, Prefetch
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Group, SingleWorkerGroup
-from raytf.distributed.membership.generations import Generation
-from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_agreement import StepFlag, vector
 from raytf.errors import HangError
 from raytf.parameter_server import state
 from raytf.parameter_server.step import AsyncStep, ResultLostError, ServerStepOutcome, SyncStep
+from raytf.training.executor import Executor
 from raytf.training.process.heartbeat import Activity
-from raytf.training.session import Attempt, Context
+from raytf.training.session import RankSession
 from raytf.training.step import learning_rate
 from raytf.training.step.learning_rate import LearningRate
 from raytf.training.step.step import StepOutcome
@@ -41,12 +39,13 @@ _POLL_SECONDS = 0.1
 _COMPILE_FACTOR = 20.0
 
 
-class ParameterServerExecutor:
-    """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
-    The cluster has HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`."""
+class ParameterServerExecutor(Executor):
+    """The coordinator, the only rank of an attempt, which hands out batches.
 
-    #: Its ranks do not meet again.
-    meets_again = is_late = speaks_alone = False
+    Args:
+        config: the run's configuration.
+        cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
+    """
 
     #: Set by `join`: TensorFlow's coordinator, which schedules calls on workers.
     _coordinator: Any
@@ -54,7 +53,7 @@ class ParameterServerExecutor:
     _step: AsyncStep | SyncStep
     _rate: LearningRate
     #: Set by `begin`.
-    _context: Context
+    _session: RankSession
 
     def __init__(self, config: TrainConfig, cluster: dict[str, list[str]]):
         self._config, self._cluster = config, cluster
@@ -91,14 +90,14 @@ class ParameterServerExecutor:
         self._coordinator = state.connect(self._cluster)
         return SingleWorkerGroup(Devices())
 
-    def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> AsyncStep | SyncStep:
-        plan, section = pipeline.plan, self._config.strategy
-        self._rate = learning_rate.of_model(self._config.rate, model, plan)
+    def make_step(self, session: RankSession) -> AsyncStep | SyncStep:
+        model, pipeline, section = session.model, session.pipeline, self._config.strategy
+        self._rate = learning_rate.of_model(self._config.rate, model, session.plan)
         args = (
             self._coordinator,
             len(self._cluster["ps"]),
             model,
-            plan,
+            session.plan,
             pipeline.template,
             pipeline.leaf_specs,
             self._config.compute.jit,
@@ -110,31 +109,23 @@ class ParameterServerExecutor:
             self._step = AsyncStep(*args, workers=self.workers)
         return self._step
 
-    def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """Check nothing: parameter servers have no exact mode."""
-        return {}
-
-    def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """Return 0: workers take the next batch and do not wait for each other."""
-        return 0.0
-
-    def begin(self, context: Context) -> None:
-        self._context = context
+    def begin(self, session: RankSession) -> None:
+        self._session = session
         self._progress_at = self._accounted_at = time.monotonic()
         self._send()
-        self._extra = int(context.program.model.optimizer.iterations) - context.state.step
+        self._extra = int(session.model.optimizer.iterations) - session.state.step
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        self._context.callbacks.run("on_epoch_begin", epoch)
-        self._context.saving.callbacks_ran()
+        self._session.callbacks.run("on_epoch_begin", epoch)
+        self._session.saving.callbacks_ran()
         self._send_what_callbacks_changed()
 
     def train_until(self, stop: int) -> None:
         """Train to a step, as any executor does; no call is under way afterwards."""
-        context, progress = self._context, self._context.state
-        ahead = Prefetch(context.program.pipeline, progress.step, self._call_end)
+        session, progress = self._session, self._session.state
+        ahead = Prefetch(session.pipeline, progress.step, self._call_end)
         began = time.monotonic()
         until, is_quiet_wanted = self._next_quiet(ahead.asked, stop), False
         while progress.step < stop and not (progress.stopped_early and not self._under_way):
@@ -147,7 +138,7 @@ class ParameterServerExecutor:
             is_quiet_wanted |= bool(flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK] or progress.stopped_early)
             if self._under_way or ahead:
                 flags[StepFlag.WANT_SAVE] = 0
-                context.saving.act(flags)
+                session.saving.act(flags)
                 continue
             self._count_time(began)
             self._write_kept_histograms()
@@ -166,21 +157,8 @@ class ParameterServerExecutor:
     def settle(self) -> None:
         self._take()
 
-    @property
-    def seat(self) -> RankInfo:
-        raise NotImplementedError
-
-    def meet(self, step: int) -> Generation:
-        raise NotImplementedError
-
-    def take_shards(self, pipeline: Pipeline) -> None:
-        raise NotImplementedError
-
-    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
-        return result
-
     def result(self) -> dict[str, Any]:
-        updates, steps = self._context.state.step + self._extra, self._context.state.step
+        updates, steps = self._session.state.step + self._extra, self._session.state.step
         return {
             "updates": updates,
             "repeated_updates": max(0, updates - steps),
@@ -192,46 +170,46 @@ class ParameterServerExecutor:
         """Do what the flags ask for, in a quiet moment."""
         if flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK]:
             self._take()
-        self._context.saving.act(flags)
+        self._session.saving.act(flags)
         if flags[StepFlag.PARK]:
-            park(self._context)
+            park(self._session)
 
     def _votes(self) -> np.ndarray:
-        context = self._context
-        votes = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
+        session = self._session
+        votes = session.saving.votes(session.state.step, session.seconds_per_step, session.is_at_epoch_end)
         votes[StepFlag.COPY] = 0.0
-        votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
+        votes[StepFlag.PARK] = session.reporter.is_parking_wanted()
         return vector(votes)
 
     def _call_end(self, step: int, stop: int) -> int:
         steps = self._call_steps
-        if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
-            steps = self._context.program.model.steps_per_execution
-        return self._context.plan.call_end(step, steps, stop)
+        if self._session.callbacks.batches.each and not self._config.compute.steps_per_call:
+            steps = self._session.model.steps_per_execution
+        return self._session.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
         """Return the step up to which calls are handed out: the next save or histograms, or `stop`."""
-        due = (self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every)
+        due = (self._session.saving.policy.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
     def _count_time(self, began: float) -> None:
-        self._context.state.train_seconds += time.monotonic() - began
+        self._session.state.train_seconds += time.monotonic() - began
 
     def _write_kept_histograms(self) -> None:
         """Write histograms if they are due. Called only in a quiet moment, when the mirror can take the servers'
         weights."""
-        if self._latest is not None and are_histograms_due(self._context):
+        if self._latest is not None and are_histograms_due(self._session):
             self._take()
-            write_histograms(self._context, self._latest)
+            write_histograms(self._session, self._latest)
         self._latest = None
 
     # -- calls under way -----------------------------------------------------------------------------------------------
 
     def _hand_out(self, calls: Prefetch) -> None:
-        context = self._context
-        with context.pulse.doing(Activity.INPUT):
+        session = self._session
+        with session.heartbeat.doing(Activity.INPUT):
             call = calls.take()
-        context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
+        session.callbacks.run_batch("on_train_batch_begin", session.plan.locate(call.start)[1])
         self._send_rate()
         if not self._under_way:
             self._progress_at = time.monotonic()
@@ -254,11 +232,11 @@ class ParameterServerExecutor:
             self._progress_at = time.monotonic()
         elif time.monotonic() - self._progress_at > self._patience():
             raise HangError(
-                f"no worker has finished a call for {self._patience():.0f} s at step {self._context.state.step}. "
+                f"no worker has finished a call for {self._patience():.0f} s at step {self._session.state.step}. "
                 "Raise --hang-seconds to allow more time."
             )
-        while self._context.state.step in self._early:
-            self._account(*self._early.pop(self._context.state.step))
+        while self._session.state.step in self._early:
+            self._account(*self._early.pop(self._session.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
         """Return the outcome of a call; None if it was lost with its worker."""
@@ -272,33 +250,33 @@ class ParameterServerExecutor:
             raise
 
     def _patience(self) -> float:
-        seconds, context = self._config.cluster.hang_seconds, self._context
+        seconds, session = self._config.cluster.hang_seconds, self._session
         if not seconds:
             return float("inf")
-        usual = 20 * context.seconds_per_step * self._call_steps
-        return max(seconds * (1.0 if context.has_trained else _COMPILE_FACTOR), usual)
+        usual = 20 * session.seconds_per_step * self._call_steps
+        return max(seconds * (1.0 if session.has_trained else _COMPILE_FACTOR), usual)
 
     def _account(self, call: CallBatch, result: ServerStepOutcome) -> None:
-        context, now, steps = self._context, time.monotonic(), call.stop - call.start
+        session, now, steps = self._session, time.monotonic(), call.stop - call.start
         self._step.micro.add_metrics(result.rows[:, 1:].sum(0))
         nothing = np.empty((len(result.rows), 0), np.uint8)
         rates, gradients = self._rates(call), list(result.gradients)
         norms = np.full(len(result.rows), np.nan)  # each worker's gradient is applied by itself
         outcome = StepOutcome(result.rows[:, 0], rates, result.finite, vector({}), gradients, nothing, norms)
-        check_finite(context, call, outcome)
-        seconds = (now - self._accounted_at) if context.has_trained else 0.0
+        check_finite(session, call, outcome)
+        seconds = (now - self._accounted_at) if session.has_trained else 0.0
         self._accounted_at = now
-        after_call(context, call, outcome, max(seconds, 1e-6))
+        after_call(session, call, outcome, max(seconds, 1e-6))
         self._latest = outcome
         self._send_rate()
-        context.pulse.advance(call.stop, steps, len(context.program.pipeline.shards))
+        session.heartbeat.advance(call.stop, steps, len(session.pipeline.shards))
         if not self._config.compute.steps_per_call and self._step.window > 1:
             # The time between two results is a worker's time for a call divided by the number of workers.
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
         """Return the learning rate of a call's last step for each of its steps, which differ only a little."""
-        iterations = self._context.program.model.optimizer.iterations
+        iterations = self._session.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())
         iterations.assign(call.stop + self._extra)
@@ -316,20 +294,20 @@ class ParameterServerExecutor:
         """Copy the servers' values to the mirror; no call may be under way."""
         assert not self._under_way
         if self._is_stale:
-            with self._context.pulse.doing(Activity.TRANSFER):
-                self._extra = self._step.state.pull() - self._context.state.step
+            with self._session.heartbeat.doing(Activity.TRANSFER):
+                self._extra = self._step.state.pull() - self._session.state.step
             self._is_stale = False
 
     def _send(self) -> None:
         """Copy the mirror's values to the servers."""
-        with self._context.pulse.doing(Activity.TRANSFER):
+        with self._session.heartbeat.doing(Activity.TRANSFER):
             self._step.state.push()
 
     def _send_rate(self) -> None:
         """Send the learning rate to the servers if callbacks may change it after each batch."""
-        if self._context.callbacks.has_batch_hooks:
+        if self._session.callbacks.has_batch_hooks:
             self._step.state.push_rate()
 
     def _send_what_callbacks_changed(self) -> None:
-        if self._context.callbacks.active:
+        if self._session.callbacks.active:
             self._send()  # they may have changed anything

@@ -1,4 +1,4 @@
-"""Audits of a run: which calls have one, and what becomes of a step of which two workers have computed other bits."""
+"""Audits of a run: which steps are audited, and what happens when two workers compute different bits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from raytf.distributed import step_agreement, worker_table
 from raytf.errors import ReplicaError, StorageError, WorkerLostError
 from raytf.runs.lease import check_owner
 from raytf.training import exact
-from raytf.training.session import Context
+from raytf.training.session import RankSession
 from raytf.training.step.step import TrainStep
 
-#: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
+#: Default number of steps between two audits of an exact run; they take less than 1 % of the time.
 EVERY = 256
 
 
 def steps_between(compute: ComputeSection) -> int:
     """Return the number of steps between two audits; 0 for none.
 
-    Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
+    Without exact mode, two machines may compute different bits, so audits run only if the user asks for them.
     """
     return (EVERY if compute.exact else 0) if compute.audit_every is None else compute.audit_every
 
@@ -45,7 +45,7 @@ class _Witness:
     Attributes:
         again: hashes of the digests that it computes.
         records: the hash of the shard's records, as it reads them now.
-        trained: the hash of the records that it has trained with, of the owner and the auditor.
+        trained: the hash of the records that it has trained with; empty but on the owner and the auditor.
         weights: the hash of its weights.
         copied: step of the latest copy of which all ranks had the same weights; None for none.
         standing: the standing of its process.
@@ -67,35 +67,35 @@ class Audits:
     """The audits of one rank, while the ranks are the same.
 
     Args:
-        context: the rank's context.
+        session: the rank's session.
         step: the training step.
         every: steps between two audits; 0 for none.
         standing: the standing of this process; kept up to date.
         node: Ray's id of this process's node.
     """
 
-    def __init__(self, context: Context, step: TrainStep, every: int, standing: Standing, node: str):
-        self._context, self._step, self._standing, self._node = context, step, standing, node
-        group, plan, source = context.attempt.group, context.plan, context.program.sources.train
+    def __init__(self, session: RankSession, step: TrainStep, every: int, standing: Standing, node: str):
+        self._session, self._step, self._standing, self._node = session, step, standing, node
+        group, plan, source = session.group, session.plan, session.sources.train
         self._can_be = step.audit is not None and not isinstance(source, LiveBatches)
         self._every = every if self._can_be and group.world_size > 1 else 0
         self._spans = [assign(plan.shards, group.world_size)[rank] for rank in range(group.world_size)]
 
     def compare_machines(self) -> None:
         """Leave out audits where right machines may compute other bits than each other; every rank must call it."""
-        context, group = self._context, self._context.attempt.group
-        if not self._can_be and group.world_size > 1 and context.config.compute.audit_every and context.is_first_rank:
-            context.reporter.say(
+        session, group = self._session, self._session.group
+        if not self._can_be and group.world_size > 1 and session.config.compute.audit_every and session.is_first_rank:
+            session.reporter.say(
                 "--audit-every: no step is audited: sums of floats, --overlap, --no-digests, workers with several "
                 "devices, losses divided by data, and batches that a program makes allow none"
             )
-        if not self._every or context.config.compute.exact:
+        if not self._every or session.config.compute.exact:
             return
         own = f"{exact.machine()}, {tf.config.threading.get_intra_op_parallelism_threads()} threads"
         machines = [each.decode() for each in worker_table.gather(group, own.encode())]
         why = shard_audit.why_none(machines, self._step.is_on_gpu)
-        if why and context.is_first_rank:
-            context.reporter.say(f"--audit-every: no step is audited, since {why}")
+        if why and session.is_first_rank:
+            session.reporter.say(f"--audit-every: no step is audited, since {why}")
         self._every = 0 if why else self._every
 
     def call_end(self, start: int, stop: int) -> int:
@@ -107,35 +107,36 @@ class Audits:
 
     def choice(self, start: int) -> AuditChoice | None:
         """Return what is audited in a call that begins at a step; None for nothing."""
-        plan = self._context.plan
+        plan = self._session.plan
         if not shard_audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
             return None
-        return shard_audit.choose(self._context.config.batch.seed, start + 1, self._spans)
+        return shard_audit.choose(self._session.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
         """Return the shard of another rank that this rank also computes in the call at a step; None for none."""
         choice = self.choice(start)
-        return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
+        return choice.shard if choice is not None and choice.auditor == self._session.group.rank else None
 
     def begin(self) -> None:
         """Note that this process trains with these ranks from now on."""
-        known = self._context.attempt.standings.get(self._node)
-        if self._standing.joins(self._context.state.step, known) and self._every:
+        known = self._session.place.standings.get(self._node)
+        if self._standing.joins(self._session.state.step, known) and self._every:
             self._tell()
 
     def agreed(self, call: CallBatch) -> None:
         """Note that a call is complete and that its audit, if it had one, agreed."""
         choice = self.choice(call.start)
-        if choice is not None and self._context.attempt.group.rank in (choice.owner, choice.auditor):
+        if choice is not None and self._session.group.rank in (choice.owner, choice.auditor):
             self._standing.vouched = call.stop
             self._tell()
 
     def _tell(self) -> None:
-        self._context.reporter.stand(self._standing.joined or 0, self._standing.vouched)
+        self._session.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
     def settle(self, call: CallBatch, digests: tuple[bytes, bytes]) -> NoReturn:
-        """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
-        must call it. The model is as before the step.
+        """Find the rank that computed a step wrongly, and roll the run back to a state that does not depend on it.
+
+        Every rank must call it. The step has not changed the model.
 
         Args:
             call: the step's call.
@@ -144,7 +145,7 @@ class Audits:
         Raises:
             ReplicaError: always, but for a rank that is lost before the verdict.
         """
-        choice, group = self.choice(call.start), self._context.attempt.group
+        choice, group = self.choice(call.start), self._session.group
         assert choice is not None
         own = self._witness(choice, call)
         witnesses: list[_Witness] = [pickle.loads(each) for each in worker_table.gather(group, pickle.dumps(own))]
@@ -152,44 +153,44 @@ class Audits:
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
-        # Nobody ends before all of that is noted; who is lost meanwhile changes nothing of the verdict.
+        # No rank exits before all of that is noted; a rank that is lost meanwhile does not change the verdict.
         with contextlib.suppress(tf.errors.OpError, WorkerLostError):
             where = worker_table.gather(group, where.encode())[honest].decode()
         text = f"{text}; {where or 'the run goes back'}"
         if group.rank == honest:
             fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits)}
-            self._context.reporter.event("audit", text=text, **fields)
+            self._session.reporter.event("audit", text=text, **fields)
         nodes = [witnesses[rank].node for rank in verdict.culprits]
         raise ReplicaError(text, list(verdict.culprits), group.rank, verdict.is_proven, nodes)
 
     def _go_back(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> str:
-        """Note which states count no more, and delete those on storage; says to which step the run goes back."""
-        context = self._context
-        attempt, is_exact = context.attempt, context.config.compute.exact
+        """Mark states as invalid, delete them from storage, and return a text with the step to roll back to."""
+        session = self._session
+        storage, place, is_exact = session.storage, session.place, session.config.compute.exact
         standings, copied = [witness.standing for witness in witnesses], [witness.copied for witness in witnesses]
         vouched = shard_audit.back_to(choice, verdict, standings, copied, is_exact)
         try:
-            check_owner(attempt.storage, attempt.job.lease)
-            kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
-        except StorageError:  # the next group looks
+            check_owner(storage, session.job.lease)
+            kept = [naming.split_name(name)[0] for name in manifest.list_complete(storage)]
+        except StorageError:  # the next group reads them
             kept = [vouched]
         if verdict.has_other_weights:
             kept.append(vouched)  # the copy in memory
         back = shard_audit.reachable(vouched, kept, is_exact)
-        attempts = [*attempt.earlier, attempt.name]
-        # A copy in memory that is as late as anybody vouches for counts, too.
-        states = attempt.void.and_after(max(vouched, back), attempts)
-        context.reporter.go_back(max(vouched, back), attempts)
+        attempts = [*place.earlier, place.attempt]
+        # A copy in memory counts, too, if it is not later than the step that somebody vouches for.
+        states = place.void.and_after(max(vouched, back), attempts)
+        session.reporter.go_back(max(vouched, back), attempts)
         with contextlib.suppress(StorageError):
-            invalidated_states.write(attempt.storage, states)
-            invalidated_states.sweep(attempt.storage, states)
+            invalidated_states.write(storage, states)
+            invalidated_states.sweep(storage, states)
         if back > vouched:
             return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
         return f"the run goes back to step {vouched} or before" if back else "the run begins again"
 
     def _witness(self, choice: AuditChoice, call: CallBatch) -> _Witness:
-        context, rank = self._context, self._context.attempt.group.rank
-        plan, pipeline, replicas = context.plan, context.program.pipeline, context.saving.replicas
+        session, rank = self._session, self._session.group.rank
+        plan, pipeline, replicas = session.plan, session.pipeline, session.saving.replicas
         assert self._step.audit is not None
         alone = pipeline.alone(choice.shard, call.start)
         count, leaves = None if plan.is_even else int(alone.counts[0]), [leaf[0] for leaf in alone.leaves]
@@ -201,7 +202,7 @@ class Audits:
             tuple(map(_hash, again)),
             _hash(b"".join(np.asarray(leaf)[0].tobytes() for leaf in leaves)),
             _hash(b"".join(leaf.tobytes() for leaf in trained)),
-            context.program.digest(with_optimizer=context.config.compute.exact).value(),
+            session.digest(with_optimizer=session.config.compute.exact).value(),
             None if replicas is None else replicas.agreed,
             self._standing,
             self._node,

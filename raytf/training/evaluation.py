@@ -11,10 +11,8 @@ import numpy as np
 from raytf.checkpoint import variables
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.sources import Source
-from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import Devices
-from raytf.distributed.group import Group, Ranks
+from raytf.distributed.group import Ranks
 from raytf.training.model import batch_metrics
 from raytf.training.model import model as models
 from raytf.training.step.evaluation_step import EvalStep, OwnTest
@@ -22,61 +20,6 @@ from raytf.training.user.callbacks import Callbacks
 
 #: Steps per call into TensorFlow; fixed, so that the order of sums does not depend on the machine's speed.
 _CALL_STEPS = 16
-
-#: (source, its plan, whether it is for training) -> pipeline of this rank's shards of it.
-OpenPipeline = Callable[[Source, StepPlan, bool], Pipeline]
-
-
-class Evaluators:
-    """The evaluators of a run's sources, each created when it is first needed.
-
-    Args:
-        model: built and compiled.
-        group: all ranks; each must make the same calls.
-        callbacks: their hooks of tests are run; None where nothing is evaluated.
-        open_pipeline: opens this rank's shards of a source.
-        plan: plan of the training; sources that have no batches of their own are divided in the same way.
-        steps: the traced steps, by the evaluator's name; used by later groups of ranks as well.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        group: Group,
-        callbacks: Callbacks | None,
-        open_pipeline: OpenPipeline,
-        plan: StepPlan,
-        steps: dict[str, EvalStep],
-    ):
-        self._model, self._group, self._callbacks = model, group, callbacks
-        self._open_pipeline, self._plan, self._steps = open_pipeline, plan, steps
-        self._made: dict[str, Evaluator] = {}
-
-    def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, Any]:
-        """Compute loss and metrics over a source.
-
-        Args:
-            name: identifies the evaluator, which is used again.
-            source: the data.
-            progress: called after each call into TensorFlow.
-        """
-        return self._evaluator(name, source).run(progress)
-
-    def trace(self, name: str, source: Source) -> None:
-        """Trace an evaluation now, and not when it is first asked for, where later groups can use that."""
-        step = self._evaluator(name, source).step
-        if step.is_general:
-            step.trace()
-
-    def _evaluator(self, name: str, source: Source) -> Evaluator:
-        if name not in self._made:
-            plan = plan_of(source, self._plan.global_batch_size, self._plan.shards)
-            pipeline, known = self._open_pipeline(source, plan, False), self._steps.get(name)
-            self._made[name] = Evaluator(
-                self._model, pipeline, self._group, self._callbacks, self._group.devices, known
-            )
-            self._steps[name] = self._made[name].step
-        return self._made[name]
 
 
 class Evaluator:
@@ -86,7 +29,7 @@ class Evaluator:
         model: built and compiled.
         pipeline: this rank's shards of the source, not shuffled.
         group: all ranks; each must construct this object and make the same calls.
-        callbacks: their hooks of tests are run.
+        callbacks: their hooks of tests are run; None for an evaluator that is only traced.
         devices: this process's devices; by default one.
         step: the step of an earlier group's evaluator; used again if it serves for any shards.
 

@@ -20,15 +20,16 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
+from raytf._tensorflow import WRITES, TracedOp, ops_of
 from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
+from raytf.distributed import worker_table
 from raytf.distributed.allreduce.reduction import FixedPointReduction
 from raytf.distributed.gpu import determinism
 from raytf.distributed.group import Ranks
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
-from raytf.training.model.traced_ops import WRITES, TracedOp, ops_of
 from raytf.training.step.step import TrainStep
 
 #: Names of TensorFlow's many stateful operations that draw random numbers.
@@ -48,8 +49,6 @@ _HELP = {
     ),
     "xla": "XLA may fuse and order the same arithmetic differently on each machine. Remove jit_compile=True.",
 }
-#: Bytes to which the description of a machine is cut or padded, so that all ranks send the same amount.
-_MACHINE_BYTES = 160
 
 
 def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment: Augment | None) -> dict[str, str]:
@@ -76,14 +75,14 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
         )
     # On a GPU, XLA has a flag for determinism (`gpu_exact`), and the probe below checks it. On CPUs nothing controls
     # what XLA fuses.
-    refuse_inexact(ops_of(step.probe_function), "the model", allows_xla=step.is_on_gpu)
-    sample = pipeline.sample(pipeline.plan.micro_batch_size)
+    _refuse_inexact(ops_of(step.probe_function), "the model", allows_xla=step.is_on_gpu)
+    size = pipeline.plan.micro_batch_size
+    sample = pipeline.sample(size)
     if augment is not None:
         traced = tf.function(augment).get_concrete_function(
             tree.map_leaves(tf.convert_to_tensor, sample), tf.TensorSpec([2], tf.int32)
         )
-        refuse_inexact(ops_of(traced), "augment")
-    size = pipeline.plan.micro_batch_size
+        _refuse_inexact(ops_of(traced), "augment")
     leaves = [np.resize(leaf, (size, *leaf.shape[1:])) for _, leaf in tree.flatten(sample)]
     seeds = step_seeds(seed, np.zeros(1, np.int64), np.zeros(1, np.int64), len(step.micro.seeds))[0, 0]
     compute = step.probe_update if step.is_on_gpu else step.probe
@@ -107,28 +106,25 @@ def compare(group: Ranks, bits: str) -> None:
 
     Args:
         group: all ranks.
-        bits: a hash of what this rank computes, ASCII of the same length on all.
+        bits: a hash of what this rank computes.
 
     Raises:
         ExactnessError: this rank computes other bits than rank 0.
         WorkerLostError: another rank raises an ExactnessError.
     """
-    here = machine()
-    described = here.encode()[:_MACHINE_BYTES].ljust(_MACHINE_BYTES)
-    mine = [np.frombuffer(bits.encode(), np.uint8), np.frombuffer(described, np.uint8)]
-    theirs = group.broadcast(mine)
-    differs = mine[0].tobytes() != theirs[0].tobytes()
-    if group.sum(np.array([differs], np.float32))[0]:
-        if not differs:
-            raise WorkerLostError("another rank computes different bits")
-        raise ExactnessError(
-            f"--exact: worker {group.rank} ({here}) computes different bits than worker 0 "
-            f"({theirs[1].tobytes().decode(errors='replace').strip()}). Use machines of one kind with the same "
-            "software, or train without --exact."
-        )
+    everyone = [each.decode() for each in worker_table.gather(group, f"{bits} {machine()}".encode())]
+    if len({each.partition(" ")[0] for each in everyone}) == 1:
+        return
+    first, own = everyone[0].partition(" "), everyone[group.rank].partition(" ")
+    if own[0] == first[0]:
+        raise WorkerLostError("another rank computes different bits")
+    raise ExactnessError(
+        f"--exact: worker {group.rank} ({own[2]}) computes different bits than worker 0 ({first[2]}). Use machines of "
+        "one kind with the same software, or train without --exact."
+    )
 
 
-def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
+def _refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
     """Refuse operations whose result is not a function of their inputs.
 
     Args:

@@ -70,13 +70,13 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
     Args:
         job: what is asked for now.
         before: the identity that the run stored; without a model in it nothing is compared.
-        described: the model now, see `Asked.answer`.
+        described: the model now, see `ModelProbe.answer`.
 
     Raises:
         RunMismatchError: says where the models differ.
     """
     keys = [key for key in before if key.startswith("model ") and key in described]
-    difference = run_identity.not_going_on({key: before[key] for key in keys}, {key: described[key] for key in keys})
+    difference = run_identity.resume_mismatch({key: before[key] for key in keys}, {key: described[key] for key in keys})
     if difference:
         where = _first_difference(Storage(job.run_uri), described.get(model_probe.CONFIG, ""))
         raise RunMismatchError(
@@ -90,7 +90,7 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     known = {
         key: value for key, value in before.items() if key in now or not key.startswith((*model, *run_identity.DATA))
     }
-    difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
+    difference = run_identity.result_mismatch({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
             f"run {job.config.run_name!r} has finished with other settings, so its result does not apply: "
@@ -125,14 +125,14 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     """Describe the job's model, which another process builds.
 
     Returns:
-        As `Asked.answer`.
+        As `ModelProbe.answer`.
 
     Raises:
         RaytfError: the function raised, or returned a model that cannot be trained.
     """
     try:
-        with model_probe.asked(job, train, _SAMPLE) as asked:
-            answer = asked.answer(_SECONDS)
+        with model_probe.started(job, train, _SAMPLE) as probe:
+            answer = probe.answer(_SECONDS)
     except JobError as error:
         raise JobError(
             f"this run has finished, and the current model, with which it is compared, cannot be built: {error}",

@@ -57,7 +57,7 @@ class TrainingJob:
         run_uri: URI of the run's folder.
         total_steps: global step at which the run ends.
         stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
-        dump: folder on the machine of the one worker that gets what there is to see of that step; empty for none.
+        dump: folder on the machine of the only worker, which writes the step there for people; empty for none.
         lease: id of the process that owns the run.
         term: the term of that process, the run's driver: see `raytf.runs.ledger`.
         identity: what the driver knows about settings and data; a resumed run must have the same.
@@ -65,10 +65,10 @@ class TrainingJob:
         settings: what the program has set for its process; None where the driver has not loaded Keras.
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
-        verbose: 0 says nothing of epochs.
+        verbose: 0 prints no lines about epochs.
         asked_verbose: what the program passed as `verbose`, which callbacks see.
         has_old_digests: whether the run's digests are not folded; see `digest_log.are_old`.
-        arbiter: says who belongs to the group, where it repairs itself; None where it cannot.
+        arbiter: decides who belongs to the group, if the group can repair itself; None if it cannot.
     """
 
     code: Parcel[UserCode]
@@ -132,7 +132,7 @@ class TrainingJob:
 
 
 def is_function(model: Any) -> bool:
-    """Return whether this is a function that returns a model, and not a model, which can be called, too."""
+    """Return whether this is a function that returns a model, and not a model, which is callable as well."""
     return callable(model) and not hasattr(model, "compile")
 
 

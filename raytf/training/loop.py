@@ -17,23 +17,21 @@ from raytf.inference import export
 from raytf.runs.events import HELD
 from raytf.runs.run_log import read_attempts
 from raytf.training import startup
-from raytf.training.executor import Executor
 from raytf.training.model import program_variables
 from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
-from raytf.training.session import Context, EpochEnd
+from raytf.training.session import EpochEnd, RankSession
 
 
 class TrainLoop:
     """Trains a run to its end.
 
     Args:
-        context: this rank, ready to train.
-        executor: trains the steps between the ends of two epochs.
+        session: this rank, ready to train.
     """
 
-    def __init__(self, context: Context, executor: Executor):
-        self._context, self._executor = context, executor
+    def __init__(self, session: RankSession):
+        self._session = session
 
     def train(self) -> dict[str, Any] | None:
         """Train to the end of the run.
@@ -45,101 +43,101 @@ class TrainLoop:
             NonFiniteLossError: a loss or a gradient is NaN or infinite.
             RaytfError: anything else that ends the run, or that another attempt may recover from.
         """
-        self._context.pulse.settle(Activity.LOOP, self._context.state.step)
-        self._context.show("starting")
+        self._session.heartbeat.settle(Activity.LOOP, self._session.state.step)
+        self._session.show("starting")
         while True:
             try:
-                return self._go_on()
+                return self._train_to_end()
             except RegroupError:
                 pass
             except tf.errors.OpError:
-                if not self._context.attempt.group.loss:
+                if not self._session.group.loss:
                     raise
-            self._context = startup.meet_again(self._context, self._executor)
+            self._session = startup.meet_again(self._session)
 
-    def _go_on(self) -> dict[str, Any] | None:
-        context, executor, plan = self._context, self._executor, self._context.plan
+    def _train_to_end(self) -> dict[str, Any] | None:
+        session, executor, plan = self._session, self._session.executor, self._session.plan
         self._end_epoch()  # if it was interrupted
-        if context.saves_again:
-            context.saves_again = False
-            context.saving.start()
+        if session.saves_again:
+            session.saves_again = False
+            session.saving.start()
         while not self._is_over():
-            epoch, inside = plan.locate(context.state.step)
+            epoch, inside = plan.locate(session.state.step)
             if inside == 0:
-                executor.begin_epoch(context.job.epoch_of(context.state.step))
-            executor.train_until(min(context.job.end_step, plan.epoch_start(epoch + 1)))
-            if context.is_at_epoch_end:
+                executor.begin_epoch(session.job.epoch_of(session.state.step))
+            executor.train_until(min(session.job.end_step, plan.epoch_start(epoch + 1)))
+            if session.is_at_epoch_end:
                 self._end_epoch()
             executor.rest()
         executor.settle()
-        context.show("saving")
-        context.saving.finish()
+        session.show("saving")
+        session.saving.finish()
         # If the run ends inside an epoch, the checkpoint was saved before this partial epoch end, so that the run can
         # be continued with more steps.
-        self._end_epoch(is_partial=context.job.stop_step is None)
-        context.reporter.finish()
-        context.callbacks.begin("end", context.state.step)
-        result = finish(context)
+        self._end_epoch(is_partial=session.job.stop_step is None)
+        session.reporter.finish()
+        session.callbacks.begin("end", session.state.step)
+        result = finish(session)
         return executor.ended(None if result is None else result | executor.result())
 
     def _end_epoch(self, is_partial: bool = False) -> None:
         """Do what follows the last step of an epoch, unless it was done."""
-        context = self._context
-        if context.ended == context.state.step or not (is_partial or context.is_at_epoch_end):
+        session = self._session
+        if session.ended == session.state.step or not (is_partial or session.is_at_epoch_end):
             return
-        context.callbacks.begin("end of epoch", context.state.step)
-        if context.ending is None or context.ending.step != context.state.step:
-            context.ending = EpochEnd(context)
-        context.ending.run(context)
-        context.ended = context.state.step
+        session.callbacks.begin("end of epoch", session.state.step)
+        if session.ending is None or session.ending.step != session.state.step:
+            session.ending = EpochEnd(session)
+        session.ending.run(session)
+        session.ended = session.state.step
 
     def _is_over(self) -> bool:
-        state = self._context.state
-        return state.step >= self._context.job.end_step or state.stopped_early
+        state = self._session.state
+        return state.step >= self._session.job.end_step or state.stopped_early
 
 
-def finish(context: Context) -> dict[str, Any] | None:
+def finish(session: RankSession) -> dict[str, Any] | None:
     """Test and export the model of a run that has trained.
 
     Returns:
         The run's result on rank 0, None on any other.
     """
-    model, state = context.program.model, context.state
-    context.pulse.settle(Activity.END, state.step)
+    model, state = session.model, session.state
+    session.heartbeat.settle(Activity.END, state.step)
     model.optimizer.finalize_variable_values(model.trainable_variables)
     latest = state.history[-1] if state.history else {}
     logs = {name: value for name, value in latest.items() if name not in ("epoch", "step")}
     metrics = flat(logs)
-    is_all = context.job.stop_step is None
+    is_all = session.job.stop_step is None
     if is_all:
         # Before the test: EarlyStopping restores its best weights here.
-        context.callbacks.run("on_train_end", logs)
-    source = context.program.sources.test if is_all else None
+        session.callbacks.run("on_train_end", logs)
+    source = session.sources.test if is_all else None
     if source is not None:
-        context.show("testing")
-        results = context.evaluators.evaluate("test", source, context.pulse.progress)
+        session.show("testing")
+        results = session.evaluator("test", source).run(session.heartbeat.progress)
         metrics |= {f"test_{name}": value for name, value in flat(results).items()}
-    if not context.is_first_rank:
+    if not session.is_first_rank:
         return None
-    result = _result(context, metrics)
+    result = _result(session, metrics)
     if is_all:
-        context.show("exporting")
-        context.callbacks.keep(context.attempt.storage)
-        program_variables.keep(context.attempt.storage, model, context.job.code)
-        say = context.reporter.say
-        where = context.attempt.storage, state.step, result["weights_sha256"], say
+        session.show("exporting")
+        session.callbacks.keep(session.storage)
+        program_variables.keep(session.storage, model, session.job.code)
+        say = session.reporter.say
+        where = session.storage, state.step, result["weights_sha256"], say
         result["export"] = export.export(model, *where)
-        context.reporter.upload()
+        session.reporter.upload()
     return result
 
 
-def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
-    state, storage = context.state, context.attempt.storage
+def _result(session: RankSession, metrics: dict[str, float]) -> dict[str, Any]:
+    state, storage = session.state, session.storage
     attempts = read_attempts(storage)
-    plan, digest = context.plan, variables.weights_sha256(context.program.model)
+    plan, digest = session.plan, variables.weights_sha256(session.model)
     samples, (epoch, inside) = plan.samples(state.step), plan.locate(state.step)
     return {
-        "run": context.config.run.name,
+        "run": session.config.run.name,
         "status": "finished",
         "metrics": metrics,
         "steps": state.step,
@@ -152,6 +150,6 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "restarts": max(0, len(attempts) - 1),
         "regroups": sum(a.get("tier") == HELD for a in attempts),
         "weights_sha256": digest,
-        "identity": context.program.identity,
+        "identity": session.identity,
         "history": state.history,
     }

@@ -38,13 +38,13 @@ _MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
 _OOM_SCORE = "1000"
 
 
-class Asked:
-    """A process that builds the model; begun by `asked`.
+class ModelProbe:
+    """A process that builds the job's model; see `started`.
 
     Args:
-        process: None where it could not be begun.
+        process: None if it could not be started.
         answer: the file that it writes.
-        why: it could not be begun.
+        why: the reason why it could not be started.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | None, answer: Path, why: str = ""):
@@ -79,7 +79,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[Asked]:
+def started(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[ModelProbe]:
     """Start a process that builds the job's model; it ends with the `with` statement.
 
     Args:
@@ -108,7 +108,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
         try:
             question_file.write_bytes(ray.cloudpickle.dumps(question))
         except Exception as error:
-            yield Asked(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
+            yield ModelProbe(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
             return
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
@@ -118,7 +118,7 @@ def asked(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> I
             env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            yield Asked(process, answer)
+            yield ModelProbe(process, answer)
         finally:
             process.kill()
             process.wait()
@@ -203,7 +203,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.training.model import model as models
-    from raytf.training.model import remarks
+    from raytf.training.model.notes import notes_of
     from raytf.training.user.callbacks import foreseen
 
     if asked["settings"] is not None:
@@ -225,13 +225,12 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["records"],
         )
         if asked["trains"]:
-            for line in foreseen(code.callbacks):
-                remarks.add(model, line)
+            notes_of(model).remarks += foreseen(code.callbacks)
             _train(model, pipeline)
     finally:
         pipeline.close()
     described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
-    lines = {REMARKS: "\n".join(remarks.take(model))} if asked["trains"] else {}
+    lines = {REMARKS: "\n".join(notes_of(model).take_remarks())} if asked["trains"] else {}
     return described | lines | {CONFIG: models.config_text(model)}
 
 

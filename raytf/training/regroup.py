@@ -31,9 +31,9 @@ class HeldState:
         progress: the run's progress.
         rows: rows of the log of steps that are not on storage.
         identity: the run's identity.
-        ended, ending: as in `raytf.training.session.Context`.
-        batches: what the ranks know of the callbacks' hooks of batches.
-        callbacks: what all ranks know of the callbacks.
+        ended, ending: as in `raytf.training.session.RankSession`.
+        batches: the callbacks' hooks of batches.
+        callbacks: the state of the callbacks that all ranks know.
         is_saving: whether a save is under way.
         batch_end: the batch whose end callbacks have not seen yet.
     """
@@ -52,8 +52,8 @@ class HeldState:
 def room_for(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return memory for the state that this rank will receive, with every page already faulted in.
 
-    The others stand still while the state comes, and to write to memory takes several times as long where the system
-    has to find the pages first.
+    The other ranks wait during the transfer, and writing to memory takes several times as long while the system still
+    has to provide its pages.
 
     Args:
         named: the variables of the state, by name; small ones need no room.
@@ -69,7 +69,7 @@ def hand_over(
     named: Mapping[str, Any],
     room: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[HeldState, bool]:
-    """Give every rank the state of the lowest one that is furthest; every rank must call it.
+    """Send the state of the rank that is furthest (the lowest such rank) to those behind it; every rank must call it.
 
     Args:
         group: all ranks.

@@ -92,12 +92,12 @@ def _crc(leaf: np.ndarray, crc: int) -> int:
     return crc
 
 
-def not_going_on(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def resume_mismatch(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Describe for the user why a run cannot be resumed; empty if it can."""
     return _differences(before, now, _ANSWERS)
 
 
-def not_answered(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def result_mismatch(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Describe for the user how a finished run differs from what is asked for now; empty if it does not."""
     both = {key for key in _ANSWERS if key in before and key in now}
     return _differences(before, now, [*_OF_WORKERS, *(key for key in _ANSWERS if key not in both)])

@@ -24,7 +24,7 @@ import tensorflow as tf
 from raytf.data import tree
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.distributed import step_digest
-from raytf.training.session import Context
+from raytf.training.session import RankSession
 from raytf.training.step.step import StepOutcome
 
 #: Pictures, at most.
@@ -44,26 +44,26 @@ class StepDump:
         self._folder = folder
         os.makedirs(folder, exist_ok=True)
 
-    def before(self, context: Context, call: CallBatch) -> None:
+    def before(self, session: RankSession, call: CallBatch) -> None:
         """Write what is known before the step of a call is made; this rank has all of its shards."""
-        model = context.program.model
+        model = session.model
         self._weights("before.npz", model)
-        numbers, batch = _records(context.program.pipeline, call)
+        numbers, batch = _records(session.pipeline, call)
         losses = _losses(model, batch)
         order = np.argsort(np.where(np.isnan(losses), np.inf, losses))[::-1]
         self._batch(numbers[order], losses[order], tree.map_leaves(lambda leaf: leaf[order], batch))
 
-    def after(self, context: Context, call: CallBatch, outcome: StepOutcome) -> None:
+    def after(self, session: RankSession, call: CallBatch, outcome: StepOutcome) -> None:
         """Write what the step has made."""
-        self._weights("after.npz", context.program.model)
-        gradients = context.program.step.named_gradients(outcome)
+        self._weights("after.npz", session.model)
+        gradients = session.step.named_gradients(outcome)
         norms = {path: float(np.linalg.norm(np.asarray(g, np.float64))) for path, g in gradients.items()}
         ranked = sorted(norms.items(), key=lambda each: -each[1] if each[1] == each[1] else -np.inf)
         self._csv("gradients.csv", ("weight", "norm"), ranked)
         digest = step_digest.number(outcome.digests[0].tobytes()) if outcome.digests.size else None
         about = {
             "step": call.stop,
-            "epoch": context.job.epoch_of(call.start) + 1,
+            "epoch": session.job.epoch_of(call.start) + 1,
             "loss": float(outcome.losses[0]),
             "learning_rate": float(outcome.learning_rates[0]),
             "gradient_norm": float(outcome.norms[0]),

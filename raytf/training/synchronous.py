@@ -25,7 +25,7 @@ from raytf.audit.shard_audit import Standing
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline, Prefetch
 from raytf.data.plan import imbalance
-from raytf.distributed import group, step_digest
+from raytf.distributed import group, ranks, step_digest
 from raytf.distributed.allreduce.reduction import BUCKET_BYTES, Overlap
 from raytf.distributed.group import Group
 from raytf.distributed.membership import rendezvous
@@ -38,10 +38,11 @@ from raytf.errors import NonFiniteLossError, WorkerLostError
 from raytf.runs.status import PARKED
 from raytf.training import exact
 from raytf.training.auditing import Audits, steps_between
+from raytf.training.executor import Executor
 from raytf.training.process import process, warm_pool
 from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
-from raytf.training.session import Attempt, BatchEnd, Context
+from raytf.training.session import BatchEnd, RankSession
 from raytf.training.step import device_placement, learning_rate
 from raytf.training.step.compression import SpikeWatch
 from raytf.training.step.step import StepOptions, StepOutcome, TrainStep
@@ -57,12 +58,12 @@ _PARKED_POLL_SECONDS = 0.1
 Traced = TypeVar("Traced")
 
 
-class SynchronousExecutor:
-    """A `raytf.training.executor.Executor` in which all ranks train each step together.
+class SynchronousExecutor(Executor):
+    """All ranks train each step together.
 
     Args:
         config: the run's configuration.
-        arbiter: says who belongs to the group, where ranks meet again; None where they do not.
+        arbiter: decides who belongs to the group, where ranks meet again; None where they do not.
         waits: called again and again while this rank waits for others to meet.
     """
 
@@ -72,7 +73,7 @@ class SynchronousExecutor:
     #: Set by `make_step`.
     _step: TrainStep
     #: Set by `begin`: this rank, its prefetched calls, and which of them are audited.
-    _context: Context
+    _session: RankSession
     _calls: Prefetch
     _audits: Audits
 
@@ -110,15 +111,11 @@ class SynchronousExecutor:
         return self._link is not None and self._link.found_running
 
     @property
-    def speaks_alone(self) -> bool:
-        # Who comes to a group that trains has nothing to say that was not said before.
-        return not self.is_late and self.seat.rank == 0
-
-    @property
-    def seat(self) -> RankInfo:
-        context = ray.train.get_context()
-        ranks = context.get_world_rank(), context.get_world_size()
-        return RankInfo(*ranks, context.get_local_rank(), context.get_local_world_size())
+    def first_rank(self) -> int | None:
+        if self._arbiter is None:
+            return int(self._group.rank)
+        # A worker that joins a group that trains has nothing to say that was not said before.
+        return 0 if not self.is_late and _train_rank().rank == 0 else None
 
     def join(self) -> Group:
         gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
@@ -130,6 +127,7 @@ class SynchronousExecutor:
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
             self._group = group.make_again(self._config.strategy, gpus)
+            ranks.take(_train_rank())  # for the model function
         return self._group
 
     def meet(self, step: int) -> Generation:
@@ -140,7 +138,8 @@ class SynchronousExecutor:
             if is_member:
                 generation, place = self._link.leave(address, step)
             else:
-                generation, place = self._link.join(address, self.seat.size, self.seat.rank)
+                seat = _train_rank()
+                generation, place = self._link.join(address, seat.size, seat.rank)
             try:
                 self._group.meet_again(place)
             except WorkerLostError as error:  # a rank is lost while they meet
@@ -172,8 +171,8 @@ class SynchronousExecutor:
 
     # -- before training -----------------------------------------------------------------------------------------------
 
-    def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> TrainStep:
-        compute, group, plan = self._config.compute, attempt.group, pipeline.plan
+    def make_step(self, session: RankSession) -> TrainStep:
+        compute, group, plan, pipeline = self._config.compute, session.group, session.plan, session.pipeline
         most_shards = -(-plan.shards // group.world_size)  # largest number of shards of any worker
         options = StepOptions(
             flags=LENGTH,
@@ -181,35 +180,37 @@ class SynchronousExecutor:
             fixed_point=compute.reduction == "fixed",
             compress=compute.compress_gradients,
             devices=group.devices,
-            keeps_gradients=self._config.run.histograms_every > 0 or bool(attempt.job.dump),
+            keeps_gradients=self._config.run.histograms_every > 0 or bool(session.job.dump),
             digests=compute.digests,
-            has_old_digests=attempt.job.has_old_digests,
+            has_old_digests=session.job.has_old_digests,
             audits=steps_between(compute) > 0,
             overlap=Overlap(BUCKET_BYTES, most_shards) if compute.overlap else None,
         )
         self._spikes = SpikeWatch(plan.shards) if compute.compress_gradients else None
         self._step = TrainStep(
-            model,
+            session.model,
             plan,
             pipeline.shards,
             group.all_reduce if group.world_size > 1 or self.meets_again else None,
             pipeline.template,
             pipeline.leaf_specs,
             options,
-            learning_rate.of_model(self._config.rate, model, plan),
+            learning_rate.of_model(self._config.rate, session.model, plan),
         )
         return self._step
 
-    def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
+    def admit(self, session: RankSession) -> dict[str, str]:
         if not self._config.compute.exact:
             return {}
-        identity = exact.admit(self._step, pipeline, self._config.batch.seed, attempt.group, attempt.job.augment)
-        if attempt.group.devices.is_home_apart:  # an update on a CPU has other last bits than one on a GPU
+        identity = exact.admit(
+            self._step, session.pipeline, self._config.batch.seed, session.group, session.job.augment
+        )
+        if session.group.devices.is_home_apart:  # an update on a CPU has other last bits than one on a GPU
             identity["updates"] = "made on the host's CPU"
         return identity
 
-    def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        group, shards = attempt.group, pipeline.plan.shards
+    def imbalance_seconds(self, session: RankSession) -> float:
+        group, shards = session.group, session.plan.shards
         uneven = imbalance(shards, min(shards, group.world_size * len(group.devices.names)))
         if not uneven:
             return 0.0
@@ -217,29 +218,29 @@ class SynchronousExecutor:
             self._shard_seconds = self._step.timer.seconds()
         return uneven * float(group.sum(np.asarray([self._shard_seconds], np.float32))[0]) / group.world_size
 
-    def begin(self, context: Context) -> None:
-        self._context = context
-        # As the ranks that have joined do: all ranks make calls of the same steps.
+    def begin(self, session: RankSession) -> None:
+        self._session = session
+        # Ranks that have just joined start with these values, and all ranks must make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
-        self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing, node)
+        self._audits = Audits(session, self._step, steps_between(self._config.compute), self._standing, node)
         self._audits.compare_machines()
         self._audits.begin()
-        self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
+        self._calls = Prefetch(session.pipeline, session.state.step, self._call_end, self._audits.beside)
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        self._calls.fill(self._context.job.end_step)
-        self._context.callbacks.begin("epoch", self._context.state.step)
-        self._context.callbacks.run("on_epoch_begin", epoch)
-        self._context.saving.callbacks_ran()
+        self._calls.fill(self._session.job.end_step)
+        self._session.callbacks.begin("epoch", self._session.state.step)
+        self._session.callbacks.run("on_epoch_begin", epoch)
+        self._session.saving.callbacks_ran()
 
     def train_until(self, stop: int) -> None:
         try:
             while True:
                 self._train_call()
-                if self._context.state.step >= stop or self._context.state.stopped_early:
+                if self._session.state.step >= stop or self._session.state.stopped_early:
                     return
                 self.rest()
         finally:
@@ -249,33 +250,27 @@ class SynchronousExecutor:
         """Wait for the graph of partial steps, before callbacks or evaluations may trace the model."""
         rehearsal, self._rehearsal = self._rehearsal, None
         if rehearsal is not None:
-            with self._context.pulse.doing(Activity.TRACE):
+            with self._session.heartbeat.doing(Activity.TRACE):
                 if rehearsal.result():
                     self._traced.add(False)
 
     def rest(self) -> None:
-        context, flags = self._context, self._flags
+        session, flags = self._session, self._flags
         if flags[StepFlag.PROBE]:
-            context.pulse.probed(*self._step.timer.sample(_PROBE_SECONDS))
-        context.saving.act(flags)
+            session.heartbeat.probed(*self._step.timer.sample(_PROBE_SECONDS))
+        session.saving.act(flags)
         if flags[StepFlag.PARK]:
-            park(context)
-        if flags[StepFlag.REGROUP] and context.saving.let_go():
-            raise RegroupError("somebody waits to join")
-
-    def settle(self) -> None:
-        """Do nothing: after every call the model holds the state of its last step."""
-
-    def result(self) -> dict[str, Any]:
-        return {}
+            park(session)
+        if flags[StepFlag.REGROUP] and session.saving.let_go():
+            raise RegroupError("a rank waits to join")
 
     def _train_call(self) -> None:
-        context = self._context
-        self._calls.fill(context.job.end_step)
-        with context.pulse.doing(Activity.INPUT):
+        session = self._session
+        self._calls.fill(session.job.end_step)
+        with session.heartbeat.doing(Activity.INPUT):
             call = self._calls.take()
-        context.callbacks.begin("call", call.start)
-        context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
+        session.callbacks.begin("call", call.start)
+        session.callbacks.run_batch("on_train_batch_begin", session.plan.locate(call.start)[1])
         if self._link is not None and self._link.member.is_lost:
             raise LeftBehindError("the connection with the driver's arbiter is lost")
         began, is_first = time.perf_counter(), not self._traced
@@ -285,85 +280,94 @@ class SynchronousExecutor:
             differing = None if self._step.audit is None else self._step.audit.take()
             if differing is not None:
                 self._audits.settle(call, differing)
-            if not context.attempt.group.loss:
+            if not session.group.loss:
                 raise
             if not self._step.can_go_on:
-                raise WorkerLostError(f"{context.attempt.group.loss}, in the middle of a step") from None
+                raise WorkerLostError(f"{session.group.loss}, in the middle of a step") from None
             outcome = self._step.made()
             if len(outcome.losses):  # not the last one, which failed
                 made = dataclasses.replace(call, stop=call.start + len(outcome.losses), full=True)
                 self._note(made, outcome, time.perf_counter() - began)
-            raise RegroupError(context.attempt.group.loss) from None
+            raise RegroupError(session.group.loss) from None
         self._audits.agreed(call)
         self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
         if is_first and self.meets_again and False not in self._traced:
             # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
             self._rehearsal = trace_beside(lambda: self._step.rehearse(full=False))
-        if context.callbacks.has_batch_hooks or context.job.dump:
+        if session.callbacks.has_batch_hooks or session.job.dump:
             self._end_rehearsal()
         if not self._config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
 
     def _note(self, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
         """Note the steps of a call, which have changed the state."""
-        context = self._context
-        context.state.train_seconds += seconds
-        check_finite(context, call, outcome)
+        session = self._session
+        session.state.train_seconds += seconds
+        check_finite(session, call, outcome)
         for line in self._spikes.inspect(call.start + 1, outcome.norms) if self._spikes is not None else []:
-            context.reporter.say(line)
-        after_call(context, call, outcome, seconds)
-        write_histograms(context, outcome)
-        context.pulse.advance(call.stop, call.stop - call.start, len(context.program.pipeline.shards))
+            session.reporter.say(line)
+        after_call(session, call, outcome, seconds)
+        write_histograms(session, outcome)
+        session.heartbeat.advance(call.stop, call.stop - call.start, len(session.pipeline.shards))
 
     def _compute(self, call: CallBatch) -> StepOutcome:
-        context = self._context
+        session = self._session
         if not call.full:
             self._end_rehearsal()
         activity = Activity.STEP if call.full in self._traced else Activity.TRACE
-        with context.pulse.doing(activity), self._placement_report():
-            dump = StepDump(context.job.dump) if context.job.dump and call.stop == context.job.end_step else None
+        with session.heartbeat.doing(activity), self._placement_report():
+            dump = StepDump(session.job.dump) if session.job.dump and call.stop == session.job.end_step else None
             if dump is not None:
-                dump.before(context, call)
+                dump.before(session, call)
             choice = self._audits.choice(call.start) if call.stop == call.start + 1 else None
             audited = () if choice is None else (choice.shard, choice.auditor == self._group.rank)
             outcome = self._step(call, self._votes(call.stop), *audited)
             if dump is not None:
-                dump.after(context, call, outcome)
+                dump.after(session, call, outcome)
         self._traced.add(call.full)
         return outcome
 
     def _placement_report(self) -> AbstractContextManager[None]:
         """Return what reports the placement of operations, where it is wanted of the next call."""
-        context, attempt = self._context, self._context.attempt
-        if not self._config.strategy.log_device_placement or context.has_trained:
+        session = self._session
+        if not self._config.strategy.log_device_placement or session.has_trained:
             return nullcontext()
-        return device_placement.reported(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
+        return device_placement.reported(
+            session.storage, session.place.attempt, session.group.rank, session.reporter.say_here
+        )
 
     def _call_end(self, step: int, stop: int) -> int:
         """Return where a call that begins at `step` ends, so that no save or histogram is due inside a call."""
-        if self._context.job.dump and step < self._context.job.end_step - 1:
-            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is dumped
+        if self._session.job.dump and step < self._session.job.end_step - 1:
+            stop = min(stop, self._session.job.end_step - 1)  # a call of its own for the step that is dumped
         stop = self._audits.call_end(step, stop)
-        due = self._context.saving.policy.cadence.every_steps, self._config.run.histograms_every
+        due = self._session.saving.policy.cadence.every_steps, self._config.run.histograms_every
         steps = self._call_steps
-        if self._context.callbacks.batches.each and not self._config.compute.steps_per_call:
-            steps = self._context.program.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
-        return min(self._context.plan.call_end(step, steps, stop, boundary) for boundary in due)
+        if self._session.callbacks.batches.each and not self._config.compute.steps_per_call:
+            steps = self._session.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
+        return min(self._session.plan.call_end(step, steps, stop, boundary) for boundary in due)
 
     def _votes(self, stop: int) -> np.ndarray:
         """Return this rank's flags for the call that ends at step `stop`."""
-        context = self._context
-        ends_epoch = context.plan.is_epoch_end(stop)
-        votes: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
-        if context.is_first_rank:
-            votes[StepFlag.PARK] = context.reporter.is_parking_wanted()
-            votes[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
+        session = self._session
+        ends_epoch = session.plan.is_epoch_end(stop)
+        votes: dict[StepFlag, float] = session.saving.votes(stop, session.seconds_per_step, ends_epoch)
+        if session.is_first_rank:
+            votes[StepFlag.PARK] = session.reporter.is_parking_wanted()
+            votes[StepFlag.PROBE] = self._group.world_size > 1 and session.heartbeat.is_probe_due()
             is_awaited = self._link is not None and self._link.member.is_pause_wanted
-            votes[StepFlag.REGROUP] = is_awaited and context.saving.may_regroup
-            if not self._config.compute.steps_per_call and context.has_trained:
-                votes[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
-        return vector(votes, context.saving.tell())
+            votes[StepFlag.REGROUP] = is_awaited and session.saving.may_regroup
+            if not self._config.compute.steps_per_call and session.has_trained:
+                votes[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, session.seconds_per_step)
+        return vector(votes, session.saving.tell())
+
+
+def _train_rank() -> RankInfo:
+    """Return this worker's rank as Ray Train knows it."""
+    train = ray.train.get_context()
+    rank, size = train.get_world_rank(), train.get_world_size()
+    return RankInfo(rank, size, train.get_local_rank(), train.get_local_world_size())
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
@@ -371,120 +375,119 @@ def call_steps(seconds: float, seconds_per_step: float) -> int:
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
 
 
-def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:
+def check_finite(session: RankSession, call: CallBatch, outcome: StepOutcome) -> None:
     """Stop the run if a loss or a gradient of the call is NaN or infinite, and no callback handles that.
 
     Raises:
         NonFiniteLossError: names the first such step of the call.
     """
     bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
-    if not len(bad) or context.callbacks.batches.take_nan:
+    if not len(bad) or session.callbacks.batches.take_nan:
         return
     step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
     what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
-    epoch, inside = context.job.epoch_of(step), context.plan.locate(step)[1]
-    durable = context.state.durable_step
+    epoch, inside = session.job.epoch_of(step), session.plan.locate(step)[1]
+    durable = session.state.durable_step
     kept = "no checkpoint was written yet" if durable is None else f"the checkpoint of step {durable} is kept"
     raise NonFiniteLossError(
         f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
-        "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
+        "Lower the learning rate, clip gradients (global_clipnorm), or inspect that batch.",
         step + 1,
     )
 
 
-def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
+def after_call(session: RankSession, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
     """Record a call that has been trained; from now on the run is at the call's last step.
 
     Args:
         seconds: duration of the call, more than 0.
     """
-    state, callbacks = context.state, context.callbacks
-    epoch = context.job.epoch_of(call.start)
+    state, callbacks = session.state, session.callbacks
+    epoch = session.job.epoch_of(call.start)
     state.step = call.stop
-    state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
+    state.imbalance_seconds += (call.stop - call.start) * session.imbalance_seconds
     columns = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
-    context.live.log.add(call.start + 1, epoch, *columns)
+    session.live.log.add(call.start + 1, epoch, *columns)
     digests = [each.tobytes() for each in outcome.digests]
     values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
     if state.chain:  # a run that began with a raytf that had none has none
         state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
-    context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
-    end_batch(context)
+    session.batch_end = BatchEnd(call.start, session.plan.locate(call.stop - 1)[1])
+    end_batch(session)
     state.stopped_early = callbacks.stopped
-    is_first = not context.has_trained
-    context.seconds_per_step = seconds / (call.stop - call.start)
+    is_first = not session.has_trained
+    session.seconds_per_step = seconds / (call.stop - call.start)
     if is_first:
-        _after_first_call(context)
-    if context.reporter.is_status_due():
+        _after_first_call(session)
+    if session.reporter.is_status_due():
         loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
-        context.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
-        context.show("training")
+        session.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
+        session.show("training")
 
 
-def end_batch(context: Context) -> None:
+def end_batch(session: RankSession) -> None:
     """Run the callbacks' `on_train_batch_end`, unless it has run; every rank must call it."""
-    callbacks, batch_end = context.callbacks, context.batch_end
+    callbacks, batch_end = session.callbacks, session.batch_end
     if batch_end is None:
         return
     callbacks.begin("call", batch_end.start)
     # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
-    callbacks.run_batch("on_train_batch_end", batch_end.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
-    context.batch_end = None
+    callbacks.run_batch("on_train_batch_end", batch_end.batch, *([session.logs()] if callbacks.has_batch_hooks else []))
+    session.batch_end = None
 
 
-def _after_first_call(context: Context) -> None:
+def _after_first_call(session: RankSession) -> None:
     """Report that the attempt has started to train."""
-    attempt = context.attempt
-    if context.is_first_rank and context.config.run.histograms_every:
-        context.reporter.graph(context.program.step.probe_function.graph)
+    if session.is_first_rank and session.config.run.histograms_every:
+        session.reporter.graph(session.step.probe_function.graph)
     warm_pool.trains()
-    attempt.phases.mark("first step")
-    if context.is_first_rank:
-        step, tier = context.origin
-        context.reporter.event(
+    session.phases.mark("first step")
+    if session.is_first_rank:
+        step, tier = session.origin
+        session.reporter.event(
             "attempt",
-            attempt=attempt.name,
-            world_size=attempt.workers,
+            attempt=session.place.attempt,
+            world_size=session.executor.workers,
             from_step=step,
             tier=tier,
-            lost=attempt.lost,
+            lost=session.place.lost,
             machine=exact.machine(),
             node=ray.get_runtime_context().get_node_id(),
-            phases=attempt.phases.seconds,
+            phases=session.phases.seconds,
         )
-    context.show("training")
+    session.show("training")
 
 
-def are_histograms_due(context: Context) -> bool:
+def are_histograms_due(session: RankSession) -> bool:
     """Return whether histograms of weights and gradients are due after the step that was trained last."""
-    every = context.config.run.histograms_every
-    return context.is_first_rank and bool(every) and context.state.step % every == 0
+    every = session.config.run.histograms_every
+    return session.is_first_rank and bool(every) and session.state.step % every == 0
 
 
-def write_histograms(context: Context, outcome: StepOutcome) -> None:
+def write_histograms(session: RankSession, outcome: StepOutcome) -> None:
     """Write histograms of the weights and of the last call's gradients, on rank 0, if they are due."""
-    if not are_histograms_due(context):
+    if not are_histograms_due(session):
         return
-    with context.pulse.doing(Activity.CALLBACK):
-        model, step = context.program.model, context.program.step
+    with session.heartbeat.doing(Activity.CALLBACK):
+        model, step = session.model, session.step
         values: dict[str, Any] = {f"weights/{w.path}": w.value for w in model.trainable_variables}
         values |= {f"gradients/{path}": gradient for path, gradient in step.named_gradients(outcome).items()}
-        context.reporter.histograms(values, context.state.step)
+        session.reporter.histograms(values, session.state.step)
 
 
-def park(context: Context) -> None:
+def park(session: RankSession) -> None:
     """Save the current step because the run stops or the number of workers is about to change, and wait to be ended,
     replaced or released."""
-    reporter = context.reporter
-    context.show(PARKED)
-    saved = context.saving.save_now()
+    reporter = session.reporter
+    session.show(PARKED)
+    saved = session.saving.save_now()
     # Before the answer: the next group resumes from no checkpoint older than the newest that the driver knows.
-    context.show(PARKED)
+    session.show(PARKED)
     reporter.answer(saved)
-    with context.pulse.doing(Activity.PARK):
-        while not context.sum([float(reporter.is_released())])[0]:
+    with session.heartbeat.doing(Activity.PARK):
+        while not session.sum([float(reporter.is_released())])[0]:
             time.sleep(_PARKED_POLL_SECONDS)
-    context.show("training")
+    session.show("training")
 
 
 def trace_beside(trace: Callable[[], Traced]) -> Future[Traced]:

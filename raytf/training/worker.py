@@ -6,6 +6,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,40 @@ import ray.train
 
 from raytf._ray import train_env
 from raytf.cluster import scratch
+from raytf.config.train_config import TrainConfig
 from raytf.distributed.membership import rendezvous
 from raytf.distributed.membership.member import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training.job import TrainingJob
-from raytf.training.process import gpu_errors, process, warm_pool
+from raytf.training.process import gpu, process, warm_pool
 from raytf.training.process.heartbeat import Heartbeat
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 from raytf.training.user import user_code
 
 if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.training.executor import Executor
+    from raytf.training.loop import TrainLoop
+    from raytf.training.synchronous import SynchronousExecutor
+
+
+@dataclass
+class _WorkerProcess:
+    """The state of this process between the calls that it gets from Ray Train.
+
+    Attributes:
+        phases: phases of the restart, measured since this process was given its rank.
+        heartbeat, executor: while it trains.
+        loop: keeps TensorFlow's objects alive: freeing them could take longer than the rest of the process's life.
+    """
+
+    phases: Phases = field(default_factory=Phases)
+    heartbeat: Heartbeat | None = None
+    executor: SynchronousExecutor | None = None
+    loop: TrainLoop | None = None
+
+
+_here = _WorkerProcess()
 
 
 def listen() -> str:
@@ -40,10 +63,10 @@ def take_rank(context: Any) -> None:
         context: Ray Train's of this worker, as its group knows it now.
     """
     train_env.set_rank(context)
-    if _pulse is not None:
-        _pulse.take_rank(context.world_rank, context.world_size)
-    if _want is not None:
-        _want(context.world_size)
+    if _here.heartbeat is not None:
+        _here.heartbeat.take_rank(context.world_rank, context.world_size)
+    if _here.executor is not None:
+        _here.executor.want(context.world_size)
 
 
 def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
@@ -57,8 +80,7 @@ def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[
     Raises:
         GpuError: an assigned GPU does not exist, or is not healthy.
     """
-    global _phases
-    _phases = Phases()
+    _here.phases = Phases()
     warm_pool.become_worker()
     hosts, rank = [address.rpartition(":")[0] for address in place.addresses], place.rank
     if settings.is_next_soon and warm_pool.is_new() and rank == hosts.index(hosts[rank]):
@@ -73,18 +95,7 @@ def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[
     if place.world_size == 1:
         place.close()
     process.load_tensorflow(settings, gpus)
-    _phases.mark("tensorflow")
-
-
-#: This process's heartbeat, and what takes another number of workers, while it trains.
-_pulse: Heartbeat | None = None
-_want: Callable[[int], None] | None = None
-
-#: Phases of the restart, measured since this process was given its rank.
-_phases = Phases()
-
-#: References that keep TensorFlow's objects alive: freeing them could take longer than the rest of the process's life.
-_keep: list[Any] = []
+    _here.phases.mark("tensorflow")
 
 
 def run(job: TrainingJob) -> dict[str, Any] | None:
@@ -94,36 +105,35 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
         WorkerLostError: another rank is gone; Ray Train starts a new group.
         RaytfError: any other error is one that would happen again in another attempt.
     """
-    global _pulse, _want
     context = ray.train.get_context()
-    with beating(job, context.get_world_rank(), context.get_world_size()) as _pulse:
+    with beating(job, context.get_world_rank(), context.get_world_size()) as heartbeat:
+        _here.heartbeat = heartbeat
         from raytf.training.synchronous import SynchronousExecutor
 
-        executor = SynchronousExecutor(job.config, job.arbiter, _pulse.progress)
-        _want = executor.want
-        return train(job, _pulse, _phases, executor)
+        _here.executor = SynchronousExecutor(job.config, job.arbiter, heartbeat.progress)
+        return train(job, heartbeat, _here.phases, _here.executor)
 
 
 @contextlib.contextmanager
 def beating(job: TrainingJob, rank: int, world_size: int) -> Iterator[Heartbeat]:
     """Yield a rank's heartbeat, which stops with the `with` statement; a JobError gets the step that it has reached."""
-    pulse = Heartbeat(job.monitor, rank, world_size)
+    heartbeat = Heartbeat(job.monitor, rank, world_size)
     try:
-        yield pulse
+        yield heartbeat
     except JobError as error:
-        error.step = pulse.step
+        error.step = heartbeat.step
         raise
     finally:
-        pulse.stop()
+        heartbeat.stop()
         scratch.end()
 
 
-def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
+def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
     """Train a job to its end.
 
     Args:
         job: the run to train.
-        pulse: this rank's heartbeat.
+        heartbeat: this rank's heartbeat.
         phases: phases of the restart; each is marked when it ends.
         executor: trains the steps.
 
@@ -139,77 +149,59 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
     def call() -> dict[str, Any] | None:
         try:
-            loop = TrainLoop(startup.start(job, pulse, phases, executor), executor)
-            _keep.append(loop)
-            return loop.train()
+            _here.loop = TrainLoop(startup.start(job, heartbeat, phases, executor))
+            return _here.loop.train()
         except RunOverError as over:
             return over.result
         except DismissedError:
             return None
 
-    return explained(job, call)
+    return explained(job.config, call)
 
 
-def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+def explained(config: TrainConfig, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     """Call a function that trains, and convert what it raises to errors by which the driver decides on a retry."""
-    import tensorflow as tf
-
     try:
         return call()
-    except tf.errors.OpError as error:
-        raise _of_gpu(job, error) or _of_others(job, error) from None
-    except JobError as error:
-        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or user_code.carrying(error) from None
-    except RaytfError as error:
-        raise _inexact(job, error) or user_code.carrying(error) from None
-    except (OSError, ray.exceptions.RayError) as error:
-        raise _inexact(job, error) or error from None
     except Exception as error:
-        raise _inexact(job, error) or _as_job_error(error) from None
+        raise _converted(config, error) from None
 
 
-def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
-    """Convert a TensorFlow error that is about a GPU.
-
-    Returns:
-        None for any other error.
-    """
+def _converted(config: TrainConfig, error: Exception) -> Exception:
+    """Return what to raise for an error of the training; call it while the error is being handled."""
     import tensorflow as tf
 
-    if not isinstance(error, tf.errors.OpError):
-        return None
-    config = job.config
-    is_mixed = config.compute.mixed_precision not in (None, "off")
-    load = partial(gpu_errors.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
-    return gpu_errors.explain(error, traceback.format_exc(), load)
+    from raytf.inference.user_model import own_traceback
+    from raytf.training import exact
+
+    raised = error.__cause__ if isinstance(error, JobError) else error
+    if isinstance(raised, tf.errors.OpError):
+        is_mixed = config.compute.mixed_precision not in (None, "off")
+        load = partial(gpu.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
+        of_gpu = gpu.explain(raised, traceback.format_exc(), load)
+        if of_gpu is not None:
+            return of_gpu
+    if _is_peer_lost(error):
+        return WorkerLostError(one_line(error, 500))
+    inexact = exact.explain(error) if config.compute.exact and not isinstance(error, ExactnessError) else None
+    if inexact is not None:
+        return inexact
+    if isinstance(error, RaytfError):
+        return user_code.carrying(error)
+    if isinstance(error, (OSError, ray.exceptions.RayError)):
+        return error
+    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
+    return user_code.carrying(JobError(message, own_traceback(error), error), error)
 
 
-def _of_others(job: TrainingJob, error: Exception) -> RaytfError:
-    """Convert a TensorFlow error that is not about a GPU: a lost rank, a refusal of exact mode, or an error of the
-    job."""
-    import tensorflow as tf
+def _is_peer_lost(error: Exception) -> bool:
+    """Return whether TensorFlow raised an error because another rank is lost."""
+    from tensorflow import errors
 
-    errors = tf.errors
     if isinstance(
         error, (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     ):
-        return WorkerLostError(one_line(error, 500))
-    if isinstance(error, (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError)):
-        # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
-        is_lost = any(word in str(error) for word in ("ollective", "onnection", "gRPC"))
-        return WorkerLostError(one_line(error, 500)) if is_lost else _as_job_error(error)
-    return _inexact(job, error) or _as_job_error(error)
-
-
-def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
-    """Convert an error about determinism, if the run is in exact mode; None for any other error."""
-    from raytf.training import exact
-
-    return exact.explain(error) if job.config.compute.exact and not isinstance(error, ExactnessError) else None
-
-
-def _as_job_error(error: Exception) -> JobError:
-    from raytf.inference.user_model import own_traceback
-
-    message = f"training raised {type(error).__name__}: {one_line(error, 500)}"
-    return user_code.carrying(JobError(message, own_traceback(error), error), error)
+        return True
+    # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
+    kinds = errors.InternalError, errors.UnknownError, errors.FailedPreconditionError
+    return isinstance(error, kinds) and any(word in str(error) for word in ("ollective", "onnection", "gRPC"))

@@ -28,7 +28,6 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.audit.shard_audit import Standing
-from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.replicas import Digest, Replicas
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.pipeline import CallBatch
@@ -37,6 +36,7 @@ from raytf.errors import ReplicaError
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.auditing import Audits
+from raytf.training.session import Place
 from tests.tf.audited import ALL, NONE, SOURCE, Group
 
 STEPS, COPIES = 32, 8
@@ -116,32 +116,25 @@ class Trials:
             replica = Replicas(
                 group, named, digest.value, True, lambda text: None, lambda kind, **fields: None, lambda: "here"
             )
-            context = SimpleNamespace(
-                attempt=SimpleNamespace(
-                    group=group,
-                    storage=self._storage,
-                    earlier=[],
-                    name="a",
-                    void=VoidStates(),
-                    standings={},
-                    job=SimpleNamespace(lease=self._owner),
-                ),
+            session = SimpleNamespace(
+                group=group,
+                storage=self._storage,
+                place=Place("a"),
+                job=SimpleNamespace(lease=self._owner),
                 state=SimpleNamespace(step=0),
                 plan=self.group.plan,
                 config=SimpleNamespace(
                     batch=SimpleNamespace(seed=0), compute=SimpleNamespace(exact=True, audit_every=None)
                 ),
-                program=SimpleNamespace(
-                    pipeline=rank._pipeline,
-                    sources=SimpleNamespace(train=SOURCE),
-                    digest=lambda with_optimizer, digest=digest: digest,
-                ),
+                pipeline=rank._pipeline,
+                sources=SimpleNamespace(train=SOURCE),
+                digest=lambda with_optimizer, digest=digest: digest,
                 saving=SimpleNamespace(replicas=replica),
                 reporter=SimpleNamespace(
                     event=lambda kind, **fields: None, stand=lambda joined, vouched: None, go_back=self._goes_back
                 ),
             )
-            audits.append(Audits(context, rank.step, self.every, Standing(), str(group.rank)))
+            audits.append(Audits(session, rank.step, self.every, Standing(), str(group.rank)))
             audits[-1].begin()
             replicas.append(replica)
         return audits, replicas, groups
@@ -255,7 +248,7 @@ class Trials:
         alone = rank._pipeline.alone
         if is_here and fault.where == "batch":
             bad = fault.how == "always" or draw.random() < 1 / 3
-            audits._context.program.pipeline = SimpleNamespace(
+            audits._session.pipeline = SimpleNamespace(
                 shards=rank._pipeline.shards,
                 alone=lambda shard, step: _spoilt(alone(shard, step), ALL if bad else NONE, fault.bit),
             )

@@ -18,8 +18,8 @@ from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed.devices import Devices
 from raytf.training.evaluation import Evaluator
-from raytf.training.model import batch_metrics, remarks
 from raytf.training.model import model as models
+from raytf.training.model.notes import notes_of
 from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, World, train
 
@@ -266,16 +266,16 @@ def built(make: Callable[[], keras.Model], data: tuple[Any, ...], batch: int = 1
 
 def test_a_metric_whose_batch_is_too_large_is_named_and_left_out():
     model = built(plain(metrics=[Largest, "mae"]), (X, BITS), batch=12_000_000)
-    (line,) = remarks.take(model)
+    (line,) = notes_of(model).take_remarks()
     assert line.startswith("WARNING: the metric largest needs the predictions of the whole batch, which take 274 MB")
     assert sorted(models.results(model)) == ["loss", "mae"]
-    assert not batch_metrics.kinds_of(model).whole
+    assert not notes_of(model).metrics.whole
 
 
 def test_sums_need_no_records_of_other_shards():
     model = built(plain(metrics=["mae", "accuracy", keras.metrics.AUC]), (X, BITS))
-    kinds = batch_metrics.kinds_of(model)
-    assert (kinds.whole, kinds.left_out, kinds.means, remarks.take(model)) == ([], [], set(), [])
+    kinds = notes_of(model).metrics
+    assert (kinds.whole, kinds.left_out, kinds.means, notes_of(model).take_remarks()) == ([], [], set(), [])
 
 
 class OwnContrastive(OwnStep):
@@ -303,7 +303,7 @@ class OwnNoisy(OwnStep):
 
 
 def test_an_own_step_with_a_loss_of_the_whole_batch_is_named():
-    (line,) = remarks.take(built(subclass(OwnContrastive), (X, BITS)))
+    (line,) = notes_of(built(subclass(OwnContrastive), (X, BITS))).take_remarks()
     assert "looks at the whole batch" in line
     for kind in (OwnStep, OwnNoisy):
-        assert not remarks.take(built(subclass(kind), (X, BITS)))
+        assert not notes_of(built(subclass(kind), (X, BITS))).take_remarks()

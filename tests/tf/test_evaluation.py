@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -11,14 +12,16 @@ import tensorflow as tf
 from keras import layers
 
 from raytf.config.sections import ComputeSection
+from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Pipeline, Prefetch
 from raytf.data.plan import StepPlan
-from raytf.data.sources import ArraySource, Source
+from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import BatchedSource
 from raytf.distributed.allreduce.reduction import packed
 from raytf.distributed.devices import Devices
-from raytf.training.evaluation import Evaluator, Evaluators
+from raytf.training.evaluation import Evaluator
 from raytf.training.model import model as models
+from raytf.training.session import RankSession
 from raytf.training.step.evaluation_step import EvalStep
 from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, Rank
@@ -46,6 +49,14 @@ def opened(plan: StepPlan, shards: range) -> Pipeline:
     pipeline = Pipeline(source, plan, shards, seed=0, shuffle=False)
     pipeline.prepare(1, None)  # what Keras draws from by default
     return pipeline
+
+
+def a_session(made: keras.Model, hooks: Callbacks, plan: StepPlan) -> RankSession:
+    """A rank that is alone and ready to train."""
+    job = SimpleNamespace(config=TrainConfig(), plan=plan, shuffle=False, class_weight=None, augment=None)
+    session = RankSession(job, None, None, None, One(), None, None)  # type: ignore[arg-type]
+    session.model, session.callbacks, session.is_ready = made, hooks, True
+    return session
 
 
 def data(records: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,17 +125,16 @@ def test_a_model_that_refuses_zeros_is_traced_ahead_all_the_same():
 
 
 def test_a_later_group_evaluates_with_the_graphs_of_the_one_before():
-    plan, made, known = StepPlan(100, 16, SHARDS), model("whole"), dict[str, EvalStep]()
+    plan, made = StepPlan(100, 16, SHARDS), model("whole")
     hooks = Callbacks([], made, Alone(), print, ".", {}, None)
 
-    def group() -> Evaluators:
-        return Evaluators(made, One(), hooks, lambda source, plan, training: opened(plan, range(SHARDS)), plan, known)
-
     source, expected = ArraySource(*data(100)), made.evaluate(*data(100), batch_size=16, verbose=0, return_dict=True)
-    group().trace("validation", source)
-    found = [group().evaluate("validation", source, lambda: None) for _ in range(2)]
+    first = a_session(made, hooks, plan)
+    step = first.evaluator("validation", source).step
+    step.trace()
+    found = [first.renewed().evaluator("validation", source).run() for _ in range(2)]
     assert found[0] == found[1] == pytest.approx(expected, rel=1e-5)
-    assert known["validation"]._full.experimental_get_tracing_count() == 1
+    assert step._full.experimental_get_tracing_count() == 1
     lone = Evaluator(made, opened(plan, range(SHARDS)), Alone(), hooks)
     assert lone.run() == found[0]
 
@@ -165,11 +175,7 @@ def test_a_data_set_of_batches_keeps_its_batches(rows: list[int]):
     arrays = ArraySource(x, y)
     source = BatchedSource(arrays, arrays.spec, rows)
 
-    def open_pipeline(source: Source, plan: StepPlan, training: bool) -> Pipeline:
-        return Pipeline(source, plan, range(SHARDS), seed=0, shuffle=False)
-
     hooks = Callbacks([ours], made, Alone(), print, ".", {}, None)
-    plan = StepPlan(1000, 64, SHARDS)
-    Evaluators(made, One(), hooks, open_pipeline, plan, {}).evaluate("validation", source, lambda: None)
+    a_session(made, hooks, StepPlan(1000, 64, SHARDS)).evaluator("validation", source).run()
     assert len(ours.told) == 2 * len(rows)
     assert ours.told == theirs.told

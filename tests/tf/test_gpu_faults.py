@@ -8,8 +8,6 @@ section 6.1), of NCCL's those of ncclGetErrorString (nccl/src/init.cc).
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import tensorflow as tf
 
@@ -17,7 +15,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, asked_bytes, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError
 from raytf.training import worker
-from raytf.training.process.gpu_errors import explain
+from raytf.training.process.gpu import explain
 
 E = tf.errors
 GPU = "/job:worker/replica:0/task:0/device:GPU:0"
@@ -292,9 +290,8 @@ def test_what_a_worker_raises_for_it(kind, text, whose):
     def step() -> None:
         raise kind(None, None, text)
 
-    job = SimpleNamespace(config=TrainConfig.of())
     with pytest.raises(RaytfError) as found:
-        worker.explained(job, step)
+        worker.explained(TrainConfig.of(), step)
     if whose is None:
         assert not isinstance(found.value, (GpuError, UnsupportedError))
         return
@@ -383,4 +380,4 @@ def test_an_error_that_user_code_wrapped_is_sorted_as_well():
             raise JobError("the model function raised InternalError: ...") from error
 
     with pytest.raises(GpuError, match="ECC"):
-        worker.explained(SimpleNamespace(config=TrainConfig.of()), step)
+        worker.explained(TrainConfig.of(), step)

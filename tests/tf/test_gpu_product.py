@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from raytf.errors import GpuError
-from raytf.training.process.gpu_probe import check, factors, fault
+from raytf.training.process.gpu import check_product, factors, fault
 
 
 def test_a_cpu_makes_it_right():
-    check(["/CPU:0"])
+    check_product(["/CPU:0"])
 
 
 def test_sums_stay_below_what_float32_counts_exactly():
@@ -34,6 +34,6 @@ def test_a_device_that_miscalculates_is_a_fault_of_its_node():
         a, b = factors()
         return a @ b + (device == "/GPU:1")
 
-    check(["/GPU:0"], multiply)
+    check_product(["/GPU:0"], multiply)
     with pytest.raises(GpuError, match=r"node here: GPU:1 miscalculates: 1048576 of 1048576 entries"):
-        check(["/GPU:0", "/GPU:1"], multiply)
+        check_product(["/GPU:0", "/GPU:1"], multiply)

@@ -33,7 +33,7 @@ print("computed")
 SET_UP = """
 from raytf.training import worker
 from raytf.distributed.membership.rendezvous import Meeting
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 worker.set_up(Meeting(0, ("127.0.0.1:0",), bytes(32)), ProcessSettings(1, one_worker=True), {gpus})
 """
 #: A warm process leaves the driver alone until a worker takes it, also where it hides nothing: it may be given a GPU.
@@ -48,7 +48,7 @@ PROMISED = """
 import time
 from raytf.training import worker
 from raytf.distributed.membership.rendezvous import Meeting
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 from raytf.errors import GpuError
 began = time.monotonic()
 try:

@@ -11,7 +11,7 @@ from pathlib import Path
 PROGRAM = """
 import hashlib, resource, sys
 from raytf.training.process import process
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 
 process.load_tensorflow(ProcessSettings(1), [])
 import tensorflow as tf

@@ -18,7 +18,7 @@ from raytf.data.sources import ArraySource
 from raytf.errors import ModelError
 from raytf.training.evaluation import Evaluator
 from raytf.training.model import model as models
-from raytf.training.model import remarks
+from raytf.training.model.notes import notes_of
 from raytf.training.user.callbacks import Callbacks
 from tests.tf.ranks import Alone, train
 
@@ -479,7 +479,7 @@ def warnings_of(case: Case) -> list[str]:
     pipeline = Pipeline(source, StepPlan(RECORDS, RECORDS, 4), range(4), seed=0, class_weight=case.class_weight)
     model = models.build(case.make, pipeline.sample(8), [source], ComputeSection(), 0, records=(6, RECORDS))
     pipeline.close()
-    return remarks.take(model)
+    return notes_of(model).take_remarks()
 
 
 def dice(y_true: Any, y_pred: Any) -> Any:

@@ -52,8 +52,8 @@ def without_loss() -> keras.Model:
 def dumped(folder: Path, factory) -> list[dict[str, str]]:
     rank = Rank(factory, ArraySource(X, Y), StepPlan(8, 8, 2), range(2), None)
     call = rank._pipeline.submit(0, 1).result()
-    context = SimpleNamespace(program=SimpleNamespace(model=rank.model, pipeline=rank._pipeline))
-    StepDump(str(folder)).before(context, call)
+    session = SimpleNamespace(model=rank.model, pipeline=rank._pipeline)
+    StepDump(str(folder)).before(session, call)
     return list(csv.DictReader((folder / "records.csv").open()))
 
 

@@ -27,7 +27,7 @@ from raytf.errors import ClusterError, GpuError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings
 
 #: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
 _END_SECONDS = 0.5

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
@@ -20,37 +19,17 @@ import tensorflow as tf
 from raytf import _keras
 from raytf._keras import interception
 from raytf.errors import ModelError
-from raytf.training.model import remarks
+from raytf.training.model.losses import two_parts
+from raytf.training.model.notes import notes_of
 
 #: Bytes of a batch that are gathered on each rank, at most.
 MOST_BYTES = 256 << 20
-_NOTED = "_raytf_metrics"
 _NOTHING = object()
 _LEFT_OUT = "WARNING: the metric {} needs the predictions of the whole batch, {}. It is left out of the logs."
 #: How much a sum over records may differ from the sum of its parts, relative to the largest number in it.
 _RELATIVE = 1e-4
 #: The same for the difference of two states, relative to the largest number in the states.
 _OF_STATE = 1e-5
-
-
-@dataclass
-class MetricKinds:
-    """The kinds of a model's metrics.
-
-    Attributes:
-        means: ids of variables to which each shard adds its share of the batch's average.
-        whole: metrics that need the whole batch.
-        left_out: metrics that need it and do not get it; they are not in the logs.
-    """
-
-    means: set[int] = field(default_factory=set)
-    whole: list[keras.metrics.Metric] = field(default_factory=list)
-    left_out: list[keras.metrics.Metric] = field(default_factory=list)
-
-
-def kinds_of(model: keras.Model) -> MetricKinds:
-    """Return what `note` has stored; before it is called, every metric is a sum."""
-    return vars(model).get(_NOTED) or MetricKinds()
 
 
 def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -106,7 +85,8 @@ def note(model: keras.Model, collected: Sequence[Update], records: int, batch: i
         batch: how many a step has.
         has_lengths: whether all records have the same shape.
     """
-    kinds = vars(model).setdefault(_NOTED, MetricKinds())
+    notes = notes_of(model)
+    kinds = notes.metrics
     for metric in {id(update.metric): update.metric for update in collected}.values():
         own = [update for update in collected if update.metric is metric]
         made = [kind_of(update, records) for update in own]
@@ -120,7 +100,7 @@ def note(model: keras.Model, collected: Sequence[Update], records: int, batch: i
         reason = _obstacle(own, has_lengths, batch)
         (kinds.left_out if reason else kinds.whole).append(metric)
         if reason:
-            remarks.add(model, _LEFT_OUT.format(metric.name, reason))
+            notes.remarks.append(_LEFT_OUT.format(metric.name, reason))
 
 
 def _obstacle(own: Sequence[Update], has_lengths: bool, batch: int) -> str:
@@ -144,15 +124,15 @@ def _width(value: np.ndarray) -> int:
 
 def leave_out(model: keras.Model, why: str) -> None:
     """Have no metric be computed from the whole batch; those that need it are left out of the logs."""
-    kinds = kinds_of(model)
-    for metric in kinds.whole:
-        remarks.add(model, _LEFT_OUT.format(metric.name, why))
+    notes = notes_of(model)
+    kinds = notes.metrics
+    notes.remarks += [_LEFT_OUT.format(metric.name, why) for metric in kinds.whole]
     kinds.left_out, kinds.whole = [*kinds.left_out, *kinds.whole], []
 
 
 def results(model: keras.Model) -> dict[str, Any]:
     """Return the results of a model's metrics by name, as Keras does, without those that are left out."""
-    left_out = kinds_of(model).left_out
+    left_out = notes_of(model).metrics.left_out
     if not left_out:
         return model.get_metrics_result()
     with interception.replaced_results(left_out, _NOTHING):
@@ -189,7 +169,7 @@ class Gathered:
     """
 
     def __init__(self, model: keras.Model):
-        self._metrics = kinds_of(model).whole
+        self._metrics = notes_of(model).metrics.whole
         self._calls: list[tuple[keras.metrics.Metric, Any, list[Leaf]]] | None = None
 
     def __bool__(self) -> bool:
@@ -261,7 +241,7 @@ def _leaf(leaf: Any) -> Leaf:
     if any(length is None for shape in shapes for length in shape):
         raise ModelError(
             f"a metric of the whole batch gets a tensor of shape {tuple(leaf.shape)}. Expected known lengths after the "
-            "first one. Give the tensor a fixed shape, for example with keras.ops.reshape."
+            "first one. Set a fixed shape, for example with keras.ops.reshape."
         )
     return Leaf(leaf.dtype, *shapes)
 
@@ -361,8 +341,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
     """
     if not any(argument.has_records for argument in update.arguments):
         return _of_numbers(update)
-    metric, cut = update.metric, max(1, records // 3)
-    shares = cut / records, 1 - cut / records
+    metric, (cuts, shares) = update.metric, two_parts(records)
     sums, means = np.ones(len(metric.variables), bool), np.ones(len(metric.variables), bool)
     everything = slice(None)
     for arguments, others in _trials(update, records) if records > 1 else ():
@@ -371,7 +350,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
             whole = _after(update, arguments, first, everything)
             later = _after(update, others, whole, everything)
             again = _after(update, arguments, later, everything)
-            parts = [_after(update, arguments, first, rows) for rows in (slice(0, cut), slice(cut, None))]
+            parts = [_after(update, arguments, first, rows) for rows in cuts]
         except Exception:  # a metric need not take numbers that its program does not have
             continue
         for place in range(len(metric.variables)):

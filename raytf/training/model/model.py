@@ -26,14 +26,15 @@ from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step, overrides_test
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
 from raytf.runs.program_output import ProgramOutput
-from raytf.training.model import added_losses, batch_metrics, loss_checks, loss_division, remarks
+from raytf.training.model import batch_metrics, losses
+from raytf.training.model.notes import notes_of
 
 #: Records of the sample that a model is built with, at most.
 SAMPLE = 8
 _NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
 _TRACED = (
     "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
-    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to look for a mistake."
+    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to find a mistake."
 )
 
 
@@ -72,22 +73,35 @@ def build(
     if not getattr(model, "compiled", False):
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
     if model.optimizer is None:
-        raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
+        raise ModelError("the model is compiled without an optimizer. Pass one to model.compile(optimizer=...).")
     if getattr(model, "run_eagerly", False):
         say(_TRACED)
-    check_stateless(model)
+    _check_stateless(model)
     for source in sources:
-        check_rows(model, source)
+        _check_rows(model, source)
     if overrides_step(model):
-        build_with_custom_step(model, sample, records, len(sources) > 1)
+        _build_with_custom_step(model, sample, records, len(sources) > 1)
         _check_policies(model, compute, say)
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         model.reset_metrics()
-        return model
+    else:
+        _build_with_losses(model, sample, sources, compute, say, records)
+    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _build_with_losses(
+    model: keras.Model,
+    sample: tuple[Any, Any, Any],
+    sources: list[Source],
+    compute: ComputeSection,
+    say: Callable[[str | ProgramOutput], None],
+    records: tuple[int, int],
+) -> None:
+    """Make the variables of a model that trains with Keras's own step, and note how its losses and metrics are made."""
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
-        with added_losses.collected() as adds:
+        with losses.added() as adds:
             predicted = _predictions(model, x)
     except Exception as error:
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
@@ -98,17 +112,17 @@ def build(
     _check_policies(model, compute, say)
     if not _has_own_loss(model) and not _adds_loss(model, x):
         raise ModelError(
-            "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
+            "the model is compiled without a loss, and no layer adds one. Pass one to model.compile(loss=...), call "
             "self.add_loss(...) in a layer, or override compute_loss."
         )
     for source in sources:
-        check_labels(model, source)
+        _check_labels(model, source)
     try:
         compute_loss(model, x, y, predicted, weight, training=True)
-        if loss_division.count(model):  # Keras builds its list of compiled losses in the call above
-            with loss_division.measured(model) as divisors:
+        if losses.count(model):  # Keras builds its list of compiled losses in the call above
+            with losses.measured_divisors(model) as divisors:
                 compute_loss(model, x, y, predicted, weight, training=True)
-            loss_division.note(model, divisors)
+            losses.note_divisors(model, divisors)
         model.compute_metrics(x, y, predicted, weight)
     except Exception as error:
         raise DataError(
@@ -121,9 +135,6 @@ def build(
         say(_NOTHING_TO_TRAIN)
     _note_loss(model, (x, y, weight), predicted, bool(adds), records)
     _note_metrics(model, (x, y, weight), predicted, sources, records[1])
-    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
-        model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def _predictions(model: keras.Model, x: Any) -> Any:
@@ -143,11 +154,11 @@ def _note_loss(
     if overrides_loss(model) and sums_over_batch(model):  # its value does not tell which parts of it are sums
         return
     try:
-        warning = loss_checks.check(model, batch, predicted, overrides_loss(model), adds)
+        warning = losses.check(model, batch, predicted, overrides_loss(model), adds)
     except Exception:  # a model or a loss need not take another number of records, and then nothing can be compared
         return
     if warning and records[0] < records[1]:
-        remarks.add(model, warning)
+        notes_of(model).remarks.append(warning)
 
 
 def _note_metrics(
@@ -169,13 +180,13 @@ def _note_metrics(
 
 
 def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str | ProgramOutput], None]) -> None:
-    policies = layer_policies(model)
+    policies = _layer_policies(model)
     precision.check_made(compute.mixed_precision, precision.of_process(), policies)
     if compute.mixed_precision is None and set(policies) - {"float32"}:
         say(f"dtype policy, as the job has set it: {', '.join(policies)}")
 
 
-def layer_policies(model: keras.Model) -> list[str]:
+def _layer_policies(model: keras.Model) -> list[str]:
     """Return the names of the dtype policies of all layers that have weights, sorted and without duplicates."""
     layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
     return sorted({each.dtype_policy.name for each in layers})
@@ -233,7 +244,7 @@ def _adds_loss(model: keras.Model, x: Any) -> bool:
         return bool(model.losses)
 
 
-def check_labels(model: keras.Model, source: Source) -> None:
+def _check_labels(model: keras.Model, source: Source) -> None:
     """Refuse labels that a sparse categorical loss has no class for."""
     classes, span = sparse_classes(model), source.label_range()
     if classes is None or span is None:
@@ -241,7 +252,7 @@ def check_labels(model: keras.Model, source: Source) -> None:
     if span[0] < 0 or span[1] >= classes:
         raise DataError(
             f"{source.name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for "
-            f"classes 0 to {classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+            f"classes 0 to {classes - 1}. Use {int(span[1]) + 1} units in the last layer, or number the classes from 0."
         )
 
 
@@ -272,7 +283,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     }
     if len(kinds) > 1:
         raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
-    return kinds == {True} or loss_checks.sums(model)
+    return kinds == {True} or notes_of(model).is_sum
 
 
 def logs(model: keras.Model) -> dict[str, Any]:
@@ -330,12 +341,12 @@ def config_text(model: keras.Model) -> str:
 
 def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
     """Hash the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
-    losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
+    functions = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
     layers = _keras.layers_within(model)
     rate = _keras.given_rate(model.optimizer)
     activations = [getattr(layer, "activation", None) for layer in layers]
-    functions = [getattr(layer, "function", None) for layer in layers]
-    parts = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    of_layers = [getattr(layer, "function", None) for layer in layers]
+    parts = [model, *layers, *activations, *of_layers, *functions, *model.metrics, model.optimizer, rate, *more]
     return canonical_text.code_of(part for part in parts if part is not None)
 
 
@@ -381,7 +392,7 @@ def _shapes(part: Any) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
 
 
-def build_with_custom_step(
+def _build_with_custom_step(
     model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, int], is_evaluated: bool
 ) -> None:
     """Make the variables of a model with a step of its own.
@@ -413,12 +424,12 @@ def build_with_custom_step(
         raise
     if records[0] < records[1]:
         with contextlib.suppress(Exception):  # a step need not take another number of records: nothing can be compared
-            warning = loss_checks.check_custom_step(model, sample)
+            warning = losses.check_custom_step(model, sample)
             if warning:
-                remarks.add(model, warning)
+                notes_of(model).remarks.append(warning)
 
 
-def check_stateless(model: keras.Model) -> None:
+def _check_stateless(model: keras.Model) -> None:
     """Refuse a stateful RNN: Keras does not list its state among the model's variables.
 
     Raises:
@@ -449,7 +460,7 @@ def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
     return True
 
 
-def check_rows(model: keras.Model, source: Source) -> None:
+def _check_rows(model: keras.Model, source: Source) -> None:
     """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
 
     Raises:

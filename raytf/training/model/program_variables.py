@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf._tensorflow import WRITES, ops_of
 from raytf.checkpoint import codec, variables
 from raytf.errors import ModelError
 from raytf.storage.storage import Storage
-from raytf.training.model.traced_ops import WRITES, ops_of
 from raytf.training.user.user_code import Parcel
 
 #: In the run's folder: the last values of the variables, by their keys.

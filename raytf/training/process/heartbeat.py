@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -19,6 +19,10 @@ import ray
 from raytf.errors import brief
 from raytf.training.process.heartbeat_types import USUAL, Activity, HeartbeatState
 from raytf.training.process.monitor_client import MonitorClient
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.distributed.allreduce.routes import SumRoute
+    from raytf.distributed.group import Group
 
 BEAT_SECONDS = 1.0
 #: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
@@ -68,7 +72,7 @@ class Heartbeat:
         #: Seconds until the next measurement of a single shard; grows with the cost of the last one.
         self._probe_pause = 0.0
         self._probes, self._probe_seconds = 0, 0.0
-        #: Functions to call with each heartbeat.
+        #: Called with each heartbeat.
         self._also: list[Callable[[], None]] = []
         #: Held while a heartbeat is made and sent, so that none arrives after a later one.
         self._order = threading.Lock()
@@ -228,23 +232,23 @@ class WatchedGroup:
 
     Args:
         group: the strategy's group.
-        pulse: this rank's heartbeat.
+        heartbeat: of this rank.
     """
 
-    def __init__(self, group: Any, pulse: Heartbeat):
-        self._group, self._pulse = group, pulse
+    def __init__(self, group: Group, heartbeat: Heartbeat):
+        self._group, self._heartbeat = group, heartbeat
         self.all_reduce, self.devices = group.all_reduce, group.devices
 
     @property
     def rank(self) -> int:
-        return int(self._group.rank)
+        return self._group.rank
 
     @property
     def world_size(self) -> int:
-        return int(self._group.world_size)
+        return self._group.world_size
 
     @property
-    def route(self) -> Any:
+    def route(self) -> SumRoute | None:
         return self._group.route
 
     @property
@@ -253,17 +257,17 @@ class WatchedGroup:
         return getattr(self._group, "loss", "")
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        with self._pulse.doing(Activity.TRANSFER if values.nbytes > _LARGE else Activity.COLLECTIVE):
+        with self._heartbeat.doing(Activity.TRANSFER if values.nbytes > _LARGE else Activity.COLLECTIVE):
             return self._group.sum(values)
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        with self._pulse.doing(Activity.TRANSFER):
+        with self._heartbeat.doing(Activity.TRANSFER):
             return self._group.share(data, giver)
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        with self._pulse.doing(Activity.TRANSFER):
+        with self._heartbeat.doing(Activity.TRANSFER):
             return self._group.broadcast(arrays, giver)
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        with self._pulse.doing(Activity.TRANSFER):
+        with self._heartbeat.doing(Activity.TRANSFER):
             return self._group.hand(arrays, givers, takers)

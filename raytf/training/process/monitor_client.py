@@ -19,6 +19,8 @@ from raytf.runs.status import Status
 from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
 
 Answer = TypeVar("Answer")
+#: Steps after which states are invalid, each with the names of the attempts that made them.
+VoidRows = list[tuple[int, list[str]]]
 
 
 class Question(Generic[Answer]):
@@ -98,18 +100,22 @@ class MonitorClient:
         """Send the status of the run, from rank 0."""
         self.handle.update.remote(status)
 
-    def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """Announce that a group begins to train: see `Monitor.begin`."""
-        return Question[tuple[list[str], int | None]](self.handle.begin.remote(attempt)).answer()
+    def begin(self, attempt: str) -> tuple[list[str], int | None, bool, VoidRows, dict[str, tuple[int, int]]]:
+        """Announce that a group begins to train.
+
+        Returns:
+            The attempts before it, the step of the newest checkpoint on storage (0 for none, None if nobody has
+            checked), whether a later one may be on storage, the invalid states, and the standings of nodes: see
+            `Monitor.begin` and `GroupHistory.for_new_ranks`.
+        """
+        asked = [self.handle.begin.remote(attempt), self.handle.is_saving.remote(), self.handle.past.remote()]
+        (earlier, step), is_saving, (void, standings) = ray.get(asked)
+        return earlier, step, is_saving, void, standings
 
     def commits(self, step: int, seconds: float) -> None:
         """Report that the checkpoint of a step is about to be complete, and wait so long until the driver knows it."""
         with contextlib.suppress(ray.exceptions.RayError):
             Question[None](self.handle.commits.remote(step)).answer(seconds)
-
-    def is_saving(self) -> bool:
-        """Return whether a later checkpoint than the one that `begin` reported may be on storage."""
-        return Question[bool](self.handle.is_saving.remote()).answer()
 
     def is_over(self, attempt: str, seconds: float) -> bool:
         """Return whether another group has begun to train after this attempt; False without an answer in time."""
@@ -117,12 +123,6 @@ class MonitorClient:
             return Question[bool](self.handle.is_over.remote(attempt)).answer(seconds)
         except ray.exceptions.RayError:
             return False
-
-    def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """Return what a new group has to know of earlier ones: see `GroupHistory.for_new_ranks`."""
-        return Question[tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]](
-            self.handle.past.remote()
-        ).answer()
 
     def go_back(self, after: int, attempts: Sequence[str]) -> None:
         """Report that states after a step, of these attempts, are void; waits, as this process is about to end."""

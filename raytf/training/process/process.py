@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 import ray
 
@@ -14,12 +15,35 @@ from raytf.cluster import orphaned_processes, scratch
 from raytf.distributed import sockets
 from raytf.distributed.gpu import determinism, health, visibility
 from raytf.training.process import warm_pool
-from raytf.training.process.process_settings import ProcessSettings
 
 #: Seconds in which an error still reaches the driver, if it can be reached.
 _HEARD_SECONDS = 30.0
 #: More than any machine has; TensorFlow's own limit is 64 GiB.
 _NO_LIMIT_MB = 1 << 24
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """A run's settings of its workers' processes, applied before any TensorFlow operation.
+
+    Attributes:
+        threads: TensorFlow's threads within an operation; 0 lets TensorFlow decide, None gives a process the same share
+            of the node's CPUs as it has of the node's GPUs.
+        quiet: silence TensorFlow's messages.
+        exact: let TensorFlow choose deterministic kernels, and refuse operations that have none.
+        jit: compile gradients with XLA. Compiled programs stay on the node for the next group.
+        one_worker: the strategy has a single process, which has no cluster and hence no TF_CONFIG.
+        logical_devices: number of logical devices into which the CPU is divided.
+        is_next_soon: another run may follow at once, as in a notebook: its processes are prepared from the beginning.
+    """
+
+    threads: int | None = 0
+    quiet: bool = True
+    exact: bool = False
+    jit: bool = False
+    one_worker: bool = False
+    logical_devices: int = 1
+    is_next_soon: bool = False
 
 
 def end_unheard() -> None:

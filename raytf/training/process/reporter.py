@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import ray
@@ -21,7 +21,7 @@ from raytf.runs.run_log import MirroredFolder
 from raytf.runs.status import Moment, Pace, Status
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
-from raytf.training.process.monitor_client import Question
+from raytf.training.process.monitor_client import Answer, Question
 
 #: Seconds between two statuses.
 _STATUS_SECONDS = 0.5
@@ -38,6 +38,37 @@ _MET_AGAIN_SECONDS = 1.0
 #: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
 #: storage again.
 _PACK_BYTES = 1 << 20
+
+
+class LatestAnswer(Generic[Answer]):
+    """The monitor's latest answer to a question that is asked again and again.
+
+    Args:
+        ask: asks the monitor.
+        seconds: the least time between two questions.
+        value: the answer until the first one arrives.
+        clock: seconds of a clock that only goes forward.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Question[Answer]],
+        seconds: float,
+        value: Answer,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._ask, self._seconds, self.value, self._clock = ask, seconds, value, clock
+        self._question: Question[Answer] | None = None
+        self._asked_at = -seconds
+
+    def poll(self) -> Answer:
+        """Return the latest answer; never wait for one."""
+        now = self._clock()
+        if self._question is None and now - self._asked_at >= self._seconds:
+            self._question, self._asked_at = self._ask(), now
+        elif self._question is not None and self._question.is_answered():
+            self.value, self._question = self._question.answer(), None
+        return self.value
 
 
 class Reporter:
@@ -63,14 +94,10 @@ class Reporter:
         self._report_thread: threading.Thread | None = None
         #: Whether ranks were lost, or have joined.
         self._has_met_again = False
-        #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
-        self._question: Question[int] | None = None
-        self._asked_at = 0.0
-        self._ticket = 0
-        #: The same for the driver's measurements.
-        self._measuring: Question[dict[str, float]] | None = None
-        self._measured_at = 0.0
-        self._measured: dict[str, float] = {}
+        #: The ticket of the request that the ranks save and wait; 0 if there is none.
+        self._ticket: LatestAnswer[int] = LatestAnswer(job.monitor.ask_wanted, _ASK_SECONDS, 0)
+        #: Goodput and restarts, which the driver measures.
+        self._measured: LatestAnswer[dict[str, float]] = LatestAnswer(job.monitor.ask_measured, _MEASURE_SECONDS, {})
 
     def take_place(self, rank: int | None, world_size: int, attempt: str) -> None:
         """Take another rank, or another attempt with other workers."""
@@ -176,27 +203,20 @@ class Reporter:
 
     def is_parking_wanted(self) -> bool:
         """Return whether the ranks must save and wait, by the monitor's latest answer; never wait for one."""
-        if self._rank != 0:
-            return False
-        now = time.monotonic()
-        if self._question is None and now - self._asked_at >= _ASK_SECONDS:
-            self._question, self._asked_at = self._job.monitor.ask_wanted(), now
-        elif self._question is not None and self._question.is_answered():
-            self._ticket, self._question = self._question.answer(), None
-        return self._ticket != 0
+        return self._rank == 0 and self._ticket.poll() != 0
 
     def answer(self, saved: bool) -> None:
         """Tell the monitor that the ranks wait, and whether they could save; from rank 0."""
         if self._rank == 0:
-            self._job.monitor.answer(self._ticket, saved)
+            self._job.monitor.answer(self._ticket.value, saved)
 
     def is_released(self) -> bool:
         """Return whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
         if self._rank != 0:
             return False
-        released, wanted = self._job.monitor.released(self._ticket)
+        released, wanted = self._job.monitor.released(self._ticket.value)
         if released:
-            self._ticket = wanted
+            self._ticket.value = wanted
         return released
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
@@ -227,20 +247,11 @@ class Reporter:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.train.report(metrics)
 
-    def _measures(self) -> dict[str, float]:
-        """Return goodput and restarts as the driver last measured them; never wait."""
-        now = time.monotonic()
-        if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
-            self._measuring, self._measured_at = self._job.monitor.ask_measured(), now
-        elif self._measuring is not None and self._measuring.is_answered():
-            self._measured, self._measuring = self._measuring.answer(), None
-        return self._measured
-
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Write numbers for TensorBoard; from rank 0."""
 
         def write(summary: Any) -> None:
-            more = {"world_size": float(self._world_size), **self._measures()}
+            more = {"world_size": float(self._world_size), **self._measured.poll()}
             for name, value in {**values, **more}.items():
                 summary.scalar(name, value)
 

@@ -21,7 +21,7 @@ from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.saving.checkpoint_policy import CheckpointPolicy
 
 if TYPE_CHECKING:
-    from raytf.training.session import Attempt, Program
+    from raytf.training.session import RankSession
 
 #: For the driver to say whether another group has begun, and to hear of a commit.
 _ANSWER_SECONDS = 5.0
@@ -44,30 +44,30 @@ class Tiers:
     restorer: Restorer
 
 
-def open_tiers(attempt: Attempt) -> Tiers:
+def open_tiers(session: RankSession) -> Tiers:
     """Open this rank's tiers; nothing is read yet."""
-    job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
-    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier, job.lease)
+    job, checkpoints, reporter, place = session.job, session.config.checkpoints, session.reporter, session.place
+    start = GroupAttempt(place.attempt, session.group.rank, session.group.world_size, place.earlier, job.lease)
     memory = MemoryTier(
         job.run_uri,
-        attempt.group,
+        session.group,
         start,
-        0 if attempt.config.strategy.has_servers else checkpoints.snapshot_every_steps,
+        0 if session.config.strategy.has_servers else checkpoints.snapshot_every_steps,
         job.monitor.handle,
         reporter.say_here,
-        attempt.place,
+        place.on_node,
     )
     policy = CheckpointPolicy.of(checkpoints)
     durable = DurableTier(
-        attempt.storage,
+        session.storage,
         start,
         Keep(checkpoints.keep, policy.goal),
         reporter.say_here,
-        fence=functools.partial(check_current, attempt.storage, job.lease, attempt.name, job.monitor),
+        fence=functools.partial(check_current, session.storage, job.lease, place.attempt, job.monitor),
         late=reporter.upload_anew,
         commits=functools.partial(job.monitor.commits, seconds=_ANSWER_SECONDS),
     )
-    restorer = Restorer(memory, durable, attempt.group, reporter.say, attempt.void)
+    restorer = Restorer(memory, durable, session.group, reporter.say, place.void)
     return Tiers(memory, durable, policy, restorer)
 
 
@@ -87,36 +87,36 @@ def check_current(run: Storage, owner: str, attempt: str, monitor: MonitorClient
         )
 
 
-def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:
+def newest(session: RankSession, tiers: Tiers) -> Checkpoint | None:
     """Return the state from which the run is resumed, the same one on every rank; None for a new run.
 
     Raises:
         RunMismatchError: the run was made with other settings.
         CheckpointError: there are checkpoints, and none of them can be read.
     """
-    checkpoint = tiers.restorer.find(functools.partial(_check_identity, attempt, program))
-    if checkpoint is None and attempt.earlier:
-        attempt.reporter.say("nothing had been saved when the run ended last: it begins again at step 0")
+    checkpoint = tiers.restorer.find(functools.partial(_check_identity, session))
+    if checkpoint is None and session.place.earlier:
+        session.reporter.say("nothing had been saved when the run ended last: it begins again at step 0")
     return checkpoint
 
 
-def _check_identity(attempt: Attempt, program: Program, checkpoint: Checkpoint) -> None:
-    before, now = checkpoint.document.identity, program.identity
-    difference = run_identity.not_going_on(before, now)
+def _check_identity(session: RankSession, checkpoint: Checkpoint) -> None:
+    before, now = checkpoint.document.identity, session.identity
+    difference = run_identity.resume_mismatch(before, now)
     if difference:
         raise RunMismatchError(
-            f"run {attempt.config.run_name!r} in storage was made with other settings: {difference}. "
-            f"Use the same settings as before. {beside(attempt.config)}"
+            f"run {session.config.run_name!r} in storage was made with other settings: {difference}. "
+            f"Use the same settings as before. {beside(session.config)}"
         )
     if before.get(run_identity.CODE, now[run_identity.CODE]) != now[run_identity.CODE]:
-        attempt.reporter.say(
+        session.reporter.say(
             "the code of the model, of its loss or of a layer has changed: the run continues with the new code"
         )
 
 
-def restore(program: Program, chosen: Checkpoint) -> None:
+def restore(session: RankSession, chosen: Checkpoint) -> None:
     """Restore the model, its optimizer, and the program's variables from a checkpoint."""
     own = {name: value for name, value in chosen.tensors.items() if not name.startswith("callback/")}
     # Earlier versions saved no variables of the program, which then keep the values that the program gives them.
-    new = [name for name in program.named if name.startswith(variables.PROGRAM_PREFIX) and name not in own]
-    variables.restore({name: v for name, v in program.named.items() if name not in new}, own)
+    new = [name for name in session.named if name.startswith(variables.PROGRAM_PREFIX) and name not in own]
+    variables.restore({name: v for name, v in session.named.items() if name not in new}, own)

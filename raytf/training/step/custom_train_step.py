@@ -21,14 +21,14 @@ import keras
 import tensorflow as tf
 
 from raytf._keras import interception
-from raytf._tensorflow import tracing
+from raytf._tensorflow import WRITES, ops_of, tracing
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError, WholeBatchError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope, beginning
-from raytf.training.model import added_losses, batch_metrics
-from raytf.training.model.traced_ops import WRITES, ops_of
+from raytf.training.model import batch_metrics, losses
+from raytf.training.model.notes import notes_of
 from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
 
 #: Kinds of operations that advance a `tf.random.Generator`.
@@ -157,7 +157,7 @@ class OwnStep:
                 raise Held
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
-        with self.gathered.noted() as calls, added_losses.divided(self.model, None, leaves[0].shape[0], part):
+        with self.gathered.noted() as calls, losses.added_divided(self.model, None, leaves[0].shape[0], part):
             try:
                 data = self._data(leaves)
                 logs = own_run.run(self.model.train_step, data, seeds[-1], scope, self.trainable, on_apply)
@@ -366,7 +366,7 @@ class Phase(ShardWork):
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
         """Compute a shard; see `MicroBatch`."""
         gradients, updates, loss, deltas, logs, outputs = self._run(values or self.values(), leaves, seeds, weight)
-        means = batch_metrics.kinds_of(self._step.model).means
+        means = notes_of(self._step.model).metrics.means
         deltas = [d * weight if id(v) in means else d for v, d in zip(self._step.metrics, deltas, strict=False)]
         row = flat([loss * weight, *deltas, *(each * weight for each in logs)])
         return self._result(gradients, updates, row, weight, outputs)

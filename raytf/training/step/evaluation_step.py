@@ -20,7 +20,8 @@ from raytf.distributed.encoding.wire import in_graph
 from raytf.errors import ModelError
 from raytf.inference import own_run
 from raytf.inference.own_run import OwnScope, beginning, overrides_test
-from raytf.training.model import added_losses, batch_metrics
+from raytf.training.model import batch_metrics, losses
+from raytf.training.model.notes import notes_of
 from raytf.training.step.microbatch import MicroBatch
 from raytf.training.step.shard_loop import (
     ShardBatch,
@@ -79,7 +80,7 @@ class EvalStep:
             micro = OwnTest(model, template, leaves, self._plan.global_batch_size)
         else:
             micro = MicroBatch(model, template, training=False)
-        if batch_metrics.kinds_of(model).whole:  # a loop must know what they get before it is traced
+        if notes_of(model).metrics.whole:  # a loop must know what they get before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
             probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
             probe.get_concrete_function(leaves, seeds)
@@ -211,7 +212,7 @@ class OwnTest(ShardWork):
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: Any = None, factors: Any = None) -> ShardResult:
         """Compute a shard."""
         loss, deltas, logs, outputs = self._compute(leaves, seeds, weight)
-        means = batch_metrics.kinds_of(self._model).means
+        means = notes_of(self._model).metrics.means
         deltas = [d * weight if id(v) in means else d for v, d in zip(self.metrics, deltas, strict=True)]
         row = flat([loss * weight, *deltas, *(each * weight for each in logs)])
         return self._result([], [], row, weight, outputs)
@@ -235,7 +236,7 @@ class OwnTest(ShardWork):
     def _compute(self, leaves: Any, seeds: Any, weight: Any = 1.0) -> tuple[Any, Any, Any, Any]:
         scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))
         data = own_run.data_of(tree.unflatten(self._template, leaves))
-        added_by = added_losses.divided(self._model, None, leaves[0].shape[0], weight)
+        added_by = losses.added_divided(self._model, None, leaves[0].shape[0], weight)
         with self._gathered.noted() as calls, added_by:
             logs = own_run.run(self._model.test_step, data, seeds[-1], scope, self.trainable, _refuse)
         deltas = added(scope, self.metrics, self._initial_metrics)

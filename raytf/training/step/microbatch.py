@@ -22,8 +22,9 @@ from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import OwnScope, beginning
-from raytf.training.model import added_losses, batch_metrics, loss_division, program_variables
+from raytf.training.model import batch_metrics, losses, program_variables
 from raytf.training.model import model as models
+from raytf.training.model.notes import notes_of
 from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added, elements, flat
 
 
@@ -70,9 +71,9 @@ class MicroBatch(ShardWork):
         trackers = getattr(_keras.compiled_loss(model), "metrics", [])
         self._output_losses = {id(v) for tracker in trackers for v in tracker.variables}
         self._gathered = batch_metrics.Gathered(model)
-        self._means = [id(v) in batch_metrics.kinds_of(model).means for v in self.metrics]
-        #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
-        self.divided = loss_division.places(model)
+        self._means = [id(v) in notes_of(model).metrics.means for v in self.metrics]
+        #: Indices of compiled losses that are divided by data; a step has a factor for each, see `losses`.
+        self.divided = notes_of(model).divided
         self.row_width = 1 + sum(elements(self.metrics))
         self._is_compiled = jit
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
@@ -89,7 +90,7 @@ class MicroBatch(ShardWork):
         """Return [n] the divisors of a shard's losses in `divided`; TensorFlow prunes the rest of the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
-        with scope, loss_division.measured(self.model) as divisors:
+        with scope, losses.measured_divisors(self.model) as divisors:
             predicted = self.model(x, **self._kwargs)
             models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
         records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
@@ -127,14 +128,14 @@ class MicroBatch(ShardWork):
         mapping = self._mapping(weights, states, seeds)
         divided: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if factors is not None:
-            divided = loss_division.scaled(model, self.divided, factors)
+            divided = losses.scaled(model, self.divided, factors)
         elif self._sums and models.overrides_loss(model):  # which may scale all that it is made of, and add more
-            divided = loss_division.divided_by(model, part)
+            divided = losses.divided_by(model, part)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
             scope = OwnScope(mapping)
-            added_by = added_losses.divided(model, self._training, leaves[0].shape[0], part)
+            added_by = losses.added_divided(model, self._training, leaves[0].shape[0], part)
             with scope, divided as called, tracing.seeded(seeds[-1]), added_by, self._gathered.noted() as noted:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)

@@ -17,7 +17,7 @@ from raytf.distributed.devices import Devices
 from raytf.distributed.encoding import wire
 from raytf.distributed.encoding.sparse_gradients import SliceLayout, gather
 from raytf.distributed.encoding.wire import AuditRow, Span, WorkerPart
-from raytf.training.model import loss_division
+from raytf.training.model import losses
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_work import OutputLayout, ShardResult, ShardWork
 
@@ -232,7 +232,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
         plan: has the number of shards.
     """
     weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
-    return loss_division.factors(own, totals, weights)
+    return losses.factors(own, totals, weights)
 
 
 def fixed_values(devices: Devices, fixed: Callable[[], Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.runs import digest_log, ledger, run_log
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.storage.storage import Storage
-from raytf.training import session
+from raytf.training import startup
 
 #: As earlier versions named them; the second one by a clock that is far ahead.
 OLD, AHEAD = "20260101T000000.000-ffffff", "29990101T000000.000-ffffff"
@@ -141,11 +141,9 @@ def test_the_ledgers_of_drivers_are_ordered_by_their_terms(run):
 
 def test_an_attempt_has_its_generation_even_if_rank_0_was_suspended():
     told = []
-    monitor = SimpleNamespace(
-        begin=lambda name: told.append(name) or ([], None), is_saving=lambda: False, past=lambda: ([], {})
-    )
+    monitor = SimpleNamespace(begin=lambda name: told.append(name) or ([], None, False, [], {}))
     job, group = SimpleNamespace(monitor=monitor, term=3), SimpleNamespace(rank=0, share=lambda data: data)
-    late, early = (session._begin(job, group, number)[0] for number in (12, 2))
+    late, early = (startup._announce(job, group, number)[0] for number in (12, 2))
     assert early < late
     assert told == [late, early]
     assert naming.term_of(late) == 3

@@ -89,9 +89,9 @@ OLD = {k: v for k, v in FULL.items() if k in ("--seed", "training data", "model 
 def test_what_may_differ(before, change, goes_on, answers):
     now = {k: v for k, v in FULL.items() if k != "model optimizer" or k in before}
     now = {k: v for k, v in now.items() if k in before or not k.startswith("arithmetic")} | change
-    assert (not run_identity.not_going_on(before, now)) == goes_on
-    assert (not run_identity.not_answered(before, now)) == answers
-    said = run_identity.not_answered(before, now)
+    assert (not run_identity.resume_mismatch(before, now)) == goes_on
+    assert (not run_identity.result_mismatch(before, now)) == answers
+    said = run_identity.result_mismatch(before, now)
     assert answers or all(key in said for key in change)
 
 

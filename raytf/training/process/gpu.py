@@ -1,16 +1,79 @@
-"""Converts a TensorFlow error in a worker to an error that says whose fault it is: node, job or refusal."""
+"""A worker's GPUs: checked when its group starts, and blamed or cleared when TensorFlow raises an error about one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from raytf.distributed.gpu import health, visibility
 from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError, one_line
 
+#: Rows and columns: large enough that the library uses its regular kernels, and still only some milliseconds.
+_SIZE = 1024
 #: Characters of TensorFlow's text in a message for the user.
 _TEXT = 400
+
+# -- a matrix product with a known result ------------------------------------------------------------------------------
+#
+# A GPU that miscalculates passes every other check. The factors are small whole numbers, so every GPU gets the same
+# exact result in every precision in which TensorFlow multiplies float32: TF32 keeps 11 bits of a factor, and sums in
+# float32 are exact below 2^24.
+
+
+def factors(size: int = _SIZE) -> tuple[np.ndarray, np.ndarray]:
+    """Return two float32 matrices of whole numbers from 0 to 15, in which neighboring rows differ."""
+    rows, columns = np.ogrid[:size, :size]
+    a, b = (rows * 7 + columns * columns * 3) % 16, (rows * rows * 5 + columns * 11) % 16
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def fault(got: np.ndarray, size: int = _SIZE) -> str:
+    """Describe for the user what is wrong with a product of the factors; empty if it is right."""
+    a, b = factors(size)
+    want = a.astype(np.float64) @ b.astype(np.float64)  # whole numbers far below 2^53
+    wrong = np.argwhere(np.asarray(got, np.float64) != want)
+    if not len(wrong):
+        return ""
+    row, column = map(int, wrong[0])
+    return (
+        f"{len(wrong)} of {size * size} entries of a matrix product are wrong, the first at [{row}, {column}]: "
+        f"{got[row, column]:g} instead of {want[row, column]:g}"
+    )
+
+
+def check_product(devices: Sequence[str] | None = None, multiply: Callable[[str], np.ndarray] | None = None) -> None:
+    """Check the matrix product on each device.
+
+    Args:
+        devices: TensorFlow's names of the devices; by default all GPUs of this process.
+        multiply: returns the product of the factors on a device; by default computed by TensorFlow.
+
+    Raises:
+        GpuError: a device has a wrong result; names node and device.
+    """
+    if devices is None:
+        import tensorflow as tf
+
+        devices = [f"/GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]
+    for device in devices:
+        wrong = fault((multiply or _multiply)(device))
+        if wrong:
+            address, node = visibility.here()
+            raise GpuError(f"node {address}: {device.strip('/')} miscalculates: {wrong}", node)
+
+
+def _multiply(device: str) -> np.ndarray:
+    import tensorflow as tf
+
+    a, b = factors()
+    with tf.device(device):
+        return tf.linalg.matmul(tf.constant(a), tf.constant(b)).numpy()
+
+
+# -- errors about a GPU ------------------------------------------------------------------------------------------------
 
 
 def explain(
@@ -22,7 +85,7 @@ def explain(
         error: the error that TensorFlow raised.
         trace: its traceback, as text.
         load: returns what a step puts on a GPU; called only if needed.
-        read_facts: returns what is known about this process's GPU; called only if needed. By default `facts`.
+        read_facts: returns what is known about this process's GPU; called only if needed.
 
     Returns:
         None for an error that is not about a GPU.
@@ -30,7 +93,7 @@ def explain(
     text = str(error)
     if sort(text, FaultFacts()) is None:  # not about a GPU
         return None
-    known = (read_facts or facts)()
+    known = (read_facts or _facts)()
     whose = sort(text, known)
     address, node = visibility.here()
     if known.is_told:  # the coordinator learns of an error on some worker's GPU, but not on which
@@ -55,7 +118,7 @@ def explain(
             return GpuError(f"node {address}: its GPU, the driver or a CUDA library fails: {message}", node)
 
 
-def facts() -> FaultFacts:
+def _facts() -> FaultFacts:
     """Return what NVML and Ray know about this worker's GPU, once it has started to compute."""
     if visibility.assigned_gpus() == []:
         return FaultFacts(is_told=True)
