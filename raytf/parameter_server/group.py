@@ -22,8 +22,7 @@ from raytf.runs.events import GroupStart, Waiting, WorkerLost
 from raytf.runs.restart_phases import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
-from raytf.training.process.process import load_tensorflow, settle_in, take_place
-from raytf.training.process.process_settings import ProcessSettings
+from raytf.training.process.process import ProcessSettings, load_tensorflow, settle_in, take_place
 
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0

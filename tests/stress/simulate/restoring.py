@@ -56,7 +56,7 @@ class Restoring:
     def find(self) -> Steps:
         """Find the state; while storage is out and is needed, try again."""
         progress, store = self._worker.driver.progress, self._run.store
-        known, is_saving = progress.durable, progress.is_saving
+        known, is_saving = progress.durable, progress.is_saving()
         unknown = self._run.ownership.late | self._run.ownership.unannounced
         stored = [step for name, (step, _) in store.manifests.items() if name not in unknown]
         earlier = [*self._worker.driver.earlier, *self._worker.driver.attempts.values()]
