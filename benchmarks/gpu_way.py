@@ -81,7 +81,7 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
 
     from benchmarks.gpu_placement import findings
     from raytf.checkpoint.variables import seed_states
-    from raytf.config.sections import ComputeSection
+    from raytf.config.flags import ComputeSection
     from raytf.data.pipeline import Pipeline
     from raytf.data.plan import StepPlan
     from raytf.data.sources import ArraySource

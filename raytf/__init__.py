@@ -51,7 +51,7 @@ _HOMES = {
     ),
     "raytf.distributed.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runs.run_log": ("read_steps",),
-    "raytf.config.sections": ("WorkerSection",),
+    "raytf.config.flags": ("WorkerSection",),
     "raytf.driver.map_workers": ("on_workers",),
     "raytf.driver.fit": ("fit",),
     "raytf.driver.result": ("Result", "load_weights"),
@@ -62,7 +62,7 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605
 
 if TYPE_CHECKING:  # an alias that repeats the name exports it
     from raytf.config.command_line import cli as cli  # noqa: I001
-    from raytf.config.sections import WorkerSection as WorkerSection
+    from raytf.config.flags import WorkerSection as WorkerSection
     from raytf.config.train_config import Flags as Flags, TrainConfig as TrainConfig, WorkerFlags as WorkerFlags
     from raytf.data import (
         ArraySource as ArraySource,

@@ -122,7 +122,7 @@ class Run:
 
         from raytf.audit import shard_audit
         from raytf.checkpoint.variables import seed_states
-        from raytf.config.sections import ComputeSection
+        from raytf.config.flags import ComputeSection
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource

@@ -104,7 +104,7 @@ class Keras(Way):
 class Raytf(Way):
     def prepare(self, rows: int, optimizer: str) -> None:
         from raytf.checkpoint.variables import seed_states
-        from raytf.config.sections import ComputeSection
+        from raytf.config.flags import ComputeSection
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan
         from raytf.data.sources import ArraySource

@@ -22,7 +22,7 @@ from typing import Any
 import annotated_types
 
 from raytf.commands.main import COMMANDS, load
-from raytf.config import flags, setting
+from raytf.config import flag_parsing, setting
 from raytf.config.setting import Expected, InSearch, Refused, Setting, When
 from raytf.config.train_config import every_setting, section_types
 from raytf.runs import events, run_folder
@@ -50,7 +50,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "a te
 def settings_page() -> str:
     parts = [SETTINGS]
     for section in section_types().values():
-        texts = flags.texts(section)
+        texts = flag_parsing.texts(section)
         title = section.__name__.removesuffix("Section")
         parts.append(f"\n## {title}\n\n{paragraph(inspect.getdoc(section) or '')}\n")
         parts += [setting_entry(its, texts[its.name]) for its in setting.of(section) if its.name in texts]
@@ -123,14 +123,14 @@ def commands_page() -> str:
 
 
 def command_entry(name: str, run: Callable[[Any], object]) -> str:
-    groups = flags.of_command(run)
+    groups = flag_parsing.of_command(run)
     own = [group for group in groups if group.kind not in section_types().values()]
-    every = [(flag, flags.texts(group.kind).get(flag.name, "")) for group in own for flag in group.flags]
+    every = [(flag, flag_parsing.texts(group.kind).get(flag.name, "")) for group in own for flag in group.flags]
     about = inspect.cleandoc(groups[0].kind.__doc__ or "")
     lines = [f"\n## `{name}`"]
     for part in about.split("\n\n"):
         lines += ["", paragraph(part)]
-    lines += [f"\n    {flags.usage(name, groups)}"]
+    lines += [f"\n    {flag_parsing.usage(name, groups)}"]
     if every:
         lines += ["", "| flag | takes | |", "| --- | --- | --- |"]
         lines += [row([flag_names(flag), flag_value(flag), text + flag_default(flag)]) for flag, text in every]
@@ -229,7 +229,7 @@ def keywords_module() -> str:
 
 
 def keyword_fields(settings: Iterable[Setting]) -> Iterator[str]:
-    texts = {name: text for section in section_types().values() for name, text in flags.texts(section).items()}
+    texts = {name: text for section in section_types().values() for name, text in flag_parsing.texts(section).items()}
     for its in settings:
         yield f"\n    {its.name}: {keyword_type(its)}\n{keyword_docstring(texts[its.name])}\n"
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from raytf.config.sections import RunSection
+from raytf.config.flags import RunSection
 from raytf.errors import ConfigError
 from raytf.runs import run_folder
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import raytf
-from raytf.config import flags, setting
+from raytf.config import flag_parsing, setting
 from raytf.config.command_line import cli
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import printable, visible
@@ -93,7 +93,7 @@ def with_rest(run: Callable[[Any], object], args: list[str]) -> list[str]:
     if "--" not in args:
         return args
     at = args.index("--")
-    for group in flags.of_command(run):
+    for group in flag_parsing.of_command(run):
         for flag in group.flags:
             if any(isinstance(note, Rest) for note in flag.notes):
                 return [*args[:at], f"{flag.flag}={shlex.join(args[at + 1 :])}"]

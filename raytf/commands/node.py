@@ -13,7 +13,7 @@ import tyro
 
 from raytf.cluster.preemption import watcher
 from raytf.cluster.preemption.init_process import Command, Raylet
-from raytf.config.sections import NoticeSection
+from raytf.config.flags import NoticeSection
 from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError
 

@@ -16,7 +16,7 @@ from typing import Any
 import tyro
 
 from raytf import _process
-from raytf.config import exit_codes, flags, program
+from raytf.config import exit_codes, flag_parsing, program
 from raytf.config.terminal_text import printable, visible
 from raytf.config.train_config import TrainConfig
 from raytf.errors import JobError, RaytfError, one_line
@@ -72,14 +72,14 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
 
 def _show_help_or_refuse(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:
     """Show the help and exit, or say in one line what is wrong with the command line."""
-    groups = flags.of_command(main)
+    groups = flag_parsing.of_command(main)
     if not groups:  # subcommands
         return
     own = argv[: argv.index("--")] if "--" in argv else argv
     if {"-h", "--help", "--help-all"} & set(own):
-        print(flags.page(prog, groups, "--help-all" in own, shutil.get_terminal_size().columns), flush=True)
+        print(flag_parsing.page(prog, groups, "--help-all" in own, shutil.get_terminal_size().columns), flush=True)
         sys.exit(0)
-    problem = flags.wrong(groups, own)
+    problem = flag_parsing.wrong(groups, own)
     if problem:
         print(f"error: {visible(problem)}", file=sys.stderr)
         sys.exit(EXIT_REFUSED)

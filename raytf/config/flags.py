@@ -1,260 +1,437 @@
-"""The flags of a command: the fields of its dataclass and of those inside it, the page of `--help`, and what is wrong
-with a command line.
+"""The settings of a run: each field is a flag, its docstring the help text, and each class a section of `--help`.
 
-tyro reads the flags. Its help lists all of them at once, and its errors take a screen.
+All else about a setting is in its field's `Annotated`, by the classes of `raytf.config.setting`.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import difflib
-import inspect
-import itertools
-import textwrap
-import typing
-from collections.abc import Callable, Iterator, Sequence
+import os
+import urllib.parse
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, get_args
 
 import tyro
+from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import setting
-from raytf.config.setting import APPENDED, POSITIONAL, Rest, Setting, Usual
+from raytf.config.setting import AlsoTakes, Expected, Identity, InSearch, Refused, Usual, When
+from raytf.errors import ConfigError
 
-_EXPECTED = {int: "a whole number", float: "a number"}
-_SWITCHED = ("true", "false", "none")
-#: Columns of the help page before its texts.
-_LEFT = 30
+Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
+MixedPrecision = Literal["off", "bfloat16", "float16"]
+Pipeline = Literal["auto", "record", "live"]
+Reduction = Literal["fixed", "float"]
+Notices = Literal["auto", "aws", "gcp", "azure", "off"]
+RateScaling = Literal["none", "linear", "sqrt"]
+Communication = Literal["auto", "ring", "nccl", "host"]
+Place = Annotated[str, AlsoTakes(os.PathLike)]
+WorkerRange = Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), AlsoTakes(int)]
+
+#: The smallest part of a GPU that Ray can give.
+LEAST_GPU = 1e-4
+DEFAULT_WORKERS = "2"
+#: Strategies of one process: one worker, whose devices share the work.
+ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
+#: Those that take all GPUs of their machine, or logical CPU devices in their place.
+ALL_DEVICES = ("mirrored", "central-storage")
+#: Those whose workers add gradients over the network.
+OVER_THE_NETWORK = ("multi-worker-mirrored",)
+#: Those whose weights are on servers.
+SERVERS = ("parameter-server",)
+
+
+def _all_but(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in get_args(Strategy) if name not in names)
+
+
+def not_with_servers(
+    why: str, start: str = "{flag}", unless: tuple[object, ...] = (), sync_replicas: bool | None = None
+) -> Refused:
+    """Return the refusal of a setting that parameter servers ignore or cannot use."""
+    message = f"{start} with --strategy {{strategy}}: {why}. Leave it out."
+    return Refused(SERVERS, message, unless, sync_replicas)
+
+
+#: Of a setting of parameter servers.
+OF_SERVERS = Refused(
+    _all_but(*SERVERS),
+    "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
+    "leave out {flag}.",
+)
+#: How the message of a setting of devices begins.
+ONLY_DEVICES = (
+    f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
+    "machine. "
+)
+#: What is wrong with --communication nccl where workers have no GPU.
+NCCL_WITHOUT_GPU = (
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
+    "--communication host."
+)
 
 
 @dataclass(frozen=True)
-class FlagGroup:
-    """The flags of one dataclass, without those of the dataclasses inside it."""
+class RunSection:
+    """The run, and where it is stored."""
 
-    kind: type
-    flags: tuple[Setting, ...]
+    run: Annotated[str | None, InSearch.OWNED, Usual()] = None
+    """Name of the run; the same name on the same storage continues where that run stopped. Default: the name of the
+    program, such as mnist for jobs/mnist.py; in a notebook the name of its file, else notebook; run for a program
+    without a name."""
+    new: Annotated[bool, InSearch.OWNED, Usual()] = False
+    """Start another run beside those of that name: mnist-2, mnist-3 and so on. To continue it later, pass its name as
+    --run instead."""
+    storage: Annotated[Place, InSearch.OWNED, Usual()] = "~/raytf-runs"
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
+    status_file: Annotated[str | None, AlsoTakes(os.PathLike), InSearch.OWNED] = None
+    """Keep the latest status as JSON in this local file, for scripts that watch the run."""
+    histograms_every: Annotated[int, Ge(0)] = 0
+    """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
+    does."""
+    track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl"), Usual()] = None
+    """Report the run to an experiment tracker, as one of its runs for all starts of this one: settings, the metrics of
+    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    verbose: Annotated[bool, Usual()] = False
+    """Show the messages of TensorFlow and Ray, too."""
 
     @property
-    def about(self) -> str:
-        return inspect.getdoc(self.kind) or ""
+    def name(self) -> str:
+        """The run's name, once `fit` has chosen it."""
+        assert self.run is not None
+        return self.run
 
 
-def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
-    """Return the flags of a command, those of its own dataclass first.
+@dataclass(frozen=True)
+class WorkerSection:
+    """The number of workers, and the resources of each."""
 
-    Args:
-        main: a function with one argument.
+    workers: Annotated[WorkerRange, InSearch.SIZES, InSearch.NEEDED, Usual()] = None
+    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has exactly
+    one worker."""
+    use_gpu: Annotated[
+        bool | None,
+        Usual(),
+        Refused(
+            ("tpu",),
+            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Pass one of them.",
+            unless=(False,),
+        ),
+    ] = None
+    """Compute on GPUs, one for each worker unless --gpus-per-worker is less; by default if the cluster has any."""
+    # Other numbers of threads cut sums in other places.
+    cpus_per_worker: Annotated[
+        float | None,
+        Gt(0),
+        Lt(float("inf")),
+        Identity(When.EXACT, text="{cpus_per_worker:g}"),
+        InSearch.NEEDED,
+    ] = None
+    """CPUs and TensorFlow threads of each worker; 1 by default. A worker on a GPU then requests 1 CPU from Ray and has
+    as many threads as its node has CPUs for each GPU, or 1 with --exact. Another number can change the last bit of a
+    sum."""
+    gpus_per_worker: Annotated[
+        float,
+        Interval(ge=LEAST_GPU, le=1),
+        Expected("a number above 0 and at most 1. For more GPUs, take more --workers"),
+        Refused(
+            ALL_DEVICES,
+            "{typed} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
+            "--strategy multi-worker-mirrored.",
+        ),
+    ] = 1.0
+    """GPUs of each worker that computes on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
-    Returns:
-        Empty where the argument is no dataclass, as where a command has subcommands, and where a flag is of a kind that
-        only tyro knows.
-    """
-    hints = typing.get_type_hints(inspect.unwrap(main), include_extras=True)
-    hints.pop("return", None)
-    kind = setting.plain(next(iter(hints.values()), None))
-    if len(hints) != 1 or not dataclasses.is_dataclass(kind):
-        return []
-    groups = list(_groups(kind)) or [FlagGroup(typing.cast(type, kind), ())]
-    return groups if all(map(_is_plain, _all(groups))) else []
+    @property
+    def cpus(self) -> float:
+        """CPUs that each worker requests from Ray."""
+        return 1.0 if self.cpus_per_worker is None else self.cpus_per_worker
 
-
-def texts(section: type) -> dict[str, str]:
-    """Return the text below each field of a dataclass, inherited fields first; empty if its source cannot be read."""
-    by_field: dict[str, str] = {}
-    for kind in reversed(section.__mro__[:-1]):
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """The fewest and the most workers."""
+        low, colon, high = str(DEFAULT_WORKERS if self.workers is None else self.workers).partition(":")
         try:
-            [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except (OSError, TypeError):  # of a program that was not read from a file
-            continue
-        body = typing.cast(ast.ClassDef, tree).body
-        for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                by_field[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
-    return by_field
+            bounds = int(low), int(high if colon else low)
+        except ValueError:
+            bounds = (0, 0)
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise ConfigError(
+                f"--workers {self.workers}: expected a number such as 2, or the fewest and the most such as 1:4 "
+                "(both at least 1)."
+            )
+        return bounds
+
+    def check(self) -> None:
+        """Refuse values that cannot work, with a ConfigError."""
+        _ = self.worker_range
+        setting.check(self)
 
 
-def by_name(groups: Sequence[FlagGroup]) -> dict[str, Setting]:
-    """Return the flags by each name under which they can be passed."""
-    return {name: flag for flag in _all(groups) for name in flag.flag_names}
+@dataclass(frozen=True)
+class ClusterSection(WorkerSection):
+    """How the run uses the cluster."""
+
+    resize_every_seconds: Annotated[
+        float,
+        Ge(0),
+        not_with_servers("the number of workers is that of the start, until the group starts again"),
+    ] = 60.0
+    """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
+    max_failures: Annotated[int, Ge(-1)] = -1
+    """How often lost workers are replaced before the run gives up; -1 never gives up. Five storage errors in a row
+    without a new step stop the run in any case."""
+
+    hang_seconds: Annotated[float, Ge(0)] = 30.0
+    """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
+    saves, validation, compiling and restoring may take ten or twenty times as long. 0 turns this check off."""
+    replace_stragglers: Annotated[
+        bool,
+        not_with_servers(
+            "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"
+        ),
+    ] = False
+    """Move a worker that stays slower than its peers to another node, if the cluster has one."""
+    mixed_gpus: bool = False
+    """Allow GPUs of several kinds in one group of workers. By default all workers of a group have GPUs of one kind, the
+    one on which most workers can run: another kind computes other last bits."""
+    warm_workers: bool = True
+    """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
+    worker is replaced in half the time. A node that would have less than 2 GiB of free memory left keeps none."""
 
 
-def _all(groups: Sequence[FlagGroup]) -> list[Setting]:
-    return [flag for group in groups for flag in group.flags]
+@dataclass(frozen=True)
+class NoticeSection:
+    """The preemption notices that each node watches for."""
+
+    notices: Notices = "auto"
+    """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
+    notice_url: str | None = None
+    """Base URL of that service if it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    follow_warnings: bool = False
+    """Leave a node on a warning, too: a rebalance recommendation of AWS, or a move or pause without a restart. Without
+    this flag, warnings are only shown."""
+
+    def check(self) -> None:
+        """Refuse values that cannot work, with a ConfigError."""
+        setting.check(self)
+        if self.notice_url is None:
+            return
+        try:
+            url = urllib.parse.urlsplit(self.notice_url)
+            fits = url.scheme == "http" and url.hostname and url.port != 0 and not (url.query or url.fragment)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"--notice-url {self.notice_url}: expected http://HOST[:PORT][/PREFIX], such as http://127.0.0.1:8000, "
+                "without a path of the cloud's."
+            )
 
 
-def _groups(kind: Any) -> Iterator[FlagGroup]:
-    inner = [its.kind for its in setting.of(kind) if dataclasses.is_dataclass(its.kind)]
-    own = tuple(its for its in setting.of(kind) if not dataclasses.is_dataclass(its.kind))
-    if own:
-        yield FlagGroup(kind, own)
-    for section in inner:
-        yield from _groups(section)
+@dataclass(frozen=True)
+class LengthSection:
+    """The length of the run."""
+
+    epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
+    """Passes over the training data. Default: the program's number; 1 if it has none and --steps is not passed
+    either."""
+    steps: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
+    """Global steps, instead of epochs."""
 
 
-def _is_plain(flag: Setting) -> bool:
-    """Return whether a flag is named and read as its field says: it has one type, and nothing that changes how tyro
-    reads it."""
-    is_read = flag.kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(flag.choices)
-    return len(flag.kinds) == 1 and is_read and all(map(_is_known, flag.notes))
+@dataclass(frozen=True)
+class BatchSection:
+    """The batch of a step. These settings define the run and cannot change when it is resumed."""
+
+    global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
+    """Examples in one step, over all workers together."""
+    logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
+    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch, some
+    have one example more. Default: that of an existing run, otherwise a power of two, at least 4 and at least the most
+    workers."""
+    seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity(), Usual()] = 0
+    """Seed of initial weights, data order, dropout and augmentation."""
+    pipeline: Pipeline = "auto"
+    """Batches of a tf.data.Dataset, a PyDataset or a generator: record reads one pass before training and uses it for
+    all epochs, live makes them while the run trains; auto records what is the same in each pass."""
 
 
-def _is_known(note: Any) -> bool:
-    """Return whether a note is not tyro's, or one that raytf knows: a place, a repeated flag, a placeholder."""
-    if not type(note).__module__.startswith("tyro") or note in (POSITIONAL, APPENDED):
-        return True
-    return getattr(note, "metavar", None) is not None and note == tyro.conf.arg(metavar=note.metavar)
+@dataclass(frozen=True)
+class RateSection:
+    """How the model's learning rate follows the size of the batch. None of it knows the number of workers: the global
+    batch is the same for all of them."""
+
+    scale_learning_rate: Annotated[
+        RateScaling, Identity(When.CHANGED, text="{scale_learning_rate} from --base-batch-size {base_batch_size}")
+    ] = "none"
+    """Multiply the model's learning rate by --global-batch-size / --base-batch-size (linear), or by the root of that
+    (sqrt)."""
+    base_batch_size: Annotated[int, Ge(1), Identity(within="scale_learning_rate")] = 128
+    """The global batch for which the model's learning rate was chosen."""
+    warmup_epochs: Annotated[float, Ge(0), Lt(float("inf")), Identity(When.CHANGED, text="{warmup_epochs:g}")] = 0.0
+    """Raise the rate linearly over this many epochs to its full value: from the model's own where it is scaled up, else
+    from 0."""
 
 
-# -- the page of --help ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ComputeSection:
+    """How a step is computed."""
+
+    mixed_precision: Annotated[
+        MixedPrecision | None,
+        Identity(),
+        Usual(),
+        not_with_servers(
+            "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
+            start="{typed}",
+            unless=("off", "bfloat16"),
+        ),
+    ] = None
+    """Compute in 16 bits and keep variables in 32, or off. The default is the dtype policy that the job has set."""
+    jit: Annotated[bool, InSearch.KEPT] = False
+    """Compile the gradient function with XLA."""
+    exact: Annotated[
+        bool,
+        Identity(),
+        Usual(),
+        not_with_servers(
+            "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
+            "no two runs are alike; and a worker that dies may have its last updates applied twice",
+            sync_replicas=False,
+        ),
+        not_with_servers(
+            "gradients are added as floats there, in an order that depends on the number of parts", sync_replicas=True
+        ),
+    ] = False
+    """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
+    reduction: Annotated[Reduction, Identity()] = "fixed"
+    """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
+    compress_gradients: Annotated[
+        bool,
+        Identity(When.CHANGED),
+        not_with_servers("gradients go from each worker to the servers, which take them as they are"),
+    ] = False
+    """Send gradients as 16 instead of 32 bits, in fixed point: half the bytes, and still the same for every number of
+    workers."""
+    overlap: Annotated[
+        bool,
+        Refused(
+            _all_but(*OVER_THE_NETWORK),
+            "{flag} with --strategy {strategy}: only multi-worker-mirrored adds gradients over workers while they are "
+            "computed. Leave out {flag}.",
+        ),
+    ] = False
+    """Add gradients over the workers in buckets of up to 32 MiB, each as soon as it is known, while others are still
+    computed; the sums have the same bits."""
+    steps_per_call: Annotated[
+        int,
+        Ge(0),
+        not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
+    ] = 0
+    """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
+    audit_every: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
+    ] = None
+    """Have another worker compute one shard of every so many steps again, and compare the bits. A machine that computes
+    wrongly is reported and left out, and the run rolls back. 0 never does; the default is 256 with --exact (less than 1
+    % of the time) and 0 without."""
+    digests: bool = True
+    """Record a digest of what each shard adds in each step, so that the step can be computed again and compared. Sums
+    of floats have none."""
 
 
-def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:
-    """Return the page of `--help`, with the flags that a person uses first; `--help-all` has all of them.
+@dataclass(frozen=True)
+class StrategySection:
+    """How the work of a step is spread over devices and machines."""
 
-    Args:
-        prog: the command.
-        groups: of `of_command`; the first one is the command's own, those of `raytf.Flags` follow.
-        everything: whether flags are listed that few people use.
-        width: columns of the terminal.
-    """
-    width = max(60, min(width, 110))
-    own, *others = groups
-    lines = [f"usage: {usage(prog, groups)}", ""]
-    for paragraph in own.about.split("\n\n"):
-        if paragraph.strip():
-            lines += [*_filled(paragraph, width), ""]
-    lines += _entries(own, own.flags, width)
-    left_out = 0
-    for group in others:
-        shown = tuple(flag for flag in group.flags if everything or any(isinstance(n, Usual) for n in flag.notes))
-        left_out += len(group.flags) - len(shown)
-        if shown:
-            title = " ".join(group.about.split()).partition(". ")[0].rstrip(".")
-            lines += ["", f"{title}:", *_entries(group, shown, width)]
-    lines += ["", *_entry("-h, --help", "show this page and exit", width)]
-    if left_out:
-        lines += _entry("--help-all", f"show {left_out} more flags, too", width)
-    return "\n".join(lines)
+    strategy: Annotated[Strategy, Identity(When.WITH_SERVERS), InSearch.SIZES] = "multi-worker-mirrored"
+    """multi-worker-mirrored: a process for each worker, gradients added over the network; mirrored: one worker with
+    all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
+    parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
+    communication: Annotated[
+        Communication,
+        Refused(
+            _all_but(*OVER_THE_NETWORK),
+            "{typed} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
+            "{flag}.",
+        ),
+    ] = "auto"
+    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
+    memory, hosts over TCP), or auto: nccl where each worker has a GPU of its own, else as host."""
+    logical_devices: Annotated[
+        int | None,
+        Ge(1),
+        Refused(
+            ("multi-worker-mirrored", "parameter-server"),
+            ONLY_DEVICES + "Pass --workers to have more of them, or take --strategy mirrored.",
+        ),
+        Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
+    ] = None
+    """Use this many logical CPU devices in place of GPUs, for the one worker of mirrored or central-storage; each takes
+    one of --cpus-per-worker."""
+    show_cluster: bool = False
+    """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""
+    log_device_placement: Annotated[
+        bool,
+        not_with_servers(
+            "workers are TensorFlow servers, which do not report where they put an operation; gradients are computed "
+            "on the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
+        ),
+    ] = False
+    """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
+    parameter servers, which do not report it."""
+    ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
+    """Parameter servers, over which the weights are spread (default 1). They and the process that hands out the work
+    take one CPU each."""
+    sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
+    """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
+    replicas_to_aggregate: Annotated[int | None, InSearch.SIZES, OF_SERVERS] = None
+    """With --sync-replicas: equal parts of a batch whose gradients make an update. Workers beyond this number compute
+    some parts a second time, and the first result counts (default: the most workers, so that there is no backup)."""
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether parameter servers hold the weights."""
+        return self.strategy == "parameter-server"
 
-def usage(prog: str, groups: Sequence[FlagGroup]) -> str:
-    """Return the command with its values and the place of its flags."""
-    every = _all(groups)
-    named = [flag.placeholder if flag.is_needed else f"[{flag.placeholder}]" for flag in every if flag.is_positional]
-    has_flags = any(flag.flag_names for flag in every)
-    rest = [note.text for flag in every for note in flag.notes if isinstance(note, Rest)]
-    return " ".join([prog, *named, *(["[flags]"] if has_flags else []), *rest])
+    @property
+    def uses_ray_train(self) -> bool:
+        """Whether workers are those of Ray Train."""
+        return not self.has_servers
 
+    @property
+    def is_without_gpus(self) -> bool:
+        """Whether workers compute on other devices, whatever the cluster has."""
+        return self.strategy == "tpu" or self.logical_devices is not None
 
-def _entries(group: FlagGroup, shown: Sequence[Setting], width: int) -> Iterator[str]:
-    about = texts(group.kind)
-    for flag in shown:
-        left = flag.placeholder if flag.is_positional else f"{flag.flag} {flag.placeholder}"
-        if flag.is_switch:
-            left = flag.flag if flag.default is False else ", ".join(flag.flag_names)
-        yield from _entry(left, f"{about.get(flag.name, '')}{_default(flag.default)}", width)
-
-
-def _entry(left: str, text: str, width: int) -> Iterator[str]:
-    lines = _filled(text, width - _LEFT) or [""]
-    if len(left) + 4 > _LEFT:
-        yield f"  {left}"
-    else:
-        yield f"  {left:<{_LEFT - 2}}{lines.pop(0)}".rstrip()
-    for line in lines:
-        yield f"{'':<{_LEFT}}{line}"
-
-
-def _default(value: object) -> str:
-    if value is None or value is dataclasses.MISSING or value is False or value in ("", ()):
-        return ""
-    return f" (default: {'on' if value is True else f'{value:g}' if isinstance(value, float) else value})"
-
-
-def _filled(text: str, width: int) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
-
-
-# -- mistakes ----------------------------------------------------------------------------------------------------------
-
-
-def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
-    """Return the first problem of what was typed after a command, as one line; empty if there is none."""
-    known, every = by_name(groups), _all(groups)
-    places = [flag for flag in every if flag.is_positional]
-    several, filled, at = any(flag.takes_several for flag in places), 0, 0
-    passed: set[str] = set()
-    while at < len(args):
-        text, at = args[at], at + 1
-        if not _is_name(text):
-            filled += 1
-            if filled > len(places) and not several:
-                return f"{text}: expected a flag, such as --help."
-            continue
-        name, equals, assigned = text.partition("=")
-        flag = known.get("--" + name[2:].replace("_", "-"))
-        if flag is None:
-            near = difflib.get_close_matches(name.lstrip("-"), [other.lstrip("-") for other in known], n=1)
-            return f"{name}: unknown flag. {f'Did you mean --{near[0]}?' if near else '--help lists the flags.'}"
-        passed.add(flag.name)
-        values = [assigned] if equals else []
-        while not equals and at < len(args) and not _is_name(args[at]) and _takes(flag, len(values), args[at]):
-            values.append(args[at])
-            at += 1
-        problem = _wrong_values(flag, name, values)
-        if problem:
-            return problem
-    needed = [flag.placeholder for flag in places if flag.is_needed][filled:]
-    named = [flag for flag in every if not flag.is_positional and flag.is_needed and flag.name not in passed]
-    needed += [f"{flag.flag} {flag.placeholder}" for flag in named]
-    return f"expected {needed[0]}. --help says more." if needed else ""
+    @property
+    def helpers(self) -> int:
+        """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
+        return (self.ps or 1) + 1 if self.has_servers else 0
 
 
-def _is_name(text: str) -> bool:
-    return text.startswith("-") and text != "-" and not _is_of(text, float)  # it may be a number below zero
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When checkpoints are written, and how many are kept."""
 
-
-def _takes(flag: Setting, count: int, text: str) -> bool:
-    """Return whether a flag takes one more value."""
-    if flag.is_switch:
-        return flag.default is None and text.lower() in _SWITCHED
-    return count < len(flag.parts) if flag.parts else flag.takes_several or count == 0
-
-
-def _wrong_values(flag: Setting, name: str, values: Sequence[str]) -> str:
-    if flag.is_switch:
-        return ""
-    kind, choices, is_open = flag.kinds[0], flag.choices, flag.default is None
-    expected = f"one of {', '.join(choices)}" if choices else _EXPECTED.get(kind, "")
-    if not values:
-        return f"{name}: expected {expected or 'a value'}, such as {name} {_example(flag)}."
-    if is_open and values == ["None"]:
-        return ""
-    if flag.parts:
-        is_right = len(values) == len(flag.parts) and all(map(_is_of, values, flag.parts))
-        return "" if is_right else f"{' '.join([name, *values])}: expected {flag.placeholder}."
-    for value in values:
-        if choices and value not in choices:
-            near = difflib.get_close_matches(value, choices, n=1)
-            return f"{name} {value}: expected {expected}.{f' Did you mean {near[0]}?' if near else ''}"
-        if kind in (int, float) and not _is_of(value, kind):
-            return f"{name} {value}: expected {expected}."
-    return ""
-
-
-def _is_of(text: str, kind: type) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _example(flag: Setting) -> str:
-    if flag.choices:
-        return flag.choices[0]
-    if isinstance(flag.default, (int, float, str)) and str(flag.default):
-        return f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default)
-    return {int: "2", float: "0.5"}.get(flag.kinds[0], flag.placeholder)
+    checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
+    """Save after this many steps."""
+    checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
+    """Save after this many seconds (default 30 if --checkpoint-every-steps is not passed either); the first steps of a
+    run, and those after a restart, are saved sooner."""
+    snapshot_every_steps: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers(
+            "the state lives on the servers, and is copied to storage only; --checkpoint-every-steps says when",
+            unless=(0,),
+        ),
+    ] = None
+    """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
+    never does. By default as often as possible in less than 1 % of the time."""
+    keep: Annotated[int, Ge(1)] = 3
+    """How many of the newest complete checkpoints are kept."""
+    keep_best: str | None = None
+    """Also keep the checkpoint of the epoch with the best value of a metric, such as val_accuracy or max:val_mine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from raytf.config.sections import ALL_DEVICES, ClusterSection, StrategySection
+from raytf.config.flags import ALL_DEVICES, ClusterSection, StrategySection
 
 #: Parts of a resource that Ray distinguishes.
 _UNITS = 10_000

@@ -16,9 +16,7 @@ from typing import Any, Unpack, get_type_hints
 import tyro
 
 from raytf.config import setting
-from raytf.config.keywords import Settings
-from raytf.config.objective import MetricObjective
-from raytf.config.sections import (
+from raytf.config.flags import (
     NCCL_WITHOUT_GPU,
     ONE_WORKER,
     BatchSection,
@@ -32,6 +30,8 @@ from raytf.config.sections import (
     StrategySection,
     WorkerSection,
 )
+from raytf.config.keywords import Settings
+from raytf.config.objective import MetricObjective
 from raytf.config.setting import Setting
 from raytf.errors import ClusterError, ConfigError, ExactnessError, ModelError
 from raytf.storage import uris

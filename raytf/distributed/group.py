@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
-from raytf.config.sections import StrategySection
+from raytf.config.flags import StrategySection
 from raytf.distributed.allreduce.routes import SumRoute
 from raytf.distributed.devices import Devices, LocalDevices
 from raytf.distributed.encoding.wire import WireLayout

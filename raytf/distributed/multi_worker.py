@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from raytf import _tensorflow
 from raytf._process import in_thread
-from raytf.config.sections import Communication
+from raytf.config.flags import Communication
 from raytf.distributed.allreduce import routes
 from raytf.distributed.allreduce.control_plane import ControlPlane, RingPlane, SocketPlane
 from raytf.distributed.allreduce.host import HostSum, host_identity

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from raytf.config import terminal_text
-from raytf.config.sections import WorkerSection
+from raytf.config.flags import WorkerSection
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import preflight

@@ -16,11 +16,11 @@ from raytf.checkpoint.manifest import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import precision, resources
+from raytf.config.flags import ALL_DEVICES, NCCL_WITHOUT_GPU, ONE_WORKER
 from raytf.config.identity import OF_STRATEGY, batch_identity, beside, differences, strategy_identity
 from raytf.config.objective import MetricObjective
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
-from raytf.config.sections import ALL_DEVICES, NCCL_WITHOUT_GPU, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.driver.tracking import trackers

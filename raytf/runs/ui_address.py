@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from raytf._process import process_start
-from raytf.config.sections import RunSection
+from raytf.config.flags import RunSection
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from raytf.audit import shard_audit
 from raytf.audit.shard_audit import AuditChoice, AuditVerdict, Standing
 from raytf.checkpoint import invalidated_states, manifest, naming
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint.variables import seed_states
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source

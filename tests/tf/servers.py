@@ -17,7 +17,7 @@ import numpy as np
 from keras import layers
 
 from raytf.checkpoint.variables import seed_states
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

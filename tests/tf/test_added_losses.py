@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from raytf.config.flags import ComputeSection
 from raytf.config.precision import DEFAULT, POLICIES
-from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

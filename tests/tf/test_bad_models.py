@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data import ArraySource
 from raytf.errors import DataError, ModelError
 from raytf.parameter_server.step import AsyncStep

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource

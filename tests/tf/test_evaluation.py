@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Pipeline, Prefetch
 from raytf.data.plan import StepPlan

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from raytf.checkpoint.variables import seed_states, variables
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource

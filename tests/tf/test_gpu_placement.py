@@ -18,7 +18,7 @@ from tensorflow.python.framework import config as tf_config
 
 from benchmarks.gpu_placement import PlacementFinding, findings, operations
 from jobs import mnist, transformer_text
-from raytf.config.sections import StrategySection
+from raytf.config.flags import StrategySection
 from raytf.data import tree
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

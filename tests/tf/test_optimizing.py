@@ -14,7 +14,7 @@ from keras import layers
 
 from raytf.checkpoint import variables
 from raytf.checkpoint.variables import seed_states, weights_sha256
-from raytf.config.sections import ComputeSection, RateSection
+from raytf.config.flags import ComputeSection, RateSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from raytf._keras.interception import optimizers_within
 from raytf.checkpoint.variables import seed_states, weights_sha256
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 from raytf.config import precision
+from raytf.config.flags import ComputeSection
 from raytf.config.precision import Precision
-from raytf.config.sections import ComputeSection
 from raytf.errors import ConfigError
 from raytf.training.model.model import build
 

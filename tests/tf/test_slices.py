@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import layers, optimizers
 
 from raytf.checkpoint.variables import weights_sha256
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.sources import ArraySource
 from raytf.data.sources.batches import plan_of, recorded
 from raytf.data.streams import from_tf_dataset

@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 from raytf.checkpoint.variables import seed_states, weights_sha256
-from raytf.config.sections import ComputeSection
+from raytf.config.flags import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

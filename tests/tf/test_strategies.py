@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from raytf.checkpoint.variables import seed_states, weights_sha256
-from raytf.config.sections import ComputeSection, StrategySection
+from raytf.config.flags import ComputeSection, StrategySection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource

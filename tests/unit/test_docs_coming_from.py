@@ -12,7 +12,7 @@ import pytest
 
 import raytf
 from raytf.commands.main import COMMANDS
-from raytf.config.sections import WorkerSection
+from raytf.config.flags import WorkerSection
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "getting-started"

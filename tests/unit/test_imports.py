@@ -14,7 +14,7 @@ HEAVY = ("ray", "tensorflow", "keras", "jax", "torch")
 LIGHT_MODULES = [
     "raytf.config.command_line",
     "raytf.config.train_config",
-    "raytf.config.sections",
+    "raytf.config.flags",
     "raytf.data",
     "raytf.commands.data",
     "raytf.data.validation",

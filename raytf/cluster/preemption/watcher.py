@@ -17,7 +17,7 @@ from raytf.cluster.preemption.notices import (
     detect,
     sources,
 )
-from raytf.config.sections import NoticeSection
+from raytf.config.flags import NoticeSection
 from raytf.errors import ClusterError, one_line
 
 #: Seconds between two polls. AWS asks for one every 5 s, Azure for one a second; time lost here is lost to saving.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from raytf.config.sections import NCCL_WITHOUT_GPU, Communication
+from raytf.config.flags import NCCL_WITHOUT_GPU, Communication
 from raytf.errors import ConfigError
 
 #: Prefix of the UUID of a part of a GPU.

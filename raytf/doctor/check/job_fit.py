@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytf.config import setting
-from raytf.config.sections import ClusterSection, RunSection, StrategySection
+from raytf.config.flags import ClusterSection, RunSection, StrategySection
 from raytf.config.train_config import worker_range
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.errors import ConfigError

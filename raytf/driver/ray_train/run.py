@@ -14,7 +14,7 @@ from ray.train.backend import Backend, BackendConfig
 from raytf._ray import partial_group, train
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
-from raytf.config.sections import ONE_WORKER
+from raytf.config.flags import ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.driver.ray_train import warm_processes

@@ -18,8 +18,8 @@ from ray.util.placement_group import remove_placement_group
 from raytf._ray import raylets, state, train
 from raytf._ray.partial_group import NODE_LABEL, WorkerPlace, place_of
 from raytf._ray.raylets import NodeReply
+from raytf.config.flags import ClusterSection
 from raytf.config.resources import fitting
-from raytf.config.sections import ClusterSection
 from raytf.distributed.gpu import kinds
 from raytf.distributed.membership.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
 from raytf.driver.ray_train import resizing

@@ -16,9 +16,9 @@ from raytf import _keras
 from raytf._keras import interception
 from raytf.checkpoint import variables
 from raytf.config import canonical_text, precision
+from raytf.config.flags import ComputeSection
 from raytf.config.objective import flat
 from raytf.config.precision import Precision
-from raytf.config.sections import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, WholeBatchError, one_line

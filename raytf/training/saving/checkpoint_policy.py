@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytf.checkpoint.training_state import TrainingState
+from raytf.config.flags import CheckpointSection
 from raytf.config.objective import MetricObjective, flat
-from raytf.config.sections import CheckpointSection
 from raytf.errors import ConfigError
 
 #: Seconds between two saves where the user sets no cadence.

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from raytf import _keras
-from raytf.config.sections import RateSection
+from raytf.config.flags import RateSection
 from raytf.data.plan import StepPlan
 from raytf.errors import ConfigError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytf.commands import prove, replay, run, submit, tune
-from raytf.config import flags
+from raytf.config import flag_parsing
 from raytf.testing import environment
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "run"]
@@ -26,7 +26,7 @@ RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "
     ],
 )
 def test_the_usage_says_where_the_program_is_typed(command, usage):
-    assert flags.usage("raytf", flags.of_command(command.main)) == usage
+    assert flag_parsing.usage("raytf", flag_parsing.of_command(command.main)) == usage
 
 
 @pytest.mark.parametrize(

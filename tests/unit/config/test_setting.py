@@ -12,9 +12,9 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import keywords, setting
+from raytf.config.flags import Strategy
 from raytf.config.identity import OF_STRATEGY, batch_identity, strategy_identity
 from raytf.config.precision import Precision
-from raytf.config.sections import Strategy
 from raytf.config.setting import Expected, Identity, InSearch, Setting
 from raytf.config.train_config import TrainConfig, as_keyword_arguments, every_setting
 from raytf.errors import ConfigError

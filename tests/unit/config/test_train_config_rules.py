@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.config import resources
-from raytf.config.sections import ONE_WORKER, ClusterSection, StrategySection
+from raytf.config.flags import ONE_WORKER, ClusterSection, StrategySection
 from raytf.config.train_config import TrainConfig, as_keyword_arguments, worker_range
 from raytf.errors import ConfigError
 

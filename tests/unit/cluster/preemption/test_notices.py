@@ -17,7 +17,7 @@ import pytest
 
 from raytf.cluster.preemption import notices, watcher
 from raytf.cluster.preemption.notices import AwsNotices, AzureNotices, Endpoint, GcpNotices, MetadataError
-from raytf.config.sections import NoticeSection
+from raytf.config.flags import NoticeSection
 from raytf.errors import ClusterError, ConfigError
 from raytf.testing import MetadataServer, metadata_server, processes
 
@@ -397,7 +397,7 @@ def test_one_process_of_a_node_watches_and_the_next_one_when_it_has_ended(server
     code = f"""
 import time
 from raytf.cluster.preemption import watcher
-from raytf.config.sections import NoticeSection
+from raytf.config.flags import NoticeSection
 nothing = lambda *_, **__: print("told", flush=True)
 watcher.start(NoticeSection(notice_url={machine.url!r}), "ab12", "n", nothing, nothing, nothing, among="{server.url}")
 time.sleep(600)

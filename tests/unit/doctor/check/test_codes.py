@@ -207,7 +207,7 @@ def test_the_flags_are_those_of_ray_start_and_of_raytf_node():
     from ray.scripts.scripts import start as ray_start
 
     from raytf.commands.node import Node
-    from raytf.config.sections import NoticeSection
+    from raytf.config.flags import NoticeSection
 
     flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
     assert {f"--{name}" for name in shell_commands.START_OPTIONS} == flags

@@ -7,7 +7,7 @@ import time
 import pytest
 import ray.train
 
-from raytf.config.sections import ClusterSection
+from raytf.config.flags import ClusterSection
 from raytf.driver import preflight
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.retry import Supervisor

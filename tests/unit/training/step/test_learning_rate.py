@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytf.config.flags import RateSection
 from raytf.config.identity import batch_identity
-from raytf.config.sections import RateSection
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
 from raytf.training.step.learning_rate import RateLaw, law

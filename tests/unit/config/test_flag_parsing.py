@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
-from raytf.config import flags
+from raytf.config import flag_parsing
 
 
 class Color(enum.Enum):
@@ -61,15 +61,15 @@ def test_a_flag_that_only_tyro_knows_leaves_the_command_to_it(kind: type):
     def main(job) -> None: ...
 
     main.__annotations__["job"] = kind
-    assert flags.of_command(main) == []
+    assert flag_parsing.of_command(main) == []
 
 
 def test_all_else_is_known():
     def main(job: Plain) -> None: ...
 
-    (group,) = flags.of_command(main)
+    (group,) = flag_parsing.of_command(main)
     assert [flag.name for flag in group.flags] == ["run", "rate", "kind", "env", "size"]
-    assert set(flags.by_name([group])) == {"--rate", "--kind", "--env", "--size"}
+    assert set(flag_parsing.by_name([group])) == {"--rate", "--kind", "--env", "--size"}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_all_else_is_known():
 def test_numbers_of_a_list_and_pairs_of_them(typed: str, said: str):
     def main(job: Numbers) -> None: ...
 
-    assert flags.wrong(flags.of_command(main), typed.split()) == said
+    assert flag_parsing.wrong(flag_parsing.of_command(main), typed.split()) == said
 
 
 def test_a_command_without_flags_has_a_page_too():
     def main(job: Nothing) -> None: ...
 
-    page = flags.page("raytf nothing", flags.of_command(main), False, 80)
+    page = flag_parsing.page("raytf nothing", flag_parsing.of_command(main), False, 80)
     assert page.splitlines()[0] == "usage: raytf nothing"
     assert "It has no flags." in page
