@@ -30,11 +30,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-#: What the package is called on the registry, where `raytf` is somebody else's.
+#: The package's name on the registry, where `raytf` belongs to somebody else.
 DISTRIBUTION = "raytf-train"
 #: Bold and coloured text, as Keras has it in errors.
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
-#: What is said where both are installed in one folder.
+#: The message if both are installed in one folder.
 FOREIGN = (
     "a package of 2021 that the registry calls raytf is installed in the same folder as "
     f"{DISTRIBUTION}, which is this one. Type: pip uninstall -y raytf {DISTRIBUTION}; then install this again, from "
@@ -47,7 +47,7 @@ class RaytfError(Exception):
 
     #: Whether a fresh worker group may succeed where this one failed.
     retryable = False
-    #: Whether the same command may do what it should a while later, though nobody fixes anything.
+    #: Whether the same command may succeed later without a change by the user.
     passes = False
     #: The exception of the program's code that this error explains, as `raytf.training.user.user_code` pickles it.
     original: bytes | None = None
@@ -67,7 +67,7 @@ class RaytfError(Exception):
 
 
 def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
-    """An error that says which extra to install.
+    """Return an error that names the extra to install.
 
     Args:
         what: needs them, such as `raytf serve`.
@@ -79,7 +79,7 @@ def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """The text of another library's error as one line, without colours, cut after a word to a number of characters."""
+    """Return the text of another library's error as one line, without colors, cut after a word at a limit."""
     text = " ".join(_STYLE.sub("", str(error)).split())
     if limit is None or len(text) <= limit:
         return text
@@ -88,7 +88,7 @@ def one_line(error: object, limit: int | None = None) -> str:
 
 
 def brief(error: Exception, limit: int = 80) -> str:
-    """What another library says in an error, or an error's kind, for a status line."""
+    """Return the text of another library's error, or an error's kind, for a status line."""
     if isinstance(error, StorageError) and error.kind in _KINDS:
         return _KINDS[error.kind]
     text = one_line(error)
@@ -286,7 +286,8 @@ class JobError(RaytfError):
         return [*told, "  File " + "\n".join(places[-1].splitlines()[:2])] if places else told
 
 
-#: What Python raises for mistakes in code, and what ends a program; subclasses of the former come from files and
+#: Exceptions that Python raises for mistakes in code, and that end a program; subclasses of the former come from files
+#: and
 #: networks, too.
 _BUGS = (
     ArithmeticError,

@@ -48,7 +48,7 @@ from raytf.testing.processes import WORKER, environment
 FAULTS = ("worker", "raylet", "frozen", "stopped")
 WORKERS = 2
 #: What raytf says when workers went on where they were, and from which step.
-IN_PLACE = re.compile(r"(\d+) workers? go(?:es)? on after ([\d.]+) s at step (\d+), no step lost")
+IN_PLACE = re.compile(r"(\d+) workers? (?:go(?:es)? on|continues?) after ([\d.]+) s at step (\d+), no step lost")
 #: P50 and P95 of the seconds from a worker's death to a new step, and how many times sooner than Ray's trainer.
 GOAL_P50, GOAL_P95, GOAL_RATIO = 10.0, 20.0, 3.0
 #: A run that has made no new step after this many seconds has not recovered.

@@ -57,7 +57,7 @@ def held_back(on_apply: OnApply) -> Iterator[None]:
         _on_apply.reset(token)
 
 
-#: What is called in place of `apply`, in this thread.
+#: The function that replaces `apply`, in this thread.
 _on_apply: contextvars.ContextVar[OnApply | None] = contextvars.ContextVar("on_apply", default=None)
 
 

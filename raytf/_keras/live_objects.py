@@ -18,7 +18,7 @@ _WRAPPED = ("build", "quantize")
 #: Functions that `fit`, `evaluate` and `predict` trace when they are called the first time.
 _TRACED = ("train_function", "test_function", "predict_function")
 
-#: What is found by the addresses of other objects, which are all there when a pickle has been loaded to its end.
+#: Calls that complete objects which refer to others by address, once a pickle is loaded completely.
 _unfinished: list[Callable[[], None]] = []
 
 #: What `pickle` takes: see `object.__reduce__`, with a function that sets the state as the last one.

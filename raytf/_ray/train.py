@@ -37,7 +37,7 @@ __all__ += ["WorkerGroupStartupTimeoutError", "coordinator_here", "drop", "free_
 __all__ += ["resources_of_worker", "run_controller"]
 #: Seconds between two calls of `poll`.
 _POLL_SECONDS = 0.3
-#: What the processes of a controller and of the actor beside each group import first of all.
+#: The modules that processes of a controller, and of the actor of each group, import first.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 
 

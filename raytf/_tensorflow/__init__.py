@@ -1,4 +1,4 @@
-"""All that raytf takes of TensorFlow's insides, which may change with any version.
+"""The private parts of TensorFlow that raytf uses. They may change with any version.
 
 `SEEN` lists the attributes that imports do not name: `tests/unit/test_private_tensorflow.py` fails when one of them or
 an imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private.

@@ -34,7 +34,7 @@ _DRAWS = (
     "SamplingDataset",
     "AnonymousRandomSeedGenerator",
 )
-#: Of a data set that is pickled element by element.
+#: Bytes of a data set that is pickled element by element.
 _TRAVELS_BYTES = 256 << 20
 #: TensorFlow's number for the type of the state of a `keras.random.SeedGenerator`, which has two numbers.
 _INT64 = 9
@@ -295,7 +295,7 @@ def _one_by_one(node: Any, nodes: Any, drawing: set[str], in_function: bool) -> 
     if node.op.startswith(_SIDE_BY_SIDE) and _calls(node, drawing):
         _set_input(node, nodes, "num_parallel_calls", 1, in_function)
     elif node.op.startswith("ParallelInterleaveDataset"):
-        # What is written down has as many calls as the program said, beside a cycle that this machine has shortened.
+        # The record has as many calls as the program requested, apart from a cycle that this machine has shortened.
         _set_input(node, nodes, "num_parallel_calls", -1, in_function)  # as many as are good
 
 

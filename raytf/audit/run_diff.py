@@ -23,9 +23,9 @@ from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import LARGE, decode
 
-#: Of the identity: what is no part of what is learned.
+#: Keys of the identity that do not affect what is learned.
 _ANSWERS = ("validation data", "test data", "model compiled metrics")
-#: Of the identity: hashes of what the architecture says in words.
+#: Keys of the identity with hashes of what the architecture describes in words.
 _HASHES = ("model architecture", "model structure")
 _ARCHITECTURE = "architecture.json"
 #: What `raytf.training.run_identity.contents` says of arrays alone. Where blocks of other data begin, no run keeps.

@@ -23,7 +23,8 @@ from raytf.errors import CheckpointError
 
 
 def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
-    """Return the names for each rank to write: the largest goes to the rank with the fewest bytes (Graham's LPT)."""
+    """Return the names that each rank writes. The largest tensor goes to the rank with the fewest bytes (Graham's
+    LPT)."""
     split: list[list[str]] = [[] for _ in range(world_size)]
     loads = [(0, rank) for rank in range(world_size)]  # a heap; of equal loads the first rank comes first
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
@@ -50,20 +51,20 @@ _DTYPES = {
     "float64": "F64",
 }
 _KINDS = {short: name for name, short in _DTYPES.items()}
-#: Bytes that are taken at a time, so that what is done to them finds them in the cache.
+#: Bytes of a piece, which stays in the CPU's cache while it is processed.
 _PIECE = 4 << 20
 #: With this many bytes two threads copy; bytes that one of them takes at a time.
 _MANY, _COPIED = 16 << 20, 8 << 20
 
 
 def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
-    """Return a safetensors file in pieces, which are the tensors' own memory: nothing is copied."""
+    """Return a safetensors file as pieces that are views of the tensors. Nothing is copied."""
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     if not all(array.dtype.name in _DTYPES and array.dtype.isnative for array in arrays.values()):
         return [memoryview(encode(arrays))]
     header: dict[str, dict[str, object]] = {}
     end, pieces = 0, []
-    # The widest first, so that each lies at a multiple of its width.
+    # The widest dtypes first, so that each tensor is aligned to its width.
     for name in sorted(arrays, key=lambda n: (-arrays[n].dtype.itemsize, n)):
         array, begin = arrays[name], end
         end += array.nbytes
@@ -86,7 +87,7 @@ def broken(tensors: Mapping[str, np.ndarray], names: Iterator[str]) -> str | Non
 
 def _is_finite(array: np.ndarray) -> bool:
     if array.dtype.kind in "fc":
-        # Neither goes away in a sum, which is quick; only where numbers are too large for one, each is looked at.
+        # A NaN or an infinity survives a sum, which is fast. Check each number only if the sum itself overflows.
         with np.errstate(all="ignore"):
             if np.isfinite(np.add.reduce(array, axis=None)):
                 return True
@@ -94,7 +95,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def checksum(pieces: Iterable[bytes | memoryview]) -> int:
-    """Return the CRC-32C of a share, for which processors have an instruction: a fifth of the time of zlib's CRC-32."""
+    """Return the CRC-32C of a share. Processors have an instruction for it; zlib's CRC-32 takes five times as long."""
     crc = 0
     for piece in pieces:
         crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it takes no memoryview
@@ -102,7 +103,7 @@ def checksum(pieces: Iterable[bytes | memoryview]) -> int:
 
 
 def readable(stated: int) -> int:
-    """Return how many bytes of a share to read at most: what its manifest states, up to this machine's memory."""
+    """Return the most bytes of a share to read: the size in its manifest, but no more than this machine's memory."""
     return min(stated, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -125,19 +126,19 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
     """Return the tensors of a safetensors file.
 
     Raises:
-        CheckpointError: the bytes are no safetensors file.
+        CheckpointError: the bytes are not a safetensors file.
     """
     try:
         entries = safetensors.deserialize(data)
         if any(tensor["dtype"] not in _KINDS for _, tensor in entries):
             return safetensors.numpy.load(data)
-        # Its own form for numpy does not read the bfloat16 that it writes.
+        # safetensors.numpy does not read the bfloat16 that it writes.
         return {
             name: np.frombuffer(tensor["data"], dtype_of(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
             for name, tensor in entries
         }
     except Exception as error:  # safetensors' own error class is not public
-        raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
+        raise CheckpointError(f"not a safetensors file, or a damaged one: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ class DeviceTensor:
     """A tensor that is not in the host's memory.
 
     Attributes:
-        dtype, shape: of what is fetched.
-        fetch: its values as an array of its own, in the host's memory.
+        dtype, shape: of the fetched array.
+        fetch: returns its values as a new array in the host's memory.
     """
 
     dtype: np.dtype
@@ -164,7 +165,7 @@ class DeviceTensor:
 
 #: A tensor, wherever it is.
 Tensor = np.ndarray | DeviceTensor
-#: Of a process, one thread at a time fetches: copies to a node's memory and to a file may be made at once.
+#: Only one thread of a process fetches at a time: copies to memory and to a file may be made at once.
 _TURN = threading.Lock()
 
 
@@ -181,7 +182,7 @@ def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
     if not remote:
         return
     with _TURN:
-        # A future keeps its result, so that it has to go before the one after the next is fetched.
+        # A future keeps its result, so drop it before the tensor after the next one is fetched.
         coming = deque([_fetcher().submit(remote[0][1].fetch)])
         for k, (target, _) in enumerate(remote):
             value = coming.popleft().result()

@@ -149,7 +149,7 @@ class KeeperClient:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the keeper is gone, and with it all that was copied; until `replace`."""
+        """Return whether the keeper and all copies in it are lost. True until `replace`."""
         return self._health.is_lost
 
     def lose(self) -> None:

@@ -166,7 +166,7 @@ class MemoryTier:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank has got memory into which nothing was copied yet."""
+        """Return whether this rank has memory into which nothing was copied yet."""
         return self._ready() and self.copied is None
 
     def wish(self, stop: int, step_seconds: float) -> float:

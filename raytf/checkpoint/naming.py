@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-#: Of a step in a name.
+#: Digits of a step in a name.
 _MOST_DIGITS = 15
 
 
@@ -43,7 +43,7 @@ def name_of(step: int, attempt: str, serial: int = 0) -> str:
 def split_name(name: str) -> tuple[int, str]:
     """Return (step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
-    # Of other alphabets' digits int() takes some and refuses others; no run has steps of more than so many.
+    # int() accepts some digits of other alphabets. No run has a step with more digits than this.
     is_step = step.isascii() and step.isdecimal() and len(step) <= _MOST_DIGITS
     return (int(step), attempt) if mark and is_step else (-1, name)
 

@@ -176,12 +176,12 @@ def snapshot_every(asked: int | None, copy_seconds: float, step_seconds: float) 
 
 
 class CopyTurns:
-    """One rank's turns: a copy never takes the slot of the newest one that all ranks have completed.
+    """Alternates a rank's two slots. A copy never uses the slot of the newest copy that all ranks have completed.
 
     Attributes:
         copied: step of this rank's newest copy; None if there is none.
-        asked: step of the newest copy that the ranks were asked for, also on a rank without memory.
-        is_settled: whether the ranks have agreed that this copy is complete, or that it counts for nothing.
+        asked: step of the newest copy that was requested, also on a rank without memory.
+        is_settled: whether the ranks have agreed to commit or to drop this copy.
     """
 
     def __init__(self) -> None:
@@ -192,20 +192,21 @@ class CopyTurns:
         self._is_aborted = False
 
     def is_pending(self, step: int) -> bool:
-        """Return whether the newest copy is of another step than this one, and its ranks have not agreed on it yet.
+        """Return whether the newest copy is of another step, and the ranks have not agreed on it yet.
 
-        A copy of the step then has to wait: a rank could drop its older copy while another rank's newer one is not
-        complete, and no step would have copies of all ranks. A copy of the same step only takes the newest one's place.
+        If so, a copy of `step` has to wait. Otherwise a rank could drop its older copy while another rank's newer copy
+        is not complete, and no step would have copies of all ranks. A copy of the same step only replaces the newest
+        one.
         """
         return not self.is_settled and self.asked != step
 
     def ask(self, step: int) -> None:
-        """Note that the ranks copy the state after a step."""
+        """Record that the ranks copy the state after a step."""
         self.asked, self.is_settled = step, False
 
     def take(self, step: int) -> int:
-        """Return the slot, 0 or 1, into which to copy the state after a step. A copy of the step that was copied last
-        goes over that: the one of an earlier step stays until this one is complete on all ranks."""
+        """Return the slot, 0 or 1, into which to copy the state after a step. A second copy of the same step overwrites
+        the first one, so that the copy of the earlier step is kept until the new one is complete on all ranks."""
         if step != self.copied or self._is_aborted:
             slot, self._next = self._next, 1 - self._next
         else:
@@ -214,15 +215,16 @@ class CopyTurns:
         return slot
 
     def commit(self) -> None:
-        """Note that the newest copy is complete on all ranks. The one before it stays until the next is made."""
+        """Record that the newest copy is complete on all ranks. The copy before it is kept until the next one is
+        made."""
         self.is_settled = True
 
     def abort(self) -> None:
-        """Discard the newest copy: the next one takes its slot, and the one before it stays until then."""
+        """Discard the newest copy. The next copy uses its slot, and the copy before it is kept until then."""
         self.is_settled = True
         if self.copied is not None and not self._is_aborted:
             self._next, self._is_aborted = 1 - self._next, True
 
     def lose(self) -> None:
-        """Note that the memory is gone, and all copies with it."""
+        """Record that the memory is lost, and all copies in it."""
         self.copied, self._next, self._is_aborted = None, 0, False

@@ -46,7 +46,7 @@ def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]
             variable.assign(value)
 
 
-#: What a model with a `train_step` of its own has beside weights and optimizer: a model's attribute, see `keep`.
+#: Other variables of a model with a custom `train_step`: an attribute of the model, see `keep`.
 _OWN = "_raytf_own"
 
 
@@ -62,7 +62,7 @@ def own_of(model: keras.Model) -> list[keras.Variable]:
 
 #: The variables of the program that the training step reads, as a model's attribute: see `keep_program`.
 _PROGRAM = "_raytf_program"
-#: How their names in a state begin.
+#: The prefix of their names in a state.
 PROGRAM_PREFIX = "program/"
 
 
@@ -123,7 +123,7 @@ class TensorValues:
 
 
 class TensorSource(Protocol):
-    """Where the values of a state's tensors are.
+    """The source of the values of a state's tensors.
 
     Attributes:
         nbytes: of all of them.

@@ -83,7 +83,7 @@ def is_own() -> bool:
 
 @contextlib.contextmanager
 def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
-    """Connect, and disconnect at the end what was connected here.
+    """Connect to Ray inside the `with` statement. Disconnect at its end if this call has connected.
 
     Args:
         cpus: returns how many are needed, if Ray is started here: a machine may run more processes than it has cores,
@@ -137,7 +137,7 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
 
 
 def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> None:
-    """Connect, or start a Ray. A signal that arrives meanwhile is raised when that is done.
+    """Connect to Ray, or start it. A signal that arrives meanwhile is raised afterwards.
 
     Raises:
         ClusterError: it failed.

@@ -12,7 +12,7 @@ from raytf.runs import run_folder
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
-#: Where runs are kept where nobody says otherwise.
+#: The default place of runs.
 USUAL = RunSection().storage
 #: Entries by which a folder is known as a run.
 RUN_MARKS = frozenset({"checkpoints", "attempts", "result.json", "ledger", run_folder.SEARCH})

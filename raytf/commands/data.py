@@ -136,7 +136,7 @@ def examine(flags: DataCheck) -> None:
     sys.exit(1 if damaged else 0)
 
 
-#: What follows `raytf data`.
+#: The subcommands of `raytf data`.
 SUBCOMMANDS = {"convert": convert, "check": examine}
 
 

@@ -26,9 +26,9 @@ import raytf
 from raytf.config.terminal_text import say
 from raytf.errors import DISTRIBUTION, ConfigError
 
-#: Where the code and its documentation are; pyproject.toml says the same.
+#: The address of the code and its documentation, as in pyproject.toml.
 REPOSITORY = "https://github.com/raytf/raytf"
-#: What `ray up` copies of a checkout so that pip can install it.
+#: The parts of a checkout that `ray up` copies so that pip can install it.
 _MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
 #: The checkout as pip takes it, with extras.
 _CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
@@ -60,7 +60,7 @@ def list_jobs(flags: Jobs) -> None:
     width = max(map(len, examples))
     for name, text in examples.items():
         say(f"{name:<{width}}  {text}")
-    say(f"\nraytf init DIR --job {next(iter(examples))} starts a project with one", lines=True)
+    say(f"\nTo start a project with one: raytf init DIR --job {next(iter(examples))}", lines=True)
 
 
 def main(flags: Init) -> None:

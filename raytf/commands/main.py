@@ -18,9 +18,9 @@ from raytf.config.setting import Rest
 from raytf.config.terminal_text import printable, visible
 from raytf.errors import FOREIGN
 
-#: What a subcommand was called first -> what it is called now; it does the same, and says so.
+#: Former name of a subcommand -> its name now. The former name still works, and prints the new one.
 RENAMED = {"watch": "node"}
-#: What a subcommand may be called elsewhere -> what it is called here.
+#: Name of a subcommand in other tools -> its name here.
 _ELSEWHERE = {"train": "run", "fit": "run", "delete": "rm", "remove": "rm"}
 #: Subcommand -> its module, or a function in one, and what the overview says. The function takes a dataclass of flags;
 #: by default it is called `main`, and a module without it has SUBCOMMANDS.

@@ -145,7 +145,7 @@ def remove(removal: Removal) -> None:
         for base in removal.owners if removal.owners[0].isdecimal() else ("",):
             inside = f"{base}/" if base else ""
             entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, run_folder.SEARCH}
-            # What makes it a run is deleted last, so that an interrupted deletion can be repeated.
+            # The files that mark a run are deleted last, so that an interrupted deletion can be repeated.
             for entry in sorted(entries, key=lambda entry: entry in RUN_MARKS):
                 place.delete(f"{inside}{entry}")
     place.delete("")

@@ -29,7 +29,7 @@ from raytf.doctor.finding import Severity
 from raytf.errors import ConfigError
 
 _INTERRUPTED = 130
-#: What Ray's job server takes in one request.
+#: The largest request that Ray's job server accepts.
 MOST_BYTES = 100 << 20
 
 

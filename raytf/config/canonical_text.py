@@ -124,7 +124,7 @@ def _follow(function: Any, codes: dict[str, str]) -> None:
     if not isinstance(function, types.FunctionType) or _is_library(function):
         return
     name = f"{function.__module__}.{function.__qualname__}"
-    # Of several functions of one name, as lambdas have it, each counts.
+    # If several functions have one name, as lambdas do, each of them counts.
     code = code_text(function.__code__)
     if code in codes.get(name, ""):
         return

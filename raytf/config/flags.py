@@ -32,11 +32,11 @@ LEAST_GPU = 1e-4
 DEFAULT_WORKERS = "2"
 #: Strategies of one process: one worker, whose devices share the work.
 ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
-#: Those that take all GPUs of their machine, or logical CPU devices in their place.
+#: Strategies that use all GPUs of their machine, or logical CPU devices instead.
 ALL_DEVICES = ("mirrored", "central-storage")
-#: Those whose workers add gradients over the network.
+#: Strategies whose workers add gradients over the network.
 OVER_THE_NETWORK = ("multi-worker-mirrored",)
-#: Those whose weights are on servers.
+#: Strategies whose weights are on servers.
 SERVERS = ("parameter-server",)
 
 
@@ -52,13 +52,13 @@ def not_with_servers(
     return Refused(SERVERS, message, unless, sync_replicas)
 
 
-#: Of a setting of parameter servers.
+#: The refusal of a setting of parameter servers.
 OF_SERVERS = Refused(
     _all_but(*SERVERS),
     "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
     "leave out {flag}.",
 )
-#: How the message of a setting of devices begins.
+#: The beginning of the message about a setting of devices.
 ONLY_DEVICES = (
     f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
     "machine. "
@@ -187,7 +187,7 @@ class ClusterSection(WorkerSection):
     replace_stragglers: Annotated[
         bool,
         not_with_servers(
-            "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"
+            "no worker waits for a slow worker; with --sync-replicas, --replicas-to-aggregate adds backups"
         ),
     ] = False
     """Move a worker that stays slower than its peers to another node, if the cluster has one."""
@@ -258,8 +258,8 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class RateSection:
-    """How the model's learning rate follows the size of the batch. None of it knows the number of workers: the global
-    batch is the same for all of them."""
+    """How the model's learning rate follows the size of the batch. It does not depend on the number of workers, because
+    the global batch is the same for every number."""
 
     scale_learning_rate: Annotated[
         RateScaling, Identity(When.CHANGED, text="{scale_learning_rate} from --base-batch-size {base_batch_size}")

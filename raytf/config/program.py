@@ -14,7 +14,7 @@ _NOTEBOOK_SUFFIX = ".ipynb"
 #: Folders of modules that are installed, such as pytest. Their names say nothing about the run.
 _INSTALLED = {"site-packages", "dist-packages"}
 _SAME = "the same command"
-#: What is typed to continue each new run that this process has started, and in place of what.
+#: The text that continues each new run of this process, and the text that it replaces.
 _replacements: list[tuple[str, str]] = []
 #: Ray copies a job's working directory below a folder of this name, anew for each version of its files.
 _COPIED = "runtime_resources"

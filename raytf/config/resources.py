@@ -51,7 +51,7 @@ def possible_workers(
     return -1
 
 
-#: What each parameter server and the coordinator take.
+#: The resources of each parameter server and of the coordinator.
 HELPER = {"CPU": 1.0}
 
 

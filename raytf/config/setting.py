@@ -28,7 +28,7 @@ POSITIONAL = typing.get_args(tyro.conf.Positional[str])[1]
 APPENDED = typing.get_args(tyro.conf.UseAppendAction[str])[1]
 #: What a flag takes, for the usage.
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
-#: What a program may pass, for messages.
+#: The types that a program may pass, for messages.
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
 #: Kind of bound -> its attribute, whether a value holds it, and what it expects.
 _BOUNDS: dict[type, tuple[str, Callable[[Any, Any], Any], str]] = {

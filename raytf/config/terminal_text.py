@@ -1,7 +1,7 @@
-"""Text from outside on a terminal: names, values and errors of others are shown as they are and have no effect.
+"""Shows text from outside on a terminal: names, values and errors are printed, but have no effect.
 
-An escape sequence in a run's name would set the window's title, a line feed forge a row of a table, a mark of direction
-turn a path around, and half a surrogate pair end the command that prints it.
+Otherwise an escape sequence in a run's name could set the window's title, a line feed could forge a row of a table, a
+direction mark could reverse a path, and half a surrogate pair could end the command.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import unicodedata
 from typing import TextIO
 
-#: Control characters, marks without a width and of direction, halves of pairs, separators of lines and paragraphs.
+#: Control characters, direction marks and others without a width, surrogates, line and paragraph separators.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 #: Escape sequences: with parameters, with a text that ends with a bell or another sequence, and short ones.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[PX\]^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
@@ -19,11 +19,11 @@ _CONTROL, _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"), re.compile(
 
 
 def visible(text: object, lines: bool = False) -> str:
-    r"""Return a text as one line in which characters that a terminal acts on are written as in Python: `\x1b`.
+    r"""Return a text as one line, with the characters that a terminal acts on escaped as in Python: `\x1b`.
 
     Args:
-        text: anything; its `str`.
-        lines: keep line feeds and tabs, where several lines are meant.
+        text: any object; its `str` is shown.
+        lines: keep line feeds and tabs, for a text of several lines.
     """
     shown = str(text)
     if shown.isascii() and shown.isprintable():
@@ -32,22 +32,22 @@ def visible(text: object, lines: bool = False) -> str:
 
 
 def log_text(text: str) -> str:
-    """Return a program's output without what a terminal would act upon.
+    """Return a program's output without the characters that a terminal acts on.
 
-    Escape sequences, those for colors too, and control characters are removed; a carriage return begins a line. Marks
-    of direction and the like are shown as by `visible`.
+    Escape sequences, those for colors too, and control characters are removed; a carriage return starts a new line.
+    Direction marks and the like are escaped as by `visible`.
     """
     text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _NOT_PLAIN.sub(lambda match: visible(match[0]), _CONTROL.sub("", text))
 
 
 def say(text: object = "", file: TextIO | None = None, lines: bool = False) -> None:
-    """Print a line that holds what came from outside; see `visible`."""
+    """Print a line that may contain text from outside; see `visible`."""
     print(visible(text, lines), file=file or sys.stdout, flush=True)
 
 
 def printable() -> None:
-    """Let standard output and error take every character, also where their encoding has none for it."""
+    """Make standard output and error accept every character, also characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # a notebook's has none
         if reconfigure is not None:

@@ -1,4 +1,4 @@
-"""Which record is in which logical shard at which step: pure arithmetic, no state, no world size.
+"""Decides which record is in which logical shard at which step: pure arithmetic, no state, no world size.
 
 An epoch of N records is ordered in this way. The source's blocks are permuted; the records, block after block, form one
 sequence; the sequence is cut into V ranges whose lengths differ by at most one, a range for each logical shard; each

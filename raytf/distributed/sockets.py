@@ -45,7 +45,7 @@ class Callers:
         size: bytes of what a caller says.
         most: callers at a time.
         seconds: for a caller to say who it is.
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Callers:
     ):
         self._server, self._size, self._seconds, self._clock = server, size, seconds, clock
         self._most = most_callers() if most is None else most
-        #: What each has said so far, and when it connected; the oldest first.
+        #: Bytes received from each stranger so far, and when it connected; the oldest first.
         self._received: dict[socket.socket, tuple[bytes, float]] = {}
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it loads TensorFlow
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
 _WORD_BYTES = 32
-#: What a taker says when it has all.
+#: The byte that a taker sends when it has everything.
 _ACKNOWLEDGED = b"\1"
 
 
@@ -61,7 +61,7 @@ def hand(
         is_done = giver.give(arrays, sum(source == ranks.rank for source in sources.values()), is_over)
     elif ranks.rank in sources:
         is_done = take(tickets[sources[ranks.rank]], arrays)
-    # Who is lost meanwhile is missed here. If a connection alone has failed, sums still carry the arrays.
+    # A rank that is lost meanwhile is noticed here. If a connection alone has failed, sums still carry the arrays.
     return ranks.broadcast(arrays, giver=givers[0]) if ranks.sum(np.array([not is_done], np.int32))[0] else arrays
 
 

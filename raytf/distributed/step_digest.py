@@ -25,7 +25,7 @@ class DigestKind(StrEnum):
 
     FOLDED = "folded"
     DEVICE = "device"
-    #: Of runs that have begun with a raytf that did not fold; they keep it.
+    #: For runs that started with a raytf that did not fold; they keep it.
     WHOLE = "whole"
 
 

@@ -66,7 +66,7 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
             config = run_names.settled(config, own_program, is_named, display.say, run_names.FIRST_OF_PROGRAM)
         display.stage("importing TensorFlow")
         _process.load_tensorflow()
-    # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
+    # If a program sets no seed, a start after a crash should draw the same numbers as the start before.
     _keras.seed_all(config.batch.seed)
     sys.argv[:] = [script, *args]
     sys.path[0] = str(path.resolve().parent)

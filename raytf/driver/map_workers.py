@@ -213,7 +213,8 @@ class _WorkerPool:
         self._fruitless = 0
         #: Reference that is waited for -> (worker, its name, number of its part; None while it starts).
         self._asked: dict[Any, tuple[Any, int, int | None]] = {}
-        #: How many parts each worker has computed, by its name. Without handles: a worker ends with its last handle.
+        #: The number of parts that each worker has computed, by its name. Without handles: a worker ends with its last
+        #: handle.
         self._shares: collections.Counter[int] = collections.Counter()
         self._names = itertools.count()
         for _ in range(most):

@@ -110,7 +110,7 @@ def _new(storage: Storage, name: str, command: start_command.StartCommand, first
     for number in itertools.count(1):
         free = name if number == 1 else f"{name}-{number}"
         run = storage.child(free + inside)
-        # Of two commands that start at once, one creates the file.
+        # If two commands start at once, one of them creates the file.
         if free not in there and run.create(start_command.FILE, start_command.encoded(command)):
             started.add(run.uri)
             return free

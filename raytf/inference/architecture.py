@@ -49,7 +49,7 @@ _SHAPE = untrusted_json.record(
         "problem": untrusted_json.text,
     },
 )
-#: Of one record: far more than fits into a step.
+#: Bytes of one record: far more than fits into a step.
 _MOST_ELEMENTS = 2**28
 _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -98,7 +98,7 @@ def obstacles(model: keras.Model) -> list[str]:
         return [
             f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: "
             f"{_reason(error, 200)}... "
-            "Give its classes a get_config() with the arguments of their __init__, and register them "
+            "In its classes, define get_config() with the arguments of their __init__, and register them "
             "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
         ]
     finally:
@@ -252,12 +252,12 @@ def _deserialize(config: Any, trust: bool) -> Any:
         if "Could not locate" in reason or "registered" in reason:
             raise ModelError(
                 f"the model needs classes or functions of the job's own{f' ({names})' if names else ''}, and raytf "
-                f"imports none because a file names it: {reason} Give the file that registers them "
+                f"imports none because a file names it: {reason} Pass the file that registers them "
                 "(keras.saving.register_keras_serializable), as in --module jobs/mine.py."
             ) from error
         raise ModelError(
             f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {reason} Where "
-            "the model has classes of the job's own, give the file that registers them, as in --module jobs/mine.py."
+            "the model has custom classes of the job, pass the file that registers them, as in --module jobs/mine.py."
         ) from error
 
 

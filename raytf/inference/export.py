@@ -245,7 +245,7 @@ def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
 
 
 def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) -> bool:
-    """Whether the run's end is newer than its checkpoints: then it has the weights that callbacks restored."""
+    """Return whether the run's end is newer than its checkpoints: then it has the weights that callbacks restored."""
     return result is not None and all(finding.step <= result["steps"] for finding in findings)
 
 

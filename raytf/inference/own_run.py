@@ -25,7 +25,7 @@ from raytf.inference.user_model import run_user_code
 
 
 class Parts(NamedTuple):
-    """All that a step of the model's own may read or change.
+    """Everything that a custom step of the model may read or change.
 
     Attributes:
         trainable: weights that may have gradients.
@@ -223,12 +223,12 @@ _LOGS = "_raytf_logs"
 
 
 def overrides_step(model: keras.Model) -> bool:
-    """Whether the model has a `train_step` of its own."""
+    """Return whether the model has a custom `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
 def overrides_test(model: keras.Model) -> bool:
-    """Whether the model has a `test_step` of its own."""
+    """Return whether the model has a custom `test_step`."""
     return type(model).test_step is not keras.Model.test_step
 
 

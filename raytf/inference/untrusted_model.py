@@ -86,7 +86,7 @@ def _inspect(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
         fix = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
         yield UntrustedPart(f"{layer}, which loads a SavedModel{place}, and that is code", fix)
     elif kind in _LOOKUPS and isinstance(config.get("vocabulary"), str):
-        fix = "Give the layer its vocabulary as a list, which is kept with the model."
+        fix = "Pass the vocabulary to the layer as a list, which is saved with the model."
         yield UntrustedPart(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", fix)
     elif kind in _CODE:
         yield UntrustedPart(f"{layer}, whose configuration holds {_CODE[kind]}")

@@ -170,6 +170,6 @@ class _Forwarding(io.StringIO):
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Whether the model's `call` has a `training` argument."""
+    """Return whether the model's `call` has a `training` argument."""
     parameters = inspect.signature(model.call).parameters
     return "training" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -33,7 +33,7 @@ from raytf.storage.storage import Storage
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 #: TensorFlow leaves this folder of a SavedModel to others.
 MARK = "assets.extra/raytf.json"
-#: Of an object store: a file for each number that is being written.
+#: In an object store: a file for each version that is being written.
 _CLAIM = ".raytf-claim-"
 _TEMPORARY = ".tmp-"
 #: Seconds after which remains of a killed export are deleted.

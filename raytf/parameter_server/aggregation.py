@@ -18,7 +18,7 @@ class Aggregation:
     def __init__(self, parts: int, workers: int):
         self._parts, self._workers = parts, workers
         self._step = -1
-        #: How often each part of the step was handed out, not counting those that were lost.
+        #: The number of times that each part of the step was handed out and not lost.
         self._copies = [0] * parts
         #: Parts of the step whose gradient was taken.
         self._done: set[int] = set()

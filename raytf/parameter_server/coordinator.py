@@ -65,9 +65,10 @@ class ParameterServerExecutor(Executor):
         self._under_way: dict[Future[ServerStepOutcome], CallBatch] = {}
         #: Outcomes that arrived before those of earlier steps, by the first step of the call.
         self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
-        #: When a call last ended, or was handed out while none was under way; a hang is measured from here.
+        #: The time at which a call last ended, or was handed out while none was under way; a hang is measured from
+        #: here.
         self._progress_at = 0.0
-        #: When a call was last recorded, for the duration of the next.
+        #: The time at which a call was last recorded, for the duration of the next.
         self._accounted_at = 0.0
         #: Approximate seconds that a worker takes for a step; 0 as long as that is not known.
         self._mean_seconds = 0.0

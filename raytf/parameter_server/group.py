@@ -101,7 +101,7 @@ class GroupProcess:
             time.sleep(3600)
 
     def coordinate(self, job: TrainingJob, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
-        """Train, and return the run's result."""
+        """Train the model, and return the run's result."""
         import tensorflow as tf
 
         from raytf.parameter_server.coordinator import ParameterServerExecutor

@@ -33,7 +33,7 @@ def _kind(value: Any) -> str | None:
     return None if value in list(DigestKind) else f"is none of {known}, so a newer raytf has written it"
 
 
-#: Where it does not say of which kind digests are, they are of one of the two that there were.
+#: If it does not state the kind of its digests, they are of one of the first two kinds.
 _HEADER = untrusted_json.record(
     {
         "first": untrusted_json.whole,

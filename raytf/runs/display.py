@@ -239,7 +239,7 @@ class Bar:
 
     Args:
         shows_saves: whether saves are named where there is no trouble.
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
         before: what was drawn for the status before.
 
     Attributes:

@@ -34,7 +34,7 @@ _NOT_SAID = ("time", "kind", "step", "stall", "trace", "silent", "stacks", "rank
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened. A field whose name in the ledger is a word of Python has it as metadata."""
+    """An event of a run. If a field's name in the ledger is a keyword of Python, the field has it as metadata."""
 
     kind: ClassVar[str]
 
@@ -44,7 +44,7 @@ class RunEvent:
 
     @property
     def text(self) -> str:
-        """Return what a person reads."""
+        """Return the event in words."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class FaultEvent(RunEvent):
 
     Attributes:
         cause: as of `raytf.driver.supervision.failures.Cause`.
-        ranks, nodes: that are to blame; Ray's ids.
+        ranks, nodes: those to blame; nodes by Ray's ids.
         failure: what happened, without a full stop.
         retry: whether the run continues.
         preemption: whether the loss was announced.
@@ -81,7 +81,7 @@ class FaultEvent(RunEvent):
     @property
     def text(self) -> str:
         ending = " (preemption)" if self.preemption else "" if self.retry else "; the run ends"
-        ending += "; the others go on" if self.survived else ""
+        ending += "; the others continue" if self.survived else ""
         summary = self.failure or self.cause.replace("_", " ") or "the attempt ended"
         return f"{summary}{_listed('rank', self.ranks)}{_listed('node', map(short, self.nodes))}{ending}"
 
@@ -147,7 +147,7 @@ class Slow(RunEvent):
 
 @dataclass(frozen=True)
 class Exclude(RunEvent):
-    """The run does without a node."""
+    """A node is excluded from the run."""
 
     kind: ClassVar[str] = "exclude"
     node: str
@@ -172,7 +172,7 @@ class _Change(RunEvent):
 
 @dataclass(frozen=True)
 class Park(_Change):
-    """The ranks are asked to save and wait, for a planned change from this many workers to so many."""
+    """The driver asks the ranks to save and wait, before a planned change of the number of workers."""
 
     kind: ClassVar[str] = "park"
 
@@ -183,14 +183,14 @@ class Park(_Change):
 
 @dataclass(frozen=True)
 class Resize(_Change):
-    """A group is replaced by one of another size."""
+    """A group of another size replaces the group."""
 
     kind: ClassVar[str] = "resize"
 
 
 @dataclass(frozen=True)
 class Waiting(RunEvent):
-    """The cluster has too little room: `possible` workers, where at least `wanted` must run."""
+    """The cluster has room for `possible` workers, but at least `wanted` must run."""
 
     kind: ClassVar[str] = "waiting"
     possible: int
@@ -303,8 +303,8 @@ class Driver(RunEvent):
     """A driver starts or ends.
 
     Attributes:
-        settings: when it starts, flag -> value of those that are not at their defaults.
-        versions: when it starts, of what the run is made with.
+        settings: at the start, flag -> value of the settings that differ from their defaults.
+        versions: at the start, of the packages that the run uses.
     """
 
     kind: ClassVar[str] = "driver"

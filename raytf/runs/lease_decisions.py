@@ -254,7 +254,7 @@ class LeaseWatch:
 
     def __init__(self) -> None:
         self._holder: dict[str, Any] | None = None
-        #: When the lease was read last, when it was first read as it is, and when a renewal was seen.
+        #: Times: when the lease was last read, first read in its current form, and last seen renewed.
         self._read_at = self._since = self._renewed_at = float("-inf")
 
     def see(self, holder: dict[str, Any], now: float) -> bool | None:

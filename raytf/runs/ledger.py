@@ -122,7 +122,7 @@ class Ledger:
                 self._events.append(event)
                 self._added += 1
             while len(self._events) - self._written > self._most:
-                # Of what waits, the oldest: what is written belongs to a file that is written again.
+                # Drop the oldest waiting rows: rows that were written belong to a file that is written again.
                 del self._events[self._written]
 
     def sign(self, event: Event) -> None:

@@ -39,7 +39,7 @@ def display(verbose: int = 1, shows_saves: bool = False) -> Display:
     if verbose == 1 and in_notebook():
         return NotebookDisplay(shows_saves=shows_saves)
     stream = stream_of(verbose)
-    # What somebody redirects to a file as a run's output has an epoch a line with verbose=2, and nothing else.
+    # With verbose=2, a run's output that is redirected to a file has one line per epoch, and nothing else.
     quiet = None if verbose == 2 and stream is sys.stdout else QUIET_SECONDS
     console = Console(file=stream, highlight=False)
     return Display(console, shows_progress=verbose == 1, shows_saves=shows_saves, most_quiet=quiet)

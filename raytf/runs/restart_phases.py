@@ -10,7 +10,7 @@ class Phases:
     """A stopwatch with names.
 
     Args:
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

@@ -169,7 +169,7 @@ class StepLog:
         for (step, epoch, loss, rate, norm), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
             weights = rows.weights.get(int(step))
             total = _hex(step_digest.number(digest.tobytes()) or None)
-            # Of a sum in no order; so many digits are the same on every machine.
+            # The sum has no fixed order; this many digits are the same on every machine.
             short = "" if math.isnan(norm) else f"{norm:.4g}"
             writer.writerow([int(step), int(epoch), loss, rate, short, total, _hex(weights)])
         self._run.put(f"{name}.csv", text.getvalue().encode())

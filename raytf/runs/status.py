@@ -23,12 +23,12 @@ _KNOWN_SECONDS, _KNOWN_STEPS = 2.0, 3
 
 @dataclass(frozen=True)
 class SaveTrouble:
-    """Saves fail.
+    """Saves that fail.
 
     Attributes:
-        seconds: since the first in a row failed.
-        retry_seconds: to the next try.
-        why: the last failed, in short.
+        seconds: since the first failure in a row.
+        retry_seconds: until the next try.
+        why: the reason of the last failure, in short.
     """
 
     seconds: float
@@ -41,10 +41,10 @@ class Status:
     """The status of a run, as rank 0 last reported it.
 
     Attributes:
-        step, total: global steps done and wanted.
-        epoch, epochs: from 1; epochs counts those that `total` reaches.
+        step, total: completed and planned global steps.
+        epoch, epochs: the current epoch, counted from 1, and the number of epochs that `total` reaches.
         metrics: running loss and metrics of the epoch.
-        samples_per_step: records of a step, on average.
+        samples_per_step: the average number of records in a step.
         samples_per_second: over the last seconds; see `Pace`.
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
@@ -54,7 +54,7 @@ class Status:
         trace_seconds: total time in which it has traced graphs, the first call of the step included.
         phase: training, or the present activity instead.
         trouble: why checkpoints cannot be saved; None where they can.
-        history: the last epochs that have ended: metrics, and `epoch` (from 0) and `step`.
+        history: the last completed epochs, each with its metrics, `epoch` (from 0) and `step`.
     """
 
     step: int
@@ -195,10 +195,10 @@ class StatusFile:
 
 # -- pace --------------------------------------------------------------------------------------------------------------
 #
-# That time begins after the first call of each group of workers, which traces the step. Traces of other graphs, stops
-# to save or copy the state, validation, and pauses because of a failure or a resize are not part of it. On a terminal
-# it is an average over the last seconds (`Pace`), so that what is shown does not jump; for a finished run it covers all
-# of the ledger's time in `training` (see `timeline.steps_per_second`).
+# The pace is measured from the end of the first call of each group of workers, which traces the step. Traces of other
+# graphs, stops to save or copy the state, validation, and pauses because of a failure or a resize do not count. On a
+# terminal the pace is an average over the last seconds (`Pace`), so that it does not jump. For a finished run it covers
+# all of the ledger's time in `training` (see `timeline.steps_per_second`).
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class Moment:
 
     Attributes:
         step: global steps done.
-        now: seconds, of any clock that never goes back, and stands still while the group traces a graph.
+        now: seconds of a monotonic clock that stands still while the group traces a graph.
         is_training: whether it makes steps from now on.
-        stall: seconds for which it has stood still to save or copy the state, in total.
+        stall: total seconds in which it stood still to save or copy the state.
     """
 
     step: int
@@ -219,14 +219,13 @@ class Moment:
 
 
 class Pace:
-    """Steps per second of a group of workers, of which the latest count most: sums of steps and of seconds that fade
-    exponentially.
+    """Steps per second of a group of workers, averaged with exponentially decreasing weights.
 
     Args:
-        seconds: after which what was added counts 1/e.
+        seconds: time after which a step's weight is 1/e.
 
     Attributes:
-        steps_per_second: while steps are made; 0 where that is not known.
+        steps_per_second: while the group trains; 0 if it is not known.
     """
 
     def __init__(self, seconds: float = _SECONDS):
@@ -256,8 +255,8 @@ class Pace:
         self.steps_per_second = self._steps / self._seconds if self._seconds else 0.0
 
     def seconds_left(self, steps: int) -> float | None:
-        """Return how long the run takes for more steps, if its pace is known: at the latest pace, with as large a share
-        of other things (validation, saves) as since its first step."""
+        """Return the seconds that more steps take, or None if the pace is not known. It assumes the latest pace, and
+        the same share of other work (validation, saves) as since the first step."""
         is_known = self._training_seconds >= _KNOWN_SECONDS and self._all_steps >= _KNOWN_STEPS
         if not is_known or not self.steps_per_second:
             return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
 
-#: Where time goes, in the order in which people want to see it.
+#: Categories of time, in the order in which they are shown.
 CATEGORIES = {
     "training": "new steps",
     "redone": "steps done once more after a failure",
@@ -220,7 +220,7 @@ class RecoveryPointAges:
         if kind == "attempt":
             step, tier = int(event.get("from_step") or 0), event.get("tier")
             self._pass(event["time"], step)
-            # What a group begins with is a copy that is still there; it would not have taken an older one.
+            # A group starts from the newest copy that still exists, so newer ones were lost.
             self.steps["memory"] = step if tier == "memory" else None if tier == "durable" else 0
             if tier == "durable":
                 self.steps["durable"] = max(step, self.steps["durable"] or 0)

@@ -24,7 +24,7 @@ from raytf.errors import StorageError
 #: Writes what a file descriptor stands for to disk.
 Sync = Callable[[int], None]
 
-#: How long a swap waits for another one.
+#: Seconds for which a swap waits for another one.
 _LOCK_SECONDS = 5.0
 #: Bytes that are read at a time of a file that grows.
 _PIECE = 1 << 20

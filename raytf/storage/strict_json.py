@@ -1,4 +1,4 @@
-"""Writes JSON that every reader takes: JSON has no NaN and no infinity, which a loss may be."""
+"""Writes JSON that every reader accepts. JSON has neither NaN nor infinity, but a loss may be either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def dumps(document: Any, **options: Any) -> str:
     """Return a document as JSON, with null for a number that is NaN or infinite.
 
     Args:
-        options: of `json.dumps`.
+        options: keyword arguments of `json.dumps`.
     """
     try:
         return json.dumps(document, allow_nan=False, **options)

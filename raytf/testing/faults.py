@@ -32,7 +32,7 @@ _BLAME_SECONDS = 60.0
 
 
 class Kind(enum.StrEnum):
-    """What a fault does."""
+    """The kinds of faults."""
 
     WORKER = "worker"  # SIGKILL to one worker
     PAUSE = "pause"  # SIGSTOP to one worker, and SIGCONT some seconds later
@@ -105,7 +105,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run under a plan ended.
+    """The outcome of a run under a plan.
 
     Attributes:
         code: exit code of the last start of the command.

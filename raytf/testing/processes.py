@@ -69,7 +69,7 @@ _guard: subprocess.Popen[str] | None = None
 
 
 def watch(target: Session | Path, sign: str = "+") -> None:
-    """End this session, or remove this folder, when the present process ends without having done so.
+    """End a session, or remove a folder, if this process ends before it has done so itself.
 
     A process of its own reads from a pipe what there is. When the pipe closes, this process has ended.
     """
@@ -86,7 +86,7 @@ def watch(target: Session | Path, sign: str = "+") -> None:
                 start_new_session=True,
             )
         assert _guard.stdin is not None
-        # A second net: its loss is no reason to fail a test.
+        # The reaper is only a safety net: a test does not fail because it is lost.
         with contextlib.suppress(OSError):
             text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
             _guard.stdin.write(f"{sign}{text}\n")
@@ -107,7 +107,7 @@ def guard() -> None:
             targets.append(target)
         elif target in targets:
             targets.remove(target)
-    # The newest first: a node before the head that it would miss, a folder after those who write in it.
+    # The newest first: nodes before their head, folders after the processes that write to them.
     for target in reversed(targets):
         if target.startswith("/"):
             shutil.rmtree(target, ignore_errors=True)

@@ -121,7 +121,7 @@ class Evaluator:
 
         Args:
             rows: [L, 1 + M] what the steps have added, for each shard of this rank.
-            steps: how many there were.
+            steps: their number.
         """
         shards = self._pipeline.shards
         everyones = np.zeros((self._plan.shards, rows.shape[1]), np.float32)

@@ -35,7 +35,7 @@ FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
 _OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN, "updates")
 #: Arrays of at most this many bytes are read as a whole.
 _WHOLE_BYTES = 128 << 20
-#: Of larger arrays, at most this many parts of about this many bytes each are read.
+#: Larger arrays are read in at most this many parts of about this many bytes.
 _PARTS, _PART_BYTES = 512, 128 << 10
 
 

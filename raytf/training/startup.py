@@ -382,7 +382,7 @@ def _restored(session: RankSession, tiers: Tiers) -> RankSession:
     except tf.errors.OpError:
         if not session.group.loss:
             raise
-        # What callbacks have done to the model before its first step cannot be undone here.
+        # Changes that callbacks made to the model before its first step cannot be undone here.
         raise WorkerLostError(f"{session.group.loss}, while the run began") from None
     return session
 

@@ -29,7 +29,7 @@ from raytf.training.step.step import StepOutcome
 
 #: Pictures, at most.
 _IMAGES = 64
-#: What a model raises that has a train_step of its own, and no loss of a record.
+#: The error of a model with a custom train_step, which has no loss for a single record.
 _NO_LOSS = (TypeError, ValueError, NotImplementedError, tf.errors.OpError)
 
 

@@ -99,7 +99,7 @@ def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[
 
 
 def run(job: TrainingJob) -> dict[str, Any] | None:
-    """Train, and return the run's result on rank 0.
+    """Train the model, and return the run's result on rank 0.
 
     Raises:
         WorkerLostError: another rank is gone; Ray Train starts a new group.

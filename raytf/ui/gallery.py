@@ -101,7 +101,7 @@ class Gallery:
 
     @property
     def place(self) -> str:
-        """Where the runs are, for people."""
+        """Return the place of the runs, for the page."""
         return self._storage.locate("")
 
     def refresh(self) -> None:

@@ -21,7 +21,7 @@ from tests.stress.law import schedules as law
 #: After each step of rank 0, so that no more steps than this allows are made in a cadence.
 PAUSE_SECONDS = 0.05
 KEEPER = "Keeper"
-GOING_ON = re.compile("restarted in |; the others go on")
+GOING_ON = re.compile("restarted in |; the others continue")
 
 
 def command(folder: Path, run: str, pause: float, epochs: int) -> list[str]:
@@ -104,7 +104,7 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
     from_memory = len(re.findall(r"restored step \d+ from memory", output))
     print(
         f"{killed} of {faults} faults met a worker in {faults * every:.0f} s, "
-        f"{output.count(' go on after ') + output.count(' goes on after ')} times others went on or were joined, "
+        f"{output.count(' continue after ') + output.count(' continues after ')} times others went on or were joined, "
         f"{output.count('restarted in ')} restarts, {from_memory} from memory; "
         f"step {reached} was reached, {saved} is on storage, {reached - saved} lost"
     )

@@ -41,8 +41,8 @@ def test_stuck_data_and_a_stopped_worker_are_named_but_no_slow_callback(start, t
     named = time.monotonic() - began
     assert "epoch 2: " in run.output.partition("made no progress")[0]
     # The other one goes on alone, and another one joins it.
-    run.until(lambda: "2 workers go on" in run.output)
-    run.until(lambda: run.output.partition("the others go on")[2].count("epoch ") > 3)
+    run.until(lambda: "2 workers continue" in run.output)
+    run.until(lambda: run.output.partition("the others continue")[2].count("epoch ") > 3)
     max(run.processes("RayTrainWorker"), key=lambda p: p.create_time()).suspend()
     began = time.monotonic()
     run.until(lambda: run.output.count("made no progress") == 2)
@@ -81,15 +81,15 @@ def test_a_stopped_worker_of_another_node_and_a_frozen_node_are_left_out(tmp_pat
         began = time.monotonic()
         (worker,) = cluster.nodes[-1].workers()
         worker.suspend()
-        job.until(lambda: "1 worker goes on" in job.output)
+        job.until(lambda: "1 worker continues" in job.output)
         print(f"the other one went on {time.monotonic() - began:.1f} s after a worker of another node was stopped")
         assert time.monotonic() - began < 30
         job.until(lambda: not worker.is_running())
-        job.until(lambda: "2 workers go on" in job.output)
+        job.until(lambda: "2 workers continue" in job.output)
         began = time.monotonic()
         for process in cluster.nodes[-1].processes():
             process.suspend()
-        job.until(lambda: job.output.count("1 worker goes on") == 2)
+        job.until(lambda: job.output.count("1 worker continues") == 2)
         print(f"the other one went on {time.monotonic() - began:.1f} s after a node was frozen")
         assert time.monotonic() - began < 30
         pause.unlink()

@@ -20,7 +20,7 @@ def told(output: str) -> dict[str, dict]:
 #: Kind of model -> what of it can be used afterwards, and words of the warning about the rest.
 LEFT = {
     "lambda": (["keras", "saved_model"], "is a Lambda, whose Python code"),
-    "secretive": (["saved_model", "weights"], "Give its classes a get_config()"),
+    "secretive": (["saved_model", "weights"], "In its classes, define get_config()"),
     "nested": (["keras"], "cannot be exported for serving"),
 }
 

@@ -92,9 +92,9 @@ def test_a_run_with_two_kills_and_a_resize(tmp_path: Path):
             assert statistics.median(ages) < 10
             for number in (1, 2):
                 cluster.workers()[-1].kill()
-                job.until(lambda n=number: job.output.count("2 workers go on") >= n, PATIENCE)
+                job.until(lambda n=number: job.output.count("2 workers continue") >= n, PATIENCE)
             cluster.add_node()
-            job.until(lambda: "3 workers go on" in job.output, PATIENCE)
+            job.until(lambda: "3 workers continue" in job.output, PATIENCE)
             (tmp_path / "pause").unlink()
             job.wait(PATIENCE)
         finally:

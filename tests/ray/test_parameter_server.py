@@ -175,4 +175,4 @@ def test_what_no_cluster_can_give_is_refused_at_once(start_there: Callable[..., 
     refused = start_there(MNIST_JOB, "--data", "digits", *SERVERS, "--ps", 3, "--storage", tmp_path)
     assert refused.ended() == 2
     (line,) = [line for line in refused.output.splitlines() if line.startswith("error:")]
-    assert "can give 0 at the most beside 4 CPUs for the parameter servers and the coordinator" in line
+    assert "has room for at most 0 beside 4 CPUs for the parameter servers and the coordinator" in line

@@ -41,7 +41,7 @@ def trained(tmp_path: Path, name: str, workers: int, disturb: Callable[[Job], No
 def died(job: Job) -> int:
     """How many workers the run has reported as dead. Of two that die at once it may see one, and then both, before the
     others go on."""
-    repairs = re.split(r"workers? goe?s? on after", job.output)
+    repairs = re.split(r"workers? continues? after", job.output)
     found = [re.findall(r"workers were lost \((\d+) worker process", repair) for repair in repairs]
     return sum(max(map(int, counts)) for counts in found if counts)
 
@@ -49,7 +49,7 @@ def died(job: Job) -> int:
 def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
     def until_full(job: Job, times: int) -> None:
         """Wait until all train, after so many repairs."""
-        job.until(lambda: job.output.count("3 workers go on") >= times and len(workers_of(job)) == 3, PATIENCE)
+        job.until(lambda: job.output.count("3 workers continue") >= times and len(workers_of(job)) == 3, PATIENCE)
 
     def disturb(job: Job) -> None:
         # Another one, rank 0, two at once, and a worker that is stopped for longer than others wait.
@@ -60,10 +60,10 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
             living = workers_of(job)
             for victim in victims:
                 living[victim].kill()
-            job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
+            job.until(lambda n=number: job.output.count("; the others continue") > n, PATIENCE)
         until_full(job, 3)
         # All at once, for longer than others would wait for one: nobody does.
-        at, repairs = job.step or 0, job.output.count("; the others go on")
+        at, repairs = job.step or 0, job.output.count("; the others continue")
         assert died(job) == 4, job.output
         all_three = workers_of(job)
         for worker in all_three:
@@ -72,7 +72,7 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
         for worker in all_three:
             worker.send_signal(signal.SIGCONT)
         job.until(lambda: (job.step or 0) >= at + 15, PATIENCE)
-        assert (died(job), job.output.count("; the others go on")) == (4, repairs), job.output
+        assert (died(job), job.output.count("; the others continue")) == (4, repairs), job.output
         assert [worker.pid for worker in workers_of(job)] == [worker.pid for worker in all_three]
         # Beside warm workers, a process for the next group's actor and one for a controller, however many have died.
         idle, warm = job.processes("ray::IDLE"), job.processes("ray::IDLE raytf warm")
@@ -80,7 +80,7 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
         stopped = workers_of(job)[1]
         stopped.send_signal(signal.SIGSTOP)
         try:
-            job.until(lambda: job.output.count("; the others go on") > repairs, PATIENCE)
+            job.until(lambda: job.output.count("; the others continue") > repairs, PATIENCE)
         finally:
             if stopped.is_running():
                 stopped.send_signal(signal.SIGCONT)

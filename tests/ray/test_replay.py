@@ -43,7 +43,7 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
             at = job.step or 0
             job.until(lambda at=at: (job.step or 0) >= at + 15 and len(workers_of(job)) > 1, PATIENCE)
             workers_of(job)[number % 2].kill()
-            job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
+            job.until(lambda n=number: job.output.count("; the others continue") > n, PATIENCE)
         slow.unlink()
         job.wait(PATIENCE)
     noted = digest_log.read(Storage(str(tmp_path / "a")), run_log.STEPS)

@@ -64,8 +64,8 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     run.until(lambda: "\nfinished: " in run.output)
     outside = time.monotonic() - began
     output = run.wait()
-    assert "workers were lost (1 worker process died); the others go on" in output
-    assert "1 worker goes on after " in output
+    assert "workers were lost (1 worker process died); the others continue" in output
+    assert "1 worker continues after " in output
     assert "restored step" not in output
     result = result_of(folder)
     # Once without the one that was lost, and once more if another one came in time.

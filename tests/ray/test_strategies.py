@@ -52,7 +52,7 @@ def test_a_run_goes_on_under_another_strategy_and_computes_the_same_bits(start_t
     for line in (r"worker 0, CPU:0: \d+ operations", r"worker 0, CPU:1: \d+ operations"):
         assert re.search(line, first), first
     assert re.search(r"worker 1, CPU:0: \d+ operations of the step \(", second), second
-    lists = [Path(p) for p in re.findall(r"all of them: (.*)", first + second)]
+    lists = [Path(p) for p in re.findall(r"the full list is in (.*)", first + second)]
     assert len(lists) == 3
     for path in lists:
         assert re.search(r"^CPU:0 \S*(MatMul|Conv2D)\S* ", path.read_text(), re.MULTILINE)

@@ -122,7 +122,7 @@ def serialized(kind: str, module: str = "keras.layers", **config: Any) -> dict[s
 def test_a_layer_that_reads_a_file_is_refused_whatever_is_trusted(run, document, kind, trust):
     said = refused(run, within(document, serialized(kind, vocabulary="/etc/passwd")), trust)
     assert f"{kind} layer 'evil', which reads its vocabulary from the file '/etc/passwd'" in said
-    assert "Give the layer its vocabulary as a list" in said
+    assert "Pass the vocabulary to the layer as a list" in said
     assert "--trust" not in said
 
 

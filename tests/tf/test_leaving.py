@@ -79,10 +79,10 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], object, bool, str]] = {
     "registered": (Own, X, True, ""),
     "a class of a script": (lambda: sequential(Unregistered()), X, True, ""),
     "Lambda": (lambda_layer, X, True, "is a Lambda"),
-    "no get_config": (secretive, X, True, "Give its classes a get_config"),
-    "another get_config": (lambda: sequential(Converted(3)), X, True, "Give its classes a get_config"),
-    "nested outputs": (nested, X, False, "Give its classes a get_config"),
-    "whole numbers beside": (Counts, COUNTED, True, "Give its classes a get_config"),
+    "no get_config": (secretive, X, True, "In its classes, define get_config"),
+    "another get_config": (lambda: sequential(Converted(3)), X, True, "In its classes, define get_config"),
+    "nested outputs": (nested, X, False, "In its classes, define get_config"),
+    "whole numbers beside": (Counts, COUNTED, True, "In its classes, define get_config"),
 }
 
 

@@ -40,7 +40,7 @@ class NoticeWatch:
         event: takes the fields of an event for the ledger, by keyword.
         drain: has Ray drain the node: (reason, seconds until it stops); raises a ClusterError if Ray does not answer.
         follow_warnings: drain the node after a mere warning too.
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tries the next offer of a cloud if one has no capacity, and remembers for a while which were empty."""
+"""Tries the next offer of a cloud if one has no capacity, and remembers empty offers for a while."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raytf.errors import one_line
 
 #: Seconds: a place that does not have an offer at all, or a quota, does not change within minutes.
 LONG_SECONDS = 900.0
-#: AWS, "Error codes for the Amazon EC2 API": after these another zone may do, ...
+#: AWS, "Error codes for the Amazon EC2 API": after these, another zone may have capacity.
 _AWS_HERE = {
     *("InsufficientCapacity", "InsufficientHostCapacity", "InsufficientInstanceCapacity"),
     *("InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow"),
 }
-#: ... these do not pass within minutes ...
+#: These last longer than minutes.
 _AWS_LASTING = {"InsufficientFreeAddressesInSubnet", "Unsupported"}
-#: ... and these are quotas of the account in the region.
+#: These are quotas of the account in the region.
 _AWS_QUOTAS = {"InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"}
 #: Compute Engine, "Troubleshooting resource availability errors", and Cloud TPU's own words.
 _GCP = (
@@ -90,7 +90,7 @@ class EmptyPools:
     """The offers that were empty, and until when each is not tried again. Used by several threads.
 
     Args:
-        hold_seconds: for a shortage that may pass.
+        hold_seconds: seconds without a retry after a shortage that may end.
         clock: monotonic seconds.
     """
 
@@ -104,7 +104,7 @@ class EmptyPools:
         self._lock = threading.Lock()
 
     def put(self, offer: CapacityOffer, shortage: Shortage) -> None:
-        """Note that an offer was empty just now."""
+        """Record that an offer had no capacity just now."""
         seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
         with self._lock:
             now = self._clock()
@@ -136,7 +136,7 @@ class EmptyPools:
         return self._held(offer)[1]
 
     def was_short(self, offer: CapacityOffer) -> bool:
-        """Return whether its place had too few of its kind within the last quarter of an hour."""
+        """Return whether an offer's place had too few machines of its kind within the last 15 minutes."""
         with self._lock:
             at = self._short_at.get((offer.place, offer.kind))
             return at is not None and self._clock() - at < LONG_SECONDS
@@ -169,8 +169,8 @@ def together(
 
     Args:
         offers: in the order in which they are tried.
-        places, kinds: those of the nodes that run, as `slug` writes them.
-        empty: what was empty before.
+        places, kinds: of the running nodes, as `slug` writes them.
+        empty: offers without capacity.
         room: how many nodes may be added of an offer's machine.
     """
     place, kind = _most_common(places), _most_common(kinds)
@@ -198,21 +198,21 @@ def obtain(
     is_spread: bool = True,
     where: str = "anywhere",
 ) -> dict[str, Any]:
-    """Launch nodes from the first offers that have any.
+    """Launch nodes from the first offers that have capacity.
 
     Never more than `count` in all: the next offer is tried only after the cloud has reported how many nodes the last
     one had. Any other error is raised as it is, unless earlier offers have returned nodes, which are returned then.
 
     Args:
         offers: in the order in which they are tried.
-        count: of nodes, 1 or more.
-        launch: takes an offer and how many are wanted; returns the nodes that the cloud gave, which may be fewer;
+        count: the number of nodes, 1 or more.
+        launch: takes an offer and a number of nodes; returns the nodes that the cloud launched, which may be fewer;
             raises NoCapacity.
-        empty: what was empty before; what is empty now is added.
+        empty: offers without capacity; those of this call are added.
         room: how many nodes may be added of an offer's machine.
         say: takes a line for the user.
         is_spread: whether nodes may come from several places and be of several kinds.
-        where: in which places the offers are, for people.
+        where: the places of the offers, for messages.
 
     Returns:
         The nodes by their ids: at least one, at most `count`.

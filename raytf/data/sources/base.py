@@ -1,4 +1,4 @@
-"""The interface of a source, and what tells one set of records from another."""
+"""The interface of a source, and fingerprints that distinguish data sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Order = Literal["auto", "records", "blocks"]
 
 #: The dtype of text. In memory it is bytes of one width, encoded as UTF-8.
 TEXT = "string"
-#: Bytes of a text, if they are not known.
+#: Assumed bytes of a text whose length is not known.
 _TEXT_BYTES = 16
 
 
@@ -34,7 +34,7 @@ class Spec:
     """The shape and dtype of one record.
 
     Attributes:
-        shape: of one record; -1 for a length that differs from batch to batch.
+        shape: the shape of one record; -1 for a length that differs from batch to batch.
         dtype: a numpy dtype's name, or `TEXT`.
     """
 
@@ -58,7 +58,7 @@ class Spec:
 
     @property
     def bytes(self) -> int:
-        """The size of one record, with 1 for lengths that differ."""
+        """The bytes of one record; a length that differs counts as 1."""
         each = _TEXT_BYTES if self.dtype == TEXT else np.dtype(self.dtype).itemsize
         return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * each
 
@@ -68,21 +68,21 @@ class Spec:
 
 
 class Source(Protocol):
-    """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
+    """The interface of data with random access to records. One record is a tuple (x, y, sample_weight) of nested
+    leaves.
 
     A source may also have:
 
-    - `reader(shards)`: each pipeline then takes from a reader of its own, made for this many shards that each move
-      forward through windows;
+    - `reader(shards)`: returns a reader for one pipeline, with this many shards that each move forward through windows;
     - `classes`: the names of its labels in the order of their numbers, or None;
     - `identity`: a text that `fingerprint` returns unchanged;
-    - `crc`: an integer that tells its records and their order from others, so that `fingerprint` reads none.
+    - `crc`: a checksum of the records and their order, with which `fingerprint` need not read any.
 
     Attributes:
-        name: for messages.
-        records: their number.
+        name: the source's name in messages.
+        records: the number of records.
         block_sizes: [B] int64, records in each block that is read as one, or None if a record can be read alone.
-        window: records within which the order is shuffled after its blocks were.
+        window: the number of records in a window, within which they are shuffled after the blocks.
         spec: (x, y, sample_weight), nested `Spec`; y and sample_weight may be None.
     """
 
@@ -101,12 +101,12 @@ class Source(Protocol):
         ...
 
     def label_range(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest label if y is one integer leaf and they are cheap to know."""
+        """Return the smallest and the largest label, if y is one integer leaf and they are cheap to get."""
         ...
 
 
 def fingerprint(source: Source) -> str:
-    """Return a text that tells data sets of one size apart, by the source's own `crc` or a few records."""
+    """Return a text that distinguishes data sets of equal size, from the source's `crc` or from a few records."""
     identity = getattr(source, "identity", None)
     if identity is not None:
         return str(identity)
@@ -118,10 +118,10 @@ def fingerprint(source: Source) -> str:
 
 
 def refuse_other_classes(first: Source, other: Source) -> None:
-    """Refuse parts of one data set that number their labels differently; one may know fewer classes, or none.
+    """Check that two parts of a data set number their labels alike. One part may have fewer classes, or none.
 
     Raises:
-        DataError: a number stands for another class.
+        DataError: the same number means different classes.
     """
     why = other_class(getattr(first, "classes", None), getattr(other, "classes", None), first.name)
     if why:
@@ -171,7 +171,7 @@ def record_bytes(spec: tuple[Any, Any, Any]) -> int:
 
 
 def window_of(spec: tuple[Any, Any, Any]) -> int:
-    """Return the records within which a source is shuffled by default: 8,192, or 64 MiB of them."""
+    """Return the default number of records in a shuffle window: 8,192, or fewer if they take more than 64 MiB."""
     return max(1, min(WINDOW_RECORDS, WINDOW_BYTES // max(1, record_bytes(spec))))
 
 
@@ -179,7 +179,7 @@ def is_by_record(order: Order, size: int) -> bool:
     """Return whether data of `size` bytes are permuted record by record.
 
     Raises:
-        ConfigError: no such order.
+        ConfigError: the order is not known.
     """
     if order not in ("auto", "records", "blocks"):
         raise ConfigError(f"order={order!r} is not known. Expected auto, records or blocks.")

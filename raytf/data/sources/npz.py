@@ -1,4 +1,4 @@
-"""Numpy archives (.npz), of which only the rows that are taken are read, unless they are compressed."""
+"""NumPy archives (.npz). Only the requested rows are read, unless the arrays are compressed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raytf.data.sources.file_set import Files
 from raytf.errors import DataError, RaytfError, one_line
 
 _BLOCK_BYTES = 4 << 20
-#: Errors of zipfile, zlib and numpy for bytes that are no archive of arrays: also encrypted, or of nested brackets.
+#: Errors of zipfile, zlib and numpy for bytes that are not an archive of arrays, also encrypted or malformed ones.
 _DAMAGED = (
     ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, SyntaxError, TypeError,
     MemoryError, RecursionError,
@@ -35,7 +35,7 @@ class _Member:
     """An array of the archive.
 
     Attributes:
-        offset: where its numbers begin in the file; None if they are compressed, or in Fortran's order.
+        offset: position of its numbers in the file; None if they are compressed, or in Fortran's order.
     """
 
     name: str
@@ -57,14 +57,14 @@ class NpzSource(BlockSource):
     Args:
         uri: the file.
         x: name of the inputs' array, or a list of names (then inputs are a dict by name).
-        y: of the targets' array or arrays, or None.
-        sample_weight: of the sample weights' array, or None.
-        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
+        y: name of the targets' array, or a list of names, or None.
+            sample_weight: name of the sample weights' array, or None.
+            window: number of records in a shuffle window; by default 8,192, or 64 MiB of them.
         order: `records`, `blocks`, or `auto`: `records` for arrays of up to 256 MiB together.
-        block_bytes: of a block.
+            block_bytes: bytes of a block.
 
     Raises:
-        DataError: no .npz file, a missing array, or one that holds no numbers or another number of records.
+        DataError: the file is not an .npz file; or an array is missing, is not numeric or has another length.
         StorageError: storage refuses.
     """
 
@@ -81,7 +81,7 @@ class NpzSource(BlockSource):
         super().__init__(uri, window)
         self._files = Files(uri)
         if len(self._files.names) != 1:
-            raise DataError(f"{uri}: expected one .npz file, found a folder.")
+            raise DataError(f"{uri} is a folder. Pass one .npz file.")
         columns = tree.map_leaves(str, (by_name(x), by_name(y), sample_weight))
         members = _members(self._files)
         self._members = [_member(members, name, uri) for _, name in tree.flatten(columns)]
@@ -91,7 +91,7 @@ class NpzSource(BlockSource):
             raise DataError(f"{uri}: arrays differ in their number of records: {listed}.")
         rows = self._members[0].shape[0]
         if not rows:
-            raise DataError(f"{uri}: there are no records.")
+            raise DataError(f"{uri} has no records.")
         size = sum(m.row_bytes for m in self._members)
         step = max(1, block_bytes // max(1, size))
         self._lay_out(np.diff([*range(0, rows, step), rows]))
@@ -171,7 +171,7 @@ def _unpacked(files: Files, names: Sequence[str]) -> list[np.ndarray]:
 
 def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri: str) -> _Member:
     if name not in members:
-        raise DataError(f"{uri}: there is no array {name!r}; it has {', '.join(sorted(members)) or 'none'}.")
+        raise DataError(f"{uri} has no array {name!r}; its arrays are: {', '.join(sorted(members)) or 'none'}.")
     member = members[name][1]
     if not member.shape:
         raise DataError(f"{uri}: {name} is a single value. Expected an array with one row for each record.")
@@ -199,7 +199,7 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
             size = math.prod(member.shape) * member.dtype.itemsize
             if size > info.file_size:  # before an array of that size is made
                 raise ValueError(
-                    f"the header of {member.name} promises {size:,} bytes, the archive has {info.file_size:,} of it"
+                    f"the header of {member.name} states {size:,} bytes, but the archive has {info.file_size:,}"
                 )
             if member.offset is not None and member.offset + size > files.sizes[0]:
                 raise ValueError(f"{member.name} is cut off")
@@ -207,7 +207,7 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
         if isinstance(error, RaytfError):
             raise
         text = one_line(error, 200)
-        raise DataError(f"{files.locate(0)} is no .npz file of numbers, or a damaged one: {text}") from error
+        raise DataError(f"{files.locate(0)} is not an .npz file of numbers, or is damaged: {text}") from error
     return members
 
 

@@ -91,7 +91,7 @@ class ParquetSource(BlockSource):
         self._leaf_specs = [Spec.of(leaf) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
         self._order_by(order, 0)
-        # Of the footers' entries about each row group, and of the first records.
+        # A checksum of the footers' entries about each row group, and of the first records.
         self.crc = None if self._by_record else crc_of([leaf[:16] for leaf in first], self._footers_crc)
         self._forget()
 

@@ -39,7 +39,7 @@ from raytf.distributed.membership.rendezvous import DATA, HEARTBEATS, Meeting, c
 PIECE_BYTES = 1 << 21
 #: Seconds between two times that the heartbeats of all processes are taken.
 _HEAR_SECONDS = 30.0
-#: What a piece begins with: how many pieces came before, its bytes, the type of its numbers, and padding.
+#: The header of a piece: the number of earlier pieces, its bytes, the type of its numbers, and padding.
 _HEAD = struct.Struct("<IIII")
 #: Bytes of a number at most.
 _LARGEST_NUMBER = 16
@@ -94,7 +94,7 @@ class NetworkSum:
         with all_or_none("another host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, PIECE_BYTES):
                 dtype = mine[0].dtype
-                # What lies in one place is sent from there, and added to where it is wanted.
+                # Contiguous values are sent from their place, and added directly to their target.
                 own, target = (
                     each[0] if len(each) == 1 else memory[: size * dtype.itemsize].view(dtype)
                     for each, memory in ((mine, self._mine), (total, self._total))
@@ -146,7 +146,7 @@ class NetworkSum:
         self._peers, self._heartbeats = data, heartbeats
         self._numbers = {peer.fileno(): n for n, peer in data.items()}
         self._waiting = Waiting.for_heartbeats(self._silent_seconds)
-        # Of more than two, each sends a part of a piece.
+        # With more than two processes, each sends a part of a piece.
         most = PIECE_BYTES if self.count == 2 else PIECE_BYTES // self.count + _LARGEST_NUMBER
         self._theirs = {n: np.empty(_HEAD.size + most, np.uint8) for n in data}
 

@@ -37,7 +37,7 @@ class SumPath(enum.Enum):
 
 @dataclass(frozen=True)
 class RankSeat:
-    """Where a rank computes, as the rank itself reports it.
+    """The node and devices of a rank, as the rank itself reports them.
 
     Attributes:
         host: what processes have in common that can share memory; unique if this one shares none.
@@ -120,7 +120,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
         odd = next(rank for rank, seat in enumerate(seats) if seat.gpu is None)
         raise ConfigError(
             f"rank {odd} on {seats[odd].node} computes on a CPU, and others on GPUs: their gradients travel in "
-            "different formats. Give each worker a GPU (--use-gpu), or none (--no-use-gpu)."
+            "different formats. Use a GPU for each worker (--use-gpu), or for none (--no-use-gpu)."
         )
     obstacle = _against_nccl(seats)
     if communication == "nccl" and obstacle:
@@ -138,9 +138,9 @@ def _against_nccl(seats: Sequence[RankSeat]) -> str:
         return f"{ranks} workers share one GPU of {node}, which NCCL refuses"
     share = min(seat.promised for seat in seats)
     if share < 1:
-        return f"a worker was given {share:g} of a GPU, and not a whole one"
+        return f"a worker has {share:g} of a GPU, not a whole one"
     part = next((seat for seat in seats if (seat.gpu or "").startswith(_PART)), None)
-    return f"{part.node} gives parts of a GPU (MIG), which NCCL does not support" if part else ""
+    return f"{part.node} offers parts of a GPU (MIG), which NCCL does not support" if part else ""
 
 
 def _equipped(gpus: Sequence[str], seats: Sequence[RankSeat]) -> str:

@@ -53,7 +53,7 @@ class SliceLayout:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Of packed occurrences."""
+        """Return the spec of packed occurrences."""
         return tf.TensorSpec([None, self.width], tf.float32)
 
     def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:

@@ -288,7 +288,7 @@ class AuditRow(NamedTuple):
 
 
 class AuditPlaces(NamedTuple):
-    """Where the rows of a call are. Made once for all of its steps, each of which then needs few operations.
+    """The places of a call's rows. They are computed once for all of its steps, which then need few operations.
 
     Attributes:
         beside: how many shards this worker computes beside its own, and after them: 0 or 1.

@@ -81,7 +81,7 @@ _MEMORY = _any(
     r"Dst tensor is not initialized",  # a copy to the device for which there was no memory
     r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-#: What libraries say that cannot start, which happens on a full GPU, too.
+#: Messages of libraries that cannot start, which happens on a full GPU, too.
 _STARTING = _any(
     r"initialize cublas may be due to OOM",
     r"failed to create cublas handle",

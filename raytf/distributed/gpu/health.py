@@ -1,4 +1,4 @@
-"""Whether GPUs are fit for a group, decided by NVML's readings before the group starts, and by one matrix product.
+"""Decides whether GPUs are fit for a group, by NVML's readings before the group starts and by a matrix product.
 
 Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its
 driver was loaded, for rows of memory that wait for a reset to be replaced or could not be replaced, and for hardware
@@ -103,7 +103,7 @@ def await_fit(
         read: reads all of these GPUs now.
         node: its name for messages, and Ray's id.
         share: of each GPU that this worker was given.
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
         sleep: waits for a number of seconds.
 
     Raises:

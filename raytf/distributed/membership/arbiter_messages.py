@@ -28,7 +28,7 @@ _LONGEST = 256
 _TAG_DIGITS = 32
 #: The two sides of a connection.
 WORKER, ARBITER = "worker", "arbiter"
-#: What a connection for heartbeats proves to be.
+#: The purpose that a connection for heartbeats states in its proof.
 HEARTBEATS = "heartbeats"
 
 

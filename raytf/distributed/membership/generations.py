@@ -93,7 +93,7 @@ class Membership:
     _fled: str = ""
     #: Node with a worker that did not answer members when they met -> looks until newcomers from it are tried again.
     _cut_off: dict[str, float] = field(default_factory=dict)
-    #: What the members of the present generation know of it; see `news`.
+    #: What the members of the current generation know about it; see `news`.
     _told: set[str] = field(default_factory=set)
 
     @property

@@ -14,7 +14,7 @@ from raytf.distributed.membership.arbiter_messages import News
 from raytf.distributed.membership.generations import Generation, node_of
 from raytf.errors import WorkerLostError
 
-#: How often ranks that lose another one while they meet meet again.
+#: The number of times that ranks meet again if they lose another rank while they meet.
 _MEETINGS = 10
 
 

@@ -27,7 +27,7 @@ _BACKLOG = 4096
 
 #: Sockets that listen and have not been taken yet, by their HOST:PORT.
 _listening: dict[str, socket.socket] = {}
-#: What a connection is for.
+#: The purpose of a connection.
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
@@ -40,7 +40,7 @@ Link = tuple[int, int]
 
 #: Seconds between two looks whether a rank that is waited for is lost.
 _LOOK_SECONDS = 0.1
-#: What a call begins with: who calls, whom, what for, random bytes, and the proof; the answer is a proof.
+#: The header of a call: caller, callee, purpose, random bytes and proof. The answer is a proof.
 _CALL = struct.Struct("<iii16s32s")
 _PROOF_BYTES = 32
 

@@ -155,7 +155,7 @@ def _record(value: dict[str, Any], fields: Mapping[str, str], path: Path, api: A
             yield from check(inner, fields[key].removesuffix("!"), (*path, key), api)
         else:
             fix = instead(key, fields, "Fields here are")
-            yield error(api.unknown, (*path, str(key)), f"there is no field {key!r} here", api.lost, fix)
+            yield error(api.unknown, (*path, str(key)), f"{key!r} is not a field here", api.lost, fix)
     for key in [key for key, inner in fields.items() if inner.endswith("!") and key not in value]:
         yield error(f"{api.code}-missing-field", path, f"{key!r} is missing", api.refused, f"Add {key}.")
 
@@ -163,7 +163,7 @@ def _record(value: dict[str, Any], fields: Mapping[str, str], path: Path, api: A
 def _quantity(value: Any, path: Path) -> Iterator[ConfigFinding]:
     if not is_quantity(value):
         in_bytes = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s?[KMGT]B", value, re.I)
-        fix = f"Write {value[:-1].strip()}i." if in_bytes else "Write one such as 500m, 4 or 16Gi."
+        fix = f"Write {value[:-1].strip()}i." if in_bytes else "Write a quantity such as 500m, 4 or 16Gi."
         yield error("kube-quantity", path, f"{value!r} is not a quantity", KUBERNETES.refused, fix)
 
 

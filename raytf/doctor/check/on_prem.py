@@ -11,7 +11,7 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings, is_host
 
-#: In a command that starts the head, or in the shell of `ray up`: the older autoscaler.
+#: Settings for the older autoscaler, in a command that starts the head or in the shell of `ray up`.
 _V1 = ("RAY_enable_autoscaler_v2=0", "RAY_enable_autoscaler_v2=false")
 
 
@@ -58,7 +58,7 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
 def _host(path: Path, host: object, has_workers: bool) -> Iterator[ConfigFinding]:
     if not is_host(host):
         what = f"{host!r} is neither an address nor the name of a host"
-        why = "ssh and rsync take it for an option, or a shell for a command."
+        why = "ssh and rsync read it as an option, or a shell reads it as a command."
         fix = "Use letters, digits, dots and colons; begin with a letter or a digit."
         yield error("local-hosts", path, what, why, fix)
         return
@@ -84,10 +84,10 @@ def _numbers(document: Document) -> Iterator[ConfigFinding]:
     least, most = document.get("min_workers"), document.get("max_workers")
     for key, value in (("min_workers", least), ("max_workers", most)):
         if isinstance(value, int) and value > hosts:
-            what = f"{key} is {value}, and there are {hosts} worker_ips"
-            yield warning("local-count", (key,), what, f"Ray takes {hosts}.", f"Set it to {hosts}, or list more hosts.")
+            what = f"{key} is {value}, but there are {hosts} worker_ips"
+            yield warning("local-count", (key,), what, f"Ray uses {hosts}.", f"Set it to {hosts}, or list more hosts.")
     if isinstance(most, int) and most < hosts:
-        what = f"max_workers is {most}, and there are {hosts} worker_ips"
+        what = f"max_workers is {most}, but there are {hosts} worker_ips"
         why = f"Ray never uses {hosts - most} of them."
         yield warning("local-count", ("max_workers",), what, why, f"Set it to {hosts}, or delete it.")
     if isinstance(least, int) and isinstance(most, int) and least > most:
@@ -103,6 +103,6 @@ def _autoscaler(document: Document, surroundings: Surroundings) -> Iterator[Conf
             "local-autoscaler",
             ("head_start_ray_commands",) if commands else ("provider", "type"),
             "provider local with the autoscaler v2 of Ray 2.60",
-            "It starts one worker and then tries the same again and again; measured with two hosts.",
+            "It starts one worker and then tries to start the same one again and again (measured with two hosts).",
             "Write `RAY_enable_autoscaler_v2=0 ray start --head ...` in head_start_ray_commands.",
         )

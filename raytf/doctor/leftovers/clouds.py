@@ -145,7 +145,7 @@ class _AwsSearch:
             yield LeftResource("instance", i["InstanceId"], state, usd, remove, about)
 
     def volumes(self) -> Iterator[LeftResource]:
-        """Find volumes of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
+        """Find volumes of stopped instances, and unattached volumes with Ray's tag or with the config's tags."""
         stopped = sorted(
             d["Ebs"]["VolumeId"]
             for i in self._instances
@@ -212,7 +212,7 @@ class _AwsSearch:
                 continue
             name, usd = r["SpotInstanceRequestId"], _usd("aws", {"InstanceType": launch.get("InstanceType")})
             if r["State"] == "open":
-                note = "starts an instance as soon as there is one"
+                note = "starts an instance as soon as there is capacity"
             elif r.get("InstanceId") in mine:
                 usd, note = 0.0, "of an instance above"
             else:

@@ -123,9 +123,8 @@ class Progress:
         """Complete an attempt that began where its workers were; the line for the user."""
         fields["silent"] = pause = sum(fields["phases"].values())
         workers, step = fields["world_size"], fields["from_step"]
-        return (
-            f"{workers} worker{'s go' if workers > 1 else ' goes'} on after {pause:.1f} s at step {step}, no step lost"
-        )
+        who = f"{workers} workers continue" if workers > 1 else "1 worker continues"
+        return f"{who} after {pause:.1f} s at step {step}, no step lost"
 
     def _failed(
         self, fields: dict[str, Any], status: Status | None, sightings: Sequence[LastHeartbeat], now: float

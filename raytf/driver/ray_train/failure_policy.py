@@ -77,7 +77,7 @@ class FailurePolicy(DefaultFailurePolicy):
         fault = dataclasses.replace(decision.fault, survived=survivors > 0)
         monitor.book(fault)
         if survivors > 0 and decision.retry:
-            monitor.say(f"{fault.failure}; the others go on")
+            monitor.say(f"{fault.failure}; the others continue")
         elif decision.message:
             monitor.say(decision.message)
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE

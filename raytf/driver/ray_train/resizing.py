@@ -224,7 +224,7 @@ class Departures:
         self._rests_until = float("-inf")
 
     def wait_for_room(self) -> None:
-        """Wait, since there was no room for workers that were to be added, or they did not start."""
+        """Delay the next addition, because there was no room for new workers, or they did not start."""
         self._rests_until = self._clock() + _FULL_SECONDS
 
     def dismiss(self, workers: Collection[Hashable]) -> None:

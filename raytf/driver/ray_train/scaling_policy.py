@@ -130,7 +130,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._coordinator_client = train.coordinator_here(self._requester_id)
             self._send_resource_request()
             return
-        # What a killed controller has reserved stays reserved for three minutes, unless it is requested again under the
+        # Reservations of a killed controller stay for three minutes, unless they are requested again under the
         # same name. A run has only one controller, since it has only one owner.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))
 
@@ -264,7 +264,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self.selector()
 
     def _wait_until_free(self, workers: int) -> None:
-        # What the last group had is free a moment after its end. A placement group that is requested sooner takes
+        # Resources of the last group are free a moment after its end. A placement group that is requested sooner takes
         # longer, since Ray retries less and less often.
         need, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
         while time.monotonic() < deadline:
@@ -278,7 +278,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self._get_resize_decision(workers)
 
     def _get_num_workers_for_resource_request(self) -> int:
-        # What is reserved on unusable nodes is requested once more, on other nodes.
+        # Reservations on unusable nodes are requested once more, on other nodes.
         return self.scaling_config.max_workers + self._unusable_workers
 
     def _poll_workers(self, worker_group_state: Any) -> None:
@@ -374,7 +374,7 @@ def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
         )
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
     why = "a node is slow, and another one is available" if is_slow else why
-    return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
+    return f"{why}: saving, to continue with {view.possible} instead of {view.workers} workers"
 
 
 class NoticeEnds:

@@ -28,7 +28,7 @@ _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
 _ANSWER_SECONDS = 30.0
 #: A process that imported its modules less than this many seconds ago was not a warm one.
 _COLD_SECONDS = 1.0
-#: When this process did so.
+#: The time at which this process did so.
 _imported_at = float("-inf")
 _log = logging.getLogger(__name__)
 

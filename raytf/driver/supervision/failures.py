@@ -111,7 +111,7 @@ def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[i
     """
     if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
         return None
-    # Who misses a peer cannot continue, unless it is the one that was missed.
+    # A rank that has lost a peer cannot continue, unless it is the lost peer.
     if any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values()):
         return None
     return {*errors, *left}

@@ -132,7 +132,7 @@ class Supervisor:
     Copies of it that are sent to the same process become one object there: Ray Train sends each policy separately.
 
     Args:
-        clock: seconds, of any clock that only goes forward.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
         exclusion: which nodes to avoid.

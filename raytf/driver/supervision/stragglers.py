@@ -19,7 +19,7 @@ SLOW, RECOVERED = 1.5, 1.25
 _WINDOW = 6
 #: The fewest measurements that say anything.
 _LEAST = 4
-#: How many times in a row a rank must be slow.
+#: The number of times in a row that a rank must be slow.
 _PERSISTENT = 3
 
 

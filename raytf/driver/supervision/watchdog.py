@@ -270,7 +270,7 @@ def conclude(
         )
     if finding.where == "frozen":
         end(run, [b for b in finding.beats if b.rank in inspections and inspections[b.rank].evidence in _KILLABLE])
-    advice = f"{summary}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
+    advice = f"{summary}. Its stacks are in {name} of the run; if it only needs more time, raise --hang-seconds."
     return WorkerGroupError(summary, {beat.rank: HangError(advice) for beat in finding.beats})
 
 

@@ -1,4 +1,5 @@
-"""Which columns of a data set feed a model, and which are written beside its predictions. Pure functions."""
+"""Decides which columns of a data set are a model's inputs, and which are written with its predictions. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from raytf.errors import ConfigError, DataError
 from raytf.inference.signature import Signature, TensorSpec
 
-#: Where the one input of a model is looked for, when no column has its name.
+#: Columns that a model's only input is taken from if no column has its name.
 _USUAL = ("image", "x", "x_test", "features")
 #: Features kept by default, where not all features of the records can be read.
 _LABELS = ("label", "id")

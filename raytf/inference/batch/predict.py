@@ -29,7 +29,7 @@ from raytf.storage.storage import Storage
 
 #: CPUs for reading beside those of the workers, by Ray Data's default.
 _READING_CPUS = 1.0
-#: Of a saved_model.pb: protobuf takes no more.
+#: Bytes of a saved_model.pb: protobuf reads no more.
 _GRAPH_BYTES = 2 << 30
 
 

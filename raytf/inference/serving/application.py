@@ -257,7 +257,7 @@ def _why(name: str, error: Exception) -> Exception:
 
 
 class ApplicationOwner(enum.Enum):
-    """Who owns an application."""
+    """The owner of an application."""
 
     OURS = "ours"
     COMING = "coming"  # another command is about to replace it

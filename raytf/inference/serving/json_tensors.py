@@ -211,7 +211,7 @@ def _check(text: bytes | bytearray) -> None:
         raise Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The body has more than {_MOST_TEXT >> 20} MiB of text with characters beyond ASCII. Send fewer instances "
-            "at a time, or give bytes as base64.",
+            "at a time, or send bytes as base64.",
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-#: Of mallopt(3), in <malloc.h> of glibc.
+#: Parameters of mallopt(3), from glibc's <malloc.h>.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 #: Bytes from which a block is mapped by itself and unmapped when it is freed; heaps for smaller blocks.
 _LARGE, _ARENAS = 1 << 20, 2

@@ -24,10 +24,10 @@ _RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Policy:
-    """Which versions are loaded.
+    """The versions to load.
 
     Attributes:
-        newest: this many of the newest; None for all.
+        newest: how many of the newest versions; None for all.
         named: these in any case.
         default: the version for requests that name none; None for the newest that is loaded.
     """
@@ -60,7 +60,7 @@ class Policy:
         """Return the versions to serve, the newest first.
 
         Args:
-            there: versions that are whole.
+            there: complete versions.
             broken: those that could not be loaded; an older one is served in place of each.
         """
         good = sorted(set(there) - set(broken), reverse=True)
@@ -81,7 +81,7 @@ class Policy:
 
 
 def bounds(flag: str, text: str) -> tuple[int, int]:
-    """Return the fewest and the most of N or MIN:MAX, as a flag has them.
+    """Return (MIN, MAX) from the value of a flag, N or MIN:MAX.
 
     Raises:
         ConfigError: it is none of these.

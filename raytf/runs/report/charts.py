@@ -1,4 +1,4 @@
-"""Panels of the timeline: inline SVG that stretches with the page, and labels beside it that do not."""
+"""Panels of the timeline: inline SVG that stretches with the page, next to labels that do not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from raytf.runs.status import clock_text
 
 #: Width and height of every drawing, in units that stretch.
 _WIDE, _HIGH = 1000.0, 100.0
-#: A curve is drawn on a logarithmic scale where its greatest value is this many times the least.
+#: A curve has a logarithmic scale if its largest value is this many times the smallest.
 _LOGARITHMIC = 40.0
-#: Categories that the band shows however short they were, and their least width.
+#: Categories that the band shows however short they are, and their minimum width.
 _SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
-#: Share of a run of many restarts for which no worker may train without that being drawn.
+#: In a run with many restarts, times without workers are drawn only above this share of the run.
 _SHORT = 0.005
 #: A curve of fewer points is drawn as points alone.
 _FEW = 5
-#: Marks of a kind that are still drawn as broad ones.
+#: Up to this many marks of a kind are drawn broad.
 _BROAD = 60
 
 
@@ -42,7 +42,7 @@ class Scale:
     """Values from the bottom to the top of a drawing.
 
     Args:
-        low, high: that it has to hold.
+        low, high: the smallest and the largest value.
         is_log: logarithmic; all values are above 0.
     """
 
@@ -77,10 +77,10 @@ def panel(
 
     Args:
         caption: its title.
-        about: what is to be seen, for those who cannot see it.
+        about: a description of the drawing, for screen readers.
         drawing: SVG elements.
-        labels: (height from 0 to 1, text) beside it.
-        extra: HTML behind the title.
+        labels: (height from 0 to 1, text) next to it.
+        extra: HTML after the title.
     """
     name = f"f-{caption.lower().replace(' ', '-')}"
     beside = "".join(f'<span style="bottom:{share * 100:.2f}%">{escape(text)}</span>' for share, text in labels)
@@ -113,7 +113,7 @@ def grid(frame: Frame, scale: Scale | None = None, values: Iterable[float] = ())
 
 
 def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """Draw what happened: a row for each sort, (name, color, times)."""
+    """Draw events: a row for each kind, (name, color, times)."""
     drawing, labels, high = [grid(frame)], [], _HIGH / len(rows)
     for i, (name, color, times) in enumerate(rows):
         top = i * high
@@ -121,7 +121,7 @@ def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str
         path = "".join(f"M{x} {top + high * 0.16:.2f}v{high * 0.68:.2f}" for x in sorted({frame.x(t) for t in times}))
         drawing.append(f'<path class="mark{many}" stroke="var(--{color})" d="{path}"/>')
         labels.append((1 - (i + 0.5) / len(rows), name))
-    about = "; ".join(f"{len(times)} {name}" for name, _, times in rows) + ". The table of events has each."
+    about = "; ".join(f"{len(times)} {name}" for name, _, times in rows) + ". The table of events lists them."
     return panel("Events", about, 26 * len(rows), "".join(drawing), labels)
 
 
@@ -130,7 +130,7 @@ def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
     rects = []
     for piece in pieces:
         x, high = frame.x(piece.begin), _HIGH * sum(piece.shares.values())
-        # Each reaches down to the bottom and is covered by the next one: no gaps, whatever is rounded.
+        # Each bar reaches the bottom and is covered by the next one, so that rounding leaves no gaps.
         for category, share in reversed(piece.shares.items()):
             width = max(_LEAST if category in _SEEN else 0.0, frame.x(piece.end) - x)
             at = f'x="{x}" y="{_HIGH - high:.1f}" width="{width:.2f}" height="{high:.1f}"'
@@ -162,7 +162,7 @@ def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
 
 
 def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple[float, int]]:
-    """Return changes without short times in which no worker trained: a thousand of them would hide the rest."""
+    """Return changes without short gaps in which no worker trained: a thousand of them would hide the rest."""
     kept: list[tuple[float, int]] = []
     for (at, workers), after in zip(changes, [*changes[1:], None], strict=True):
         is_short = workers == 0 and after is not None and after[0] - at < seconds
@@ -172,7 +172,7 @@ def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple
 
 
 def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[float] = ()) -> str:
-    """Draw the loss curve. The shade is the least and the greatest loss of the steps that a point stands for.
+    """Draw the loss curve. The shade spans the smallest and the largest loss of the steps behind a point.
 
     Args:
         breaks: times at which a curve is interrupted.
@@ -201,7 +201,7 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[fl
     if marks:
         path = "".join(f"M{x} 0v{_HIGH * 0.07:g}" for x in sorted({frame.x(t) for t in marks}))
         drawing.append(f'<path class="mark" stroke="var(--fault)" d="{path}"/>')
-    about = f"Training loss from {curve.values[0]:.4g} to {curve.values[-1]:.4g}, least {low:.4g}, greatest {high:.4g}."
+    about = f"Training loss from {curve.values[0]:.4g} to {curve.values[-1]:.4g}, lowest {low:.4g}, highest {high:.4g}."
     about += f" {len(marks)} mark{'s' if len(marks) > 1 else ''} where steps stand out." if marks else ""
     extra = '<span class="note"> (logarithmic)</span>' if is_log else ""
     if marks:

@@ -26,7 +26,7 @@ from raytf.training.model.notes import notes_of
 MOST_BYTES = 256 << 20
 _NOTHING = object()
 _LEFT_OUT = "WARNING: the metric {} needs the predictions of the whole batch, {}. It is left out of the logs."
-#: How much a sum over records may differ from the sum of its parts, relative to the largest number in it.
+#: The largest difference between a sum over records and the sum of its parts, relative to its largest number.
 _RELATIVE = 1e-4
 #: The same for the difference of two states, relative to the largest number in the states.
 _OF_STATE = 1e-5

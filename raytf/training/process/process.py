@@ -24,7 +24,7 @@ _NO_LIMIT_MB = 1 << 24
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """A run's settings of its workers' processes, applied before any TensorFlow operation.
+    """A run's settings for its worker processes, applied before any TensorFlow operation.
 
     Attributes:
         threads: TensorFlow's threads within an operation; 0 lets TensorFlow decide, None gives a process the same share
@@ -34,7 +34,7 @@ class ProcessSettings:
         jit: compile gradients with XLA. Compiled programs stay on the node for the next group.
         one_worker: the strategy has a single process, which has no cluster and hence no TF_CONFIG.
         logical_devices: number of logical devices into which the CPU is divided.
-        is_next_soon: another run may follow at once, as in a notebook: its processes are prepared from the beginning.
+        is_next_soon: another run may follow at once, as in a notebook, so its processes are prepared from the start.
     """
 
     threads: int | None = 0

@@ -112,7 +112,7 @@ class Reporter:
         return self._files.path if self._files else ""
 
     def resume(self, files: dict[str, bytes] | None = None) -> None:
-        """Resume: fetch the files that an earlier attempt left.
+        """Fetch the files that an earlier attempt left, to resume.
 
         Args:
             files: what `pack_files` returned, if it was kept in memory.

@@ -58,9 +58,10 @@ class MemoryCopies:
         """Commit the newest copy if it is complete on all ranks.
 
         Args:
-            unsealed: number of ranks whose flags for this call said that their newest copy is not complete yet.
+            unsealed: number of ranks that reported, in their flags for this call, that their newest copy is not
+                complete yet.
         """
-        # Flags are older than a copy of this step, and say nothing about it.
+        # The flags were sent before a copy of this step was made, so they do not cover it.
         if not unsealed and self.tier.turns.is_pending(self.source.progress.step):
             self.tier.turns.commit()
 
@@ -68,7 +69,8 @@ class MemoryCopies:
         """Copy the current state.
 
         Args:
-            share_rank_zero: first send to all ranks what only rank 0 knows.
+            share_rank_zero: first send the state that only rank 0 has (that of callbacks, with their files) to all
+                ranks.
         """
         source, state = self.source, self.source.progress
         self._await_newest()
@@ -89,7 +91,7 @@ class MemoryCopies:
         self.make(False)
 
     def settle(self) -> None:
-        """Wait until the newest copy is complete on all ranks, or drop it where one of them failed to complete it."""
+        """Wait until the newest copy is complete on all ranks; drop it if a rank failed to complete it."""
         self.tier.settle()
         failed = self.group.sum(np.array([self.tier.has_failed], np.float32))[0]
         if failed and not self.tier.turns.is_settled:
@@ -98,7 +100,7 @@ class MemoryCopies:
             self.tier.turns.commit()
 
     def _await_newest(self) -> None:
-        """Wait until the newest copy is complete everywhere, if it is of an earlier step."""
+        """Wait until the newest copy is complete on all ranks, if it is of an earlier step."""
         if self.tier.turns.is_pending(self.source.progress.step):
             began = time.perf_counter()
             self.settle()

@@ -34,7 +34,7 @@ from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added
 #: Kinds of operations that advance a `tf.random.Generator`.
 _ADVANCES = re.compile("^(Rng.*|Stateful.*RandomUniform.*)$")
 _OF_BOTH = (
-    "train_step gives {} a value that is made of the batch and of the weights after their last update. raytf computes "
+    "train_step computes {} from the batch and from the weights after their last update. raytf computes "
     "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
 )
 
@@ -88,10 +88,10 @@ class OwnStep:
         self.initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._leaves = list(leaves)
         self.findings = Findings()
-        #: Of the step that is being traced: what variables held when it began, and after each update.
+        #: For the step that is being traced: values of variables at its start and after each update.
         self._start: tuple[list[Any], list[Any]] | None = None
         self._later: list[list[Any]] = []
-        #: Whether what the step returns under a name is made of the weights after their last update.
+        #: For each name: whether the step's result depends on the weights after their last update.
         self._of_weights: dict[str, bool] = {}
         with batch_metrics.noted_while_traced(model, self._leaves, batch):
             self._survey_updates()
@@ -178,11 +178,11 @@ class OwnStep:
             own_run.latest(self.model).assign(tf.stack(list(numbers.values())))
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
-        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        """Update the metrics of the whole batch with the outputs of all shards, inside a traced function."""
         self.gathered.update(outputs)
 
     def add_metrics(self, row: tf.Tensor) -> None:
-        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        """Add reduced rows to the model's metrics, except the metrics of the whole batch."""
         add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
@@ -244,7 +244,7 @@ class OwnStep:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             later = [self._now(self._weights_of(q)) for q in range(len(self.findings.applies))]
             scope, logs = self._afterwards(leaves, seeds, later)
-            # What a shard draws is its own, as its records are.
+            # Each shard has its own random numbers, as it has its own records.
             sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
             values = [scope.get_current_value(v) for v in self.findings.late]
             for variable, is_of_batch in zip(self.findings.late, tracing.depends(values, sources), strict=True):

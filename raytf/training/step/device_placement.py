@@ -17,7 +17,7 @@ from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 
 FOLDER = "placement"
-#: How many kinds of operations the summary names for each device.
+#: The number of kinds of operations that the summary names for each device.
 _SHOWN = 6
 #: TensorFlow's auxiliary operations, which compute nothing.
 _PLUMBING = frozenset(
@@ -54,20 +54,20 @@ def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], Non
         say(line)
     try:
         storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
-        say(f"all of them: {storage.locate(path)}")
+        say(f"the full list is in {storage.locate(path)}")
     except StorageError as error:
         say(f"the list of operations could not be stored: {error}")
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[PlacedOp]]:
-    """Yield a list of the operations that TensorFlow runs inside the `with` statement, filled when that ends."""
+    """Yield a list that holds, after the `with` statement, the operations that TensorFlow ran inside it."""
     ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
     for graph in graphs:
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        # Of /job:worker/replica:0/task:1/device:GPU:0, GPU:0.
+        # /job:worker/replica:0/task:1/device:GPU:0 -> GPU:0
         ops.extend(PlacedOp(node.device.rpartition("device:")[2], node.op, node.name) for node in nodes if node.device)
 
 

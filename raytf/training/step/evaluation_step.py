@@ -203,7 +203,7 @@ class OwnTest(ShardWork):
         self.names: list[str] = []
         self._gathered = batch_metrics.Gathered(model)
         seeds = tf.TensorSpec([len(self.seeds), 2], tf.int32)
-        # A loop must know what a shard returns before it is traced.
+        # A loop must know the results of a shard before it is traced.
         with batch_metrics.noted_while_traced(model, leaves, batch):
             tf.function(self._compute, autograph=False).get_concrete_function(list(leaves), seeds)
         self._gathered = batch_metrics.Gathered(model)
@@ -218,14 +218,14 @@ class OwnTest(ShardWork):
         return self._result([], [], row, weight, outputs)
 
     def values(self, known: Any = None) -> None:
-        """Return nothing: the step reads variables where they are, since an evaluation changes none."""
+        """Return None: the step reads the variables directly, because an evaluation changes none."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
-        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        """Update the metrics of the whole batch with the outputs of all shards, inside a traced function."""
         self._gathered.update(outputs)
 
     def add_metrics(self, row: Any) -> None:
-        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        """Add reduced rows to the model's metrics, except the metrics of the whole batch."""
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
     def logs(self, row: Any, steps: int) -> dict[str, Any]:
@@ -245,4 +245,6 @@ class OwnTest(ShardWork):
 
 
 def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], weights: Sequence[Any]) -> None:
-    raise ModelError("test_step calls an optimizer. An evaluation must not change the weights: do it in train_step.")
+    raise ModelError(
+        "test_step calls an optimizer, but an evaluation must not change weights. Update them in train_step."
+    )

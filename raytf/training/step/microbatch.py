@@ -190,9 +190,9 @@ class MicroBatch(ShardWork):
         """Do nothing: nothing is left after the update."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
-        """Update the metrics of the whole batch with the outputs of all shards; to be traced."""
+        """Update the metrics of the whole batch with the outputs of all shards, inside a traced function."""
         self._gathered.update(outputs)
 
     def add_metrics(self, row: tf.Tensor) -> None:
-        """Add reduced rows to the model's metrics, but to those of the whole batch."""
+        """Add reduced rows to the model's metrics, except the metrics of the whole batch."""
         add_to(self.metrics, row, self._gathered.variables)

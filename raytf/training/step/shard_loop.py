@@ -21,7 +21,7 @@ from raytf.training.model import losses
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_work import OutputLayout, ShardResult, ShardWork
 
-#: How often a rank computes a doubtful shard again.
+#: The number of times that a rank computes a doubtful shard again.
 TIMES = 4
 
 
@@ -181,7 +181,7 @@ def spread_shards(
 
 
 class StepShards(NamedTuple):
-    """Which shards of a step a worker computes.
+    """The shards of a step that a worker computes.
 
     Attributes:
         part: of this worker in the sums, with the shards' numbers.

@@ -122,7 +122,7 @@ _REPLACED: dict[type, str] = {
 _UNSENT = "WARNING: what callbacks change in these objects stays with the worker and does not come back: "
 #: The part of the state that says which layers and variables callbacks have made trainable.
 _TRAINABLE = "trainable"
-#: What an entry of the history says beside its logs.
+#: The keys of a history entry other than its logs.
 _OWN = ("epoch", "step")
 
 
@@ -157,7 +157,7 @@ class Callbacks:
     ):
         self._model, self._group, self._say, self._watch = model, group, say, watch
         self._make, self._params = make, params
-        #: Whether the user gave callbacks; the same on all ranks.
+        #: Whether the user passed callbacks; the same on all ranks.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
@@ -192,7 +192,7 @@ class Callbacks:
         with self._guard.watching("a callback's set_model"):
             everyone = [*self._list, self._reader]
             self._hooks = keras.callbacks.CallbackList(everyone, model=self._model, **self._params)
-        # Those that a function makes have made their settings by now, such as a path on this machine.
+        # Callbacks that a function makes have made their settings by now, such as a path on this machine.
         self._kept = kept or KeptObjects(self._list, self._model)
         if epoch is None and self._kept.unsent:
             self._say(_UNSENT + ", ".join(self._kept.unsent))

@@ -148,7 +148,7 @@ def test_retention_at_the_same_time_is_no_damage(folder):
 
 def test_shares_that_were_never_right_are_damage(folder):
     """Right checksums of bytes that hold no tensors, or other ones."""
-    for step, data, problem in ((1, b"x" * 100, "no safetensors file"), (2, codec.encode({}), "other tensors")):
+    for step, data, problem in ((1, b"x" * 100, "not a safetensors file"), (2, codec.encode({}), "other tensors")):
         name = naming.name_of(step, "a")
         file = {
             "file": "share-00000.safetensors",

@@ -221,7 +221,7 @@ def test_npz_of_unusual_layouts(tmp_path, array):
 @pytest.mark.parametrize(
     ("content", "arguments", "words"),
     [
-        ({"x": np.zeros(3)}, {}, ["no array 'y'", "it has x"]),
+        ({"x": np.zeros(3)}, {}, ["no array 'y'", "its arrays are: x"]),
         ({"x": np.zeros(3), "y": np.zeros(2)}, {}, ["differ", "x has 3, y has 2"]),
         ({"x": np.zeros(0), "y": np.zeros(0)}, {}, ["no records"]),
         ({"x": np.array("a")}, {"y": None}, ["x is a single value"]),
@@ -241,11 +241,11 @@ def test_npz_damaged(tmp_path, damage):
     np.savez(tmp_path / "a.npz", **arrays())
     path = tmp_path / "a.npz"
     path.write_bytes(damage(path.read_bytes()))
-    refused(lambda: NpzSource(str(path)), "a.npz is no .npz file of numbers, or a damaged one")
+    refused(lambda: NpzSource(str(path)), "a.npz is not an .npz file of numbers, or is damaged")
 
 
 def test_npz_that_is_not_there(tmp_path):
-    refused(lambda: NpzSource(str(tmp_path)), "expected one .npz file")
+    refused(lambda: NpzSource(str(tmp_path)), "Pass one .npz file")
     refused(lambda: NpzSource(str(tmp_path / "nowhere.npz")), "nowhere.npz")
 
 

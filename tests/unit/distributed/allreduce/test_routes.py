@@ -28,7 +28,7 @@ TABLE = [
     ("a0 a0", "host", "host", "ring", "2 workers share one GPU of node-a, which NCCL refuses"),
     ("a0 a1 a1 b0", "host", "host", "ring", "2 workers share one GPU of node-a"),
     ("a0 b0 b0 b0", "host", "host", "ring", "3 workers share one GPU of node-b"),
-    ("aMIG-0 aMIG-1", "host", "host", "ring", "node-a gives parts of a GPU (MIG)"),
+    ("aMIG-0 aMIG-1", "host", "host", "ring", "node-a offers parts of a GPU (MIG)"),
 ]
 
 

@@ -104,7 +104,7 @@ def test_workers_that_go_on_where_they_are_have_not_restarted():
     heard.event("attempt", {"phases": own, "tier": "held", "world_size": 1, "from_step": 47})
     _, messages, found = heard.read()
     assert (found[-1]["phases"], found[-1]["silent"]) == (own, pytest.approx(0.08))
-    assert messages == ["1 worker goes on after 0.1 s at step 47, no step lost"]
+    assert messages == ["1 worker continues after 0.1 s at step 47, no step lost"]
     # What hung stood still before it was found.
     clock.now += 30
     heard.event("hang", {"rank": 1})

@@ -78,7 +78,7 @@ def test_either_those_that_are_lost_are_replaced_or_all_start_again(failures, lo
     assert (decision, policy.lost) == (FailureDecision.RETRY, lost)
     (fault,) = monitor.booked
     assert fault.survived == (lost is not None)
-    assert monitor.said[-1].endswith("; the others go on") == (lost is not None)
+    assert monitor.said[-1].endswith("; the others continue") == (lost is not None)
 
 
 def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
@@ -88,7 +88,7 @@ def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
     assert policy.make_decision(WorkerGroupError("failed", {2: apart})) is FailureDecision.RETRY
     (fault,) = monitor.booked
     assert (fault.nodes, fault.survived, policy.lost) == (["node-2"], True, {2})
-    assert "they cannot reach each other; node node-2); the others go on" in monitor.said[-1]
+    assert "they cannot reach each other; node node-2); the others continue" in monitor.said[-1]
     assert pickle.loads(pickle.dumps(apart)).node == "node-2"
 
 
