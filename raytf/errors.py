@@ -16,13 +16,15 @@
     ├── GpuError                 a node's GPU is missing, broken or taken
     ├── UnsupportedError         TensorFlow or NCCL refuses an operation on these devices
     ├── WorkerLostError          another worker died in the middle of a step
+    ├── ProcessDiedError         a parameter server or the coordinator died
     ├── ReplicaError             the workers' weights are not equal any more
     ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
 
 The message of each says what is wrong, what was expected and how to fix it. None of them is retried by Ray Train,
-except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `ReplicaError`, a `HangError` and,
-once more, a `JobError` of a run that has made a step: the same code would fail in the same way again.
+except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `ProcessDiedError`, a
+`ReplicaError`, a `HangError` and, once more, a `JobError` of a run that has made a step: the same code would fail in
+the same way again.
 """
 
 from __future__ import annotations

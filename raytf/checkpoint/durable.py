@@ -57,7 +57,7 @@ def load(run: Storage, name: str) -> Checkpoint:
         with ThreadPoolExecutor(max(1, min(8, len(body["shares"])))) as pool:
             parts = list(pool.map(lambda share: read_share(run, name, share), body["shares"]))
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoint {name}: {str(error).rstrip('.')}.") from error
+        raise CheckpointError(f"checkpoint {name} is damaged: {str(error).rstrip('.')}.") from error
     tensors = {key: value for part in parts for key, value in part.items()}
     return Checkpoint(name, body["step"], CheckpointDocument.parse(body["document"]), tensors)
 

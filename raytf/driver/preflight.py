@@ -245,7 +245,7 @@ def _too_small(config: TrainConfig, need: dict[str, float], fits: int, fits_mixe
     fixes += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * ("GPU" in need)
     return ClusterError(
         f"--workers {config.cluster.workers or config.worker_range[0]} with {each} each: this cluster has room for "
-        f"{fits} at the most{beside}. Use {', '.join(fixes)}, or add nodes."
+        f"at most {fits}{beside}. Use {', '.join(fixes)}, or add nodes."
     )
 
 

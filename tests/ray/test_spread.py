@@ -74,7 +74,7 @@ def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: si
         pytest.param(
             ("--workers", "9"),
             EXIT_REFUSED,
-            "error: --workers 9 with 1 CPU each: this cluster has room for 4 at the most",
+            "error: --workers 9 with 1 CPU each: this cluster has room for at most 4",
             marks=pytest.mark.slow,  # a young cluster is given time to grow
         ),
         (("--cpus-per-worker", "0"), EXIT_REFUSED, "error: --cpus-per-worker 0.0: expected a number above 0."),

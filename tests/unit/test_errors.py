@@ -25,6 +25,7 @@ SAMPLES = [
     errors.GpuError("m", "node", True),
     errors.UnsupportedError("m"),
     errors.WorkerLostError("m"),
+    errors.ProcessDiedError("m"),
     errors.HangError("m"),
     errors.ReplicaError("m", [1]),
     errors.JobError("m", "Traceback ..."),
@@ -50,7 +51,8 @@ def test_storage_error_survives_pickle_as_an_os_error():
 
 
 def test_only_outages_are_retried():
-    assert {e.__name__ for e in ALL if e.retryable} == {"GpuError", "HangError", "ReplicaError", "WorkerLostError"}
+    retried = {"GpuError", "HangError", "ProcessDiedError", "ReplicaError", "WorkerLostError"}
+    assert {e.__name__ for e in ALL if e.retryable} == retried
     kinds = ("missing", "denied", "unreachable", "full", "other")
     assert [k for k in kinds if errors.StorageError("x", k).retryable] == ["unreachable", "other"]
 
@@ -70,7 +72,7 @@ def test_module_text_shows_the_whole_tree():
 
 def test_exported_are_all_that_a_user_can_see():
     exported = {name for name in raytf.__all__ if name.endswith("Error")}
-    assert exported == {e.__name__ for e in ALL} - {"WorkerLostError"}
+    assert exported == {e.__name__ for e in ALL} - {"WorkerLostError", "ProcessDiedError"}
 
 
 @pytest.mark.parametrize(

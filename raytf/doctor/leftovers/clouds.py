@@ -138,7 +138,7 @@ class _AwsSearch:
             if i.get("InstanceLifecycle") == "spot":
                 about += ", spot: at most this"
             if state == "stopped":  # its disks are listed beside it, and go only with the instance
-                usd, about = None, f"{about}; its disks are paid for"
+                usd, about = None, f"{about}; its disks cost money"
             elif state in ("stopping", "shutting-down"):
                 usd, about = 0.0, f"{about}; is on its way out"
             remove = self._command(f"terminate-instances --instance-ids {i['InstanceId']}")
@@ -292,7 +292,7 @@ def _azure_machine(azure: AzureAccount, group: str, name: str, remove: str) -> L
     if about.get("priority") == "Spot":
         note += ", spot: at most this"
     if state == "deallocated":  # one that is stopped and not deallocated is paid for in full
-        usd, note = None, f"{note}; its disks are paid for"
+        usd, note = None, f"{note}; its disks cost money"
     return LeftResource("instance", name, state, usd, remove, note)
 
 
@@ -315,7 +315,7 @@ def _google_instances(google: GoogleAccount, zone: str, name: str) -> Iterator[L
         if state in ("TERMINATED", "STOPPED", "SUSPENDED"):  # all of them are stopped, and their disks stay
             usd = None
         if usd is None and state != "RUNNING":
-            note += "; its disks are paid for"
+            note += "; its disks cost money"
         remove = f"gcloud compute instances delete {i['name']} {_where(google, zone)} --quiet"
         yield LeftResource("instance", i["name"], state, usd, remove, note)
 

@@ -167,7 +167,7 @@ def test_npz_with_channels(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"y_test": None}, ["no array 'y_test'", "it has x_test"]),
+        ({"y_test": None}, ["no array 'y_test'", "its arrays are: x_test"]),
         ({"y_train": np.arange(5)}, ["differ", "x has 6", "y has 5"]),
         ({"y_train": np.zeros((6, 1), int)}, ["train images", "(6, 1)", "Expected"]),
         ({"y_train": np.zeros(6)}, ["train labels", "float64", "whole numbers"]),
