@@ -288,9 +288,8 @@ class JobError(RaytfError):
         return [*told, "  File " + "\n".join(places[-1].splitlines()[:2])] if places else told
 
 
-#: Exceptions that Python raises for mistakes in code, and that end a program; subclasses of the former come from files
-#: and
-#: networks, too.
+#: Exceptions that Python raises for mistakes in code, and that end a program; subclasses of the former come from
+#: files and networks, too.
 _BUGS = (
     ArithmeticError,
     AssertionError,

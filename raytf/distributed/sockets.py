@@ -153,7 +153,7 @@ def close_connections_with(paths: Collection[str]) -> None:
 
 
 def _close_all() -> None:
-    for each in list(_connections):
+    for each in sorted(_connections, key=lambda one: not isinstance(one, socket.socket)):  # a pipe may fail to close
         if not isinstance(each, socket.socket):
             each.close()
         elif (descriptor := each.detach()) >= 0:  # `close` would wait for files that were made of it

@@ -20,7 +20,7 @@ from raytf.training.user.failover_callbacks import CallbackState
 
 
 class RegroupError(Exception):
-    """The ranks have to meet again: one is lost, or somebody waits to join. The state is that of a whole step."""
+    """The ranks have to meet again: one is lost, or a rank waits to join. The state is that of a whole step."""
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def _is_of_this_user(peer: socket.socket) -> bool:
 
 
 class _Process:
-    """Another process of this host, as /proc shows it; 0 where this process cannot see it, as between containers."""
+    """Another process of this host, as /proc shows it; its number is 0 if this one cannot see it, as in a container."""
 
     def __init__(self, number: int):
         self._number, self._started = number, _status_of(number)[1]

@@ -150,7 +150,10 @@ def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) 
         seconds = _ANSWER_SECONDS + _GPU_SECONDS * len(list(Path("/dev").glob("nvidia[0-9]*")))
     answer = in_thread(ask or _ask, "raytf-cuda")
     wait([answer], seconds)
-    return answer.result() if answer.done() else f"the driver has not answered for {seconds:.0f} s"
+    if not answer.done():
+        return f"the driver has not answered for {seconds:.0f} s"
+    error = answer.exception()
+    return answer.result() if error is None else f"the driver cannot be asked ({type(error).__name__}: {error})"
 
 
 def _ask() -> str:

@@ -108,8 +108,9 @@ class MonitorClient:
             checked), whether a later one may be on storage, the invalid states, and the standings of nodes: see
             `Monitor.begin` and `GroupHistory.for_new_ranks`.
         """
-        asked = [self.handle.begin.remote(attempt), self.handle.is_saving.remote(), self.handle.past.remote()]
-        (earlier, step), is_saving, (void, standings) = ray.get(asked)
+        earlier, step = ray.get(self.handle.begin.remote(attempt))
+        # Only now: Ray sends unanswered calls to a restarted monitor in any order, and a commit may come between them.
+        is_saving, (void, standings) = ray.get([self.handle.is_saving.remote(), self.handle.past.remote()])
         return earlier, step, is_saving, void, standings
 
     def commits(self, step: int, seconds: float) -> None:
