@@ -113,8 +113,7 @@ def export(
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
     # First, and by variable, whatever a layer saves of itself: `fit` puts these weights into the program's model.
-    weights = {name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()}
-    run.put(WEIGHTS_FILE, codec.encode(weights))
+    run.put(WEIGHTS_FILE, _weights_bytes(model))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
         written["saved_model"] = target.locate(version.name)
@@ -303,6 +302,10 @@ def check_onnx() -> None:
         import tf2onnx  # noqa: F401
     except ImportError as error:
         raise not_installed("--format onnx", "onnx", error.name) from error
+
+
+def _weights_bytes(model: keras.Model) -> bytes:
+    return codec.encode({name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()})
 
 
 def _keras_bytes(model: keras.Model) -> bytes:

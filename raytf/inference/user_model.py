@@ -168,6 +168,10 @@ class _Forwarding(io.StringIO):
         if text:
             self._say(Printed(text, self._is_error))
 
+    def close(self) -> None:
+        """Flush only: the program may close its standard output, to which others still write."""
+        self.flush()
+
 
 def takes_training(model: keras.Model) -> bool:
     """Return whether the model's `call` has a `training` argument."""

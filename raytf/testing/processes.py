@@ -86,7 +86,7 @@ def watch(target: Session | Path, sign: str = "+") -> None:
                 start_new_session=True,
             )
         assert _guard.stdin is not None
-        # The reaper is only a safety net: a test does not fail because it is lost.
+        # The guard is only a safety net: a test does not fail because it is lost.
         with contextlib.suppress(OSError):
             text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
             _guard.stdin.write(f"{sign}{text}\n")

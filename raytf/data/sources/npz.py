@@ -26,6 +26,8 @@ _DAMAGED = (
     MemoryError, RecursionError,
 )  # fmt: skip
 _LOCAL_HEADER = struct.Struct("<26xHH")
+#: Bytes that an array may have if a file is read as a whole.
+_MOST_BYTES = 64 << 30
 #: By the version of the format.
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -58,10 +60,10 @@ class NpzSource(BlockSource):
         uri: the file.
         x: name of the inputs' array, or a list of names (then inputs are a dict by name).
         y: name of the targets' array, or a list of names, or None.
-            sample_weight: name of the sample weights' array, or None.
-            window: number of records in a shuffle window; by default 8,192, or 64 MiB of them.
+        sample_weight: name of the sample weights' array, or None.
+        window: number of records in a shuffle window; by default 8,192, or 64 MiB of them.
         order: `records`, `blocks`, or `auto`: `records` for arrays of up to 256 MiB together.
-            block_bytes: bytes of a block.
+        block_bytes: bytes of a block.
 
     Raises:
         DataError: the file is not an .npz file; or an array is missing, is not numeric or has another length.
@@ -147,7 +149,11 @@ def load_arrays(uri: str, names: Sequence[str]) -> list[np.ndarray]:
     """
     files = Files(uri)
     members = _members(files)
-    return _unpacked(files, [_member(members, name, uri).name for name in names])
+    wanted = [_member(members, name, uri).name for name in names]
+    if large := [name for name in wanted if members[name][0].file_size > _MOST_BYTES]:
+        size = members[large[0]][0].file_size
+        raise DataError(f"{uri} is damaged: {large[0]} would have {size:,} bytes of at most {_MOST_BYTES:,}.")
+    return _unpacked(files, wanted)
 
 
 def array_names(uri: str) -> list[str]:
@@ -186,6 +192,8 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
     try:
         with zipfile.ZipFile(io.BufferedReader(_Ranges(files), 1 << 16)) as archive:
             for info in archive.infolist():
+                if not info.filename.endswith(".npy"):  # such as a README
+                    continue
                 with archive.open(info) as stream:
                     # Other versions of the format are a KeyError.
                     read = _READ_HEADER[np.lib.format.read_magic(stream)]

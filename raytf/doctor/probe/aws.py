@@ -260,10 +260,12 @@ def _check_rights(
 def _bucket_rights(
     types: Sequence[NodeType], principals: dict[str, _Principal], name: str, prefix: str
 ) -> Iterator[ConfigFinding]:
+    checked: set[str] = set()
     for t in types:
-        principal = principals.pop(_profile(t) or "", None)
-        if principal is None:
+        principal = principals.get(_profile(t) or "")
+        if principal is None or principal.arn in checked:
             continue
+        checked.add(principal.arn)
         base = f"arn:{principal.arn.split(':')[1]}:s3:::{name}"
         objects = "/".join(filter(None, (base, prefix, "raytf-check")))
         lacks = [

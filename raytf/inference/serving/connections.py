@@ -214,9 +214,11 @@ class Connection(HttpToolsProtocol):
                 self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"No whole headers within {limits.header_seconds:g} s.")
             elif not self.is_known:  # after an answer, uvicorn's own timeout holds
                 self.end()
+        elif not self.is_receiving:  # while the server does not read, the client is not slow
+            self._checked_at, self._checked = now, self.received
         elif now - self._checked_at > limits.grace_seconds:
             is_slow = limits.is_too_slow(self.received, self._checked, now - self._checked_at)
-            if self.is_receiving and (is_slow or now - self.since > limits.body_seconds):
+            if is_slow or now - self.since > limits.body_seconds:
                 self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW_BODY)
             self._checked_at, self._checked = now, self.received
 
