@@ -39,20 +39,16 @@ class VoidStates:
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the checkpoints that are void."""
         return [name for name in names if self.holds(naming.split_name(name)[0], naming.attempt_of(name))]
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Sequence[str]]]) -> VoidStates:
-        """Return the states that `plain` has written as lists."""
         return cls(tuple((after, frozenset(attempts)) for after, attempts in entries))
 
     def plain(self) -> list[tuple[int, list[str]]]:
-        """Return the entries as lists."""
         return [(after, sorted(attempts)) for after, attempts in self.entries]
 
     def and_after(self, step: int, attempts: Collection[str]) -> VoidStates:
-        """Return these states and those after `step` of more attempts."""
         return VoidStates((*self.entries, (step, frozenset(attempts))))
 
 

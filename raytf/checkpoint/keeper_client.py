@@ -79,7 +79,6 @@ class KeeperHealth:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Note that a keeper has given memory."""
         self._since = self._polled_at = self._asked_at = self._heard_at = now
         self._step: int | None = None
 
@@ -105,7 +104,6 @@ class KeeperHealth:
         self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
-        """Note that the keeper or its memory is gone."""
         self.is_lost = True
 
     def replace(self, now: float) -> float:

@@ -292,7 +292,6 @@ class CheckpointDocument:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs that have ended."""
         return len(self.history)
 
     def _totals(self) -> dict[str, Any]:

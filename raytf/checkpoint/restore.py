@@ -12,10 +12,10 @@ import numpy as np
 
 from raytf._process import in_thread
 from raytf.checkpoint.durable import DurableTier
-from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.naming import restore_order, split_name
+from raytf.checkpoint.slot_ledger import Generation
 from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 

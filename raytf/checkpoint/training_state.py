@@ -89,7 +89,6 @@ class Extras:
     files: dict[str, bytes] | None = None
 
     def pack(self) -> bytes:
-        """Return the extras as bytes for the memory of nodes."""
         return pickle.dumps((self.callbacks, self.arrays, self.files))
 
     @classmethod

@@ -91,7 +91,6 @@ class JobServer:
                 raise
 
     def inspect(self, name: str) -> JobSighting:
-        """Return what the server knows of a job."""
         sight = self._details(name)
         if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
             return sight
@@ -110,7 +109,6 @@ class JobServer:
         return None
 
     def log(self, name: str) -> str:
-        """Return everything that a job has printed."""
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
@@ -201,7 +199,6 @@ class Follower:
             self._put(log[self._shown :])
 
     def stop(self) -> None:
-        """Show nothing any more."""
         with self._lock:
             self._round += 1
 

@@ -61,7 +61,6 @@ class OwnRay:
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
     def begun(self) -> None:
-        """Note that Ray has started."""
         node: Any = worker_process.this_node()
         self._session = Path(node.get_session_dir_path())
         if self._guard is not None:
@@ -73,7 +72,6 @@ class OwnRay:
             self._guard.remove(str(self._session))
 
     def signs(self) -> list[ray_watch.Sign]:
-        """Return the watchers of this Ray's processes."""
         node: Any = worker_process.this_node()
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
@@ -82,7 +80,6 @@ class OwnRay:
         ]
 
     def over(self) -> None:
-        """Note that Ray was asked to stop."""
         if self._guard is not None:
             self._guard.over()
 

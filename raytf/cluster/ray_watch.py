@@ -92,7 +92,6 @@ class WatchedProcess:
         return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
 
     def close(self) -> None:
-        """Close the handle."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1

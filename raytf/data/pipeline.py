@@ -381,5 +381,4 @@ class Prefetch:
         return bool(self._ahead)
 
     def take(self) -> CallBatch:
-        """Return the next call, once it is gathered."""
         return self._ahead.popleft().result()

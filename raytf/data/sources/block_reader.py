@@ -42,7 +42,6 @@ class BlockSource:
         self._forget()
 
     def _lay_out(self, sizes: np.ndarray) -> None:
-        """Set the number of records in each block."""
         self._sizes = np.asarray(sizes, np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._largest = int(self._sizes.max(initial=0))

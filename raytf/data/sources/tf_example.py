@@ -37,7 +37,6 @@ class Feature:
 
     @property
     def count(self) -> int:
-        """The number of numbers in a record."""
         return int(np.prod(self.spec.shape, dtype=np.int64))
 
 
@@ -407,7 +406,6 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _encoded(value: int) -> bytes:
-    """Return a number as a varint."""
     out = b""
     while value >= 0x80:
         out += bytes((value & 0x7F | 0x80,))

@@ -49,7 +49,6 @@ class CheckReport:
     cost: Cost | None = None
 
     def of(self, severity: Severity) -> list[ConfigFinding]:
-        """Return the findings of one severity."""
         return [f for f in self.findings if f.severity is severity]
 
 
@@ -120,7 +119,6 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
 
 
 def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Check the machines that the node types name."""
     provider = document.get("provider", "type")
     yield from node_types.check(document)
     if provider == "aws" or (

@@ -58,7 +58,6 @@ class Kubectl:
 
     @classmethod
     def installed(cls, environ: Mapping[str, str]) -> Kubectl | None:
-        """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
 
@@ -70,7 +69,6 @@ class Kubectl:
             return ""
 
     def namespace(self) -> str:
-        """Return the namespace of that context."""
         try:
             namespace = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubeError:
@@ -110,7 +108,6 @@ class Kubectl:
         return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
-        """Return whether these credentials may do something."""
         done = self._call(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
         # A `no` comes with an exit code of 1.
         return done.stdout.strip() != "no" and _output(done).strip().startswith("yes")

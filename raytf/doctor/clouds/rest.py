@@ -186,7 +186,6 @@ class GoogleAccount:
     payer: str = ""
 
     def api(self, name: str) -> RestClient:
-        """Return a client of one of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
         # A person's application credentials name the project whose quota of calls they use.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()

@@ -199,7 +199,6 @@ def _is_scalar(column: np.ndarray) -> bool:
 
 
 def _stacked(name: str, column: np.ndarray) -> np.ndarray:
-    """Return a column of arrays, however nested, as one array."""
     if column.dtype != object or not len(column) or not isinstance(column[0], (np.ndarray, list, tuple)):
         return column
     try:

@@ -186,7 +186,6 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
             raise busy(f"The server's disk takes no more: {error}") from error
 
     def clear(self) -> None:
-        """Forget what was written."""
         self.seek(0)
         self.truncate()
         self._disk.take(-self.size)
