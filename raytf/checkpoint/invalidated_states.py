@@ -26,11 +26,7 @@ _SHAPE = untrusted_json.record(
 
 @dataclass(frozen=True)
 class VoidStates:
-    """The states that are no longer valid.
-
-    Attributes:
-        entries: steps, and names of the attempts whose states after that step are void.
-    """
+    """Steps, and names of the attempts whose states after that step are no longer valid."""
 
     entries: tuple[tuple[int, frozenset[str]], ...] = ()
 

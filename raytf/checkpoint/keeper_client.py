@@ -83,11 +83,7 @@ class KeeperHealth:
         self._step: int | None = None
 
     def poll(self, now: float, is_asking: bool) -> Order:
-        """Return what to do now.
-
-        Args:
-            is_asking: whether a question waits for its answer.
-        """
+        """Return what to do now; `is_asking` while a question waits for its answer."""
         gap, self._polled_at = now - self._polled_at, now
         if gap > _GAP_SECONDS:
             self._heard_at += gap  # nobody listened for so long

@@ -187,11 +187,7 @@ class MemoryTier:
         return 1.0
 
     def share_rank_zero(self, extras: Extras | None) -> None:
-        """Give all ranks what rank 0 alone knows; every rank must call it.
-
-        Args:
-            extras: on rank 0; None on the others.
-        """
+        """Give all ranks the extras that rank 0 alone knows; every rank must call it, the others with None."""
         began = time.perf_counter()
         raw = self._group.share(b"" if extras is None else extras.pack())
         self._rank_zero = np.frombuffer(raw, np.uint8)

@@ -40,11 +40,7 @@ _READ_SECONDS = 600.0
 
 
 class Keeper:
-    """Owns memory on one node; see the module's text.
-
-    Args:
-        alone_seconds: for which it outlives its run's driver.
-    """
+    """Owns memory on one node, see the module's text; it outlives its run's driver for `alone_seconds`."""
 
     def __init__(self, alone_seconds: float = ALONE_SECONDS):
         self._alone_seconds = alone_seconds

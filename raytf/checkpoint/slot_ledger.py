@@ -47,11 +47,7 @@ class HeldShare(MemoryShare):
 
 @dataclass(frozen=True)
 class Generation:
-    """A snapshot that at least one node holds whole.
-
-    Attributes:
-        holders: node -> its shares, in order.
-    """
+    """A snapshot that at least one node holds whole; `holders` maps each such node to its shares, in order."""
 
     step: int
     attempt: str

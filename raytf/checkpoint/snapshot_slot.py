@@ -107,11 +107,7 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """Return what a slot holds, from its header and text alone; None if it holds nothing whole.
-
-    Args:
-        memory: bytes of the slot; any buffer.
-    """
+    """Return what a slot, in any buffer, holds by its header and text alone; None if it holds nothing whole."""
     if len(memory) < _DATA:
         return None
     magic, step, share, shares, data_end, text_end, _, crc = _HEADER.unpack_from(memory, 0)

@@ -123,11 +123,7 @@ class TensorValues:
 
 
 class TensorSource(Protocol):
-    """The source of the values of a state's tensors.
-
-    Attributes:
-        nbytes: of all of them.
-    """
+    """The source of the values of a state's tensors, which have `nbytes` in all."""
 
     @property
     def nbytes(self) -> int: ...

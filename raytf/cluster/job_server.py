@@ -136,11 +136,7 @@ class JobServer:
         return {actor["state"] for actor in actors} == {"DEAD"}
 
     def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
-        """Return the JSON at a path, or None if the server answers 404 with the text `missing`.
-
-        Args:
-            shape: that it must have, or the server is none of Ray's.
-        """
+        """Return the JSON of a shape at a path, or None if the server answers 404 with the text `missing`."""
         answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None

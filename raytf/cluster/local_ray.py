@@ -86,11 +86,7 @@ class OwnRay:
 
 @contextlib.contextmanager
 def reaching(address: str) -> Iterator[None]:
-    """Let `ray.init` find the Ray at an address, also if that is another driver's own, for a `with` statement.
-
-    Args:
-        address: HOST:PORT, or whatever Ray takes.
-    """
+    """Let `ray.init` find the Ray at HOST:PORT, also another driver's own, for a `with` statement."""
     host, _, port = address.rpartition(":")
     is_private = host in _LOOPBACK and port.isdigit() and not _answers(ray.util.get_node_ip_address(), int(port))
     with _loopback() if is_private and _answers(host.strip("[]"), int(port)) else contextlib.nullcontext():

@@ -51,11 +51,8 @@ _farewells: list[Farewell] = []
 
 @contextlib.contextmanager
 def farewell(call: Farewell) -> Iterator[None]:
-    """Have a lost Ray call this before the process exits, for 9 s at most, while the `with` statement lasts.
-
-    Args:
-        call: takes what has died, and returns a text to add. Runs in a thread of its own.
-    """
+    """Have a lost Ray pass its loss to `call` before the process exits, for 9 s at most, in a thread; `call` returns a
+    text to add."""
     _farewells.append(call)
     try:
         yield

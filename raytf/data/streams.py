@@ -353,11 +353,8 @@ def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: in
 
 
 def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
-    """Return the stream of a data loader: `iter` makes an iterator over the batches of a pass.
-
-    Args:
-        steps: batches of an epoch; None for a pass.
-    """
+    """Return the stream of a data loader, whose `iter` begins a pass; an epoch has `steps` batches, or a pass for
+    None."""
     try:
         count = len(data)
     except (TypeError, NotImplementedError):  # PyTorch's loaders of iterable data sets raise these

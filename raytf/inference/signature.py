@@ -43,11 +43,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of a SavedModel.
-
-    Attributes:
-        method: `tensorflow/serving/predict`, or another of TensorFlow Serving's.
-    """
+    """A function of a SavedModel. Its method is `tensorflow/serving/predict`, or another of TensorFlow Serving's."""
 
     name: str
     method: str

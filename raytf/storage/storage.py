@@ -252,11 +252,8 @@ class Storage:
         return present and present[1]
 
     def is_conditional(self, what: str | None = None) -> bool:
-        """Return whether one of several writers wins. Stores with the S3 protocol are tried once, by races.
-
-        Args:
-            what: `create` or `swap`; by default both.
-        """
+        """Return whether one of several writers wins, for `create`, `swap`, or both. Stores with the S3 protocol are
+        tried once, by races."""
         if not self._has_versions:
             return self.is_local
         if {"create", "swap"} - self._one_wins.keys():

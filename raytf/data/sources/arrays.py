@@ -238,12 +238,7 @@ def rows_of(value: Any, path: str) -> SparseRows:
 
 
 def ragged_error(what: str, way: str) -> DataError:
-    """Return the error about ragged data.
-
-    Args:
-        what: the beginning of the message.
-        way: how to pad it.
-    """
+    """Return the error about ragged data: `what` begins the message, and `way` pads it."""
     return DataError(
         f"{what}, and raytf trains on dense and sparse tensors only. Pad it first, as with {way}, and mask the padding "
         "where a layer should not see it, as with keras.layers.Embedding(mask_zero=True)."

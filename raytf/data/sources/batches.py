@@ -120,11 +120,7 @@ def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
 
 
 class NotRecordableError(DataError):
-    """Batches cannot be rows of one table.
-
-    Attributes:
-        why: the reason, as the end of a sentence.
-    """
+    """Batches cannot be rows of one table; `why` is the end of a sentence."""
 
     def __init__(self, message: str, why: str):
         super().__init__(message)

@@ -107,11 +107,7 @@ class BlockSource:
         return out
 
     def expect(self, records: np.ndarray) -> None:
-        """Start to read, in other threads, the blocks of records that will be taken soon.
-
-        Args:
-            records: in any order.
-        """
+        """Start to read, in other threads, the blocks of records that will be taken soon, in any order."""
         if not self._reads_beside or (self._by_record and self._shards):
             return
         for b in np.unique(np.searchsorted(self._starts, records, side="right") - 1).tolist():

@@ -38,12 +38,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings in one file, and its cost.
-
-    Attributes:
-        findings: by line.
-        cost: US dollars an hour, if a price is known.
-    """
+    """The findings in one file, by line, and its cost in US dollars an hour, if a price is known."""
 
     findings: tuple[ConfigFinding, ...]
     cost: Cost | None = None

@@ -17,11 +17,7 @@ _SECONDS = 8
 
 
 class KubeError(Exception):
-    """An error that kubectl reported.
-
-    Attributes:
-        reason: the server's word, such as NotFound or Forbidden; empty if no server answered.
-    """
+    """An error that kubectl reported, with the server's word, such as NotFound; empty if no server answered."""
 
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
@@ -87,11 +83,7 @@ class Kubectl:
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
     def find(self, path: str) -> Any:
-        """Return the JSON at a path of the API; None if nothing is there.
-
-        Raises:
-            KubeError: the server refuses, or there is none.
-        """
+        """Return the JSON at a path of the API, None if nothing is there; raises as `get` does."""
         try:
             return self.get(path)
         except KubeError as problem:
@@ -100,11 +92,7 @@ class Kubectl:
             return None
 
     def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
-        """Return whether there is an object of a kind.
-
-        Raises:
-            KubeError: the server refuses, or there is none.
-        """
+        """Return whether there is an object of a kind; raises as `get` does."""
         return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:

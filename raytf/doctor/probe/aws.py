@@ -47,11 +47,7 @@ _Lacks = list[tuple[str, str]]
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask AWS everything that concerns a cluster.
-
-    Args:
-        need: the needs of a job, for its storage.
-    """
+    """Ask AWS everything that concerns a cluster, and the storage of a job."""
     seen = ProbeResults()
     region = document.get("provider", "region")
     if not isinstance(region, str):

@@ -33,11 +33,7 @@ echo end=here
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
-    """Ask each host.
-
-    Args:
-        trust: run the file's proxy command, which is the only way to its hosts if it has one.
-    """
+    """Ask each host; `trust` lets the file's proxy command run, which is the only way to its hosts if it has one."""
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part reports it, or a coordinator knows them

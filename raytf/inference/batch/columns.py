@@ -159,11 +159,8 @@ def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
 
 
 def named(outputs: Mapping[str, np.ndarray], classes: bool, taken: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for.
-
-    Args:
-        taken: names of other columns, which stay as they are.
-    """
+    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for;
+    with `_by_model` added to a name that is taken by another column."""
     named = {}
     for name, value in outputs.items():
         suffix = "" if len(outputs) == 1 else f"_{name}"
