@@ -157,7 +157,7 @@ def by_loop(arguments: Arguments) -> dict[str, Any]:
 
 def by_copies(arguments: Arguments) -> dict[str, Any]:
     """Measure how long training waits for a copy of the state, and how long the copy takes until it is complete."""
-    from raytf.checkpoint import generations, snapshot_slot, variables
+    from raytf.checkpoint import slot_ledger, snapshot_slot, variables
 
     model = build(arguments.model)
     model.optimizer.build(model.trainable_variables)
@@ -167,7 +167,7 @@ def by_copies(arguments: Arguments) -> dict[str, Any]:
         path = f"{folder}/slot"
         Path(path).touch()
         slot = snapshot_slot.Slot(path)
-        share = generations.MemoryShare(1, "20260101T000000.000-aaaaaa", 0, 1)
+        share = slot_ledger.MemoryShare(1, "20260101T000000.000-aaaaaa", 0, 1)
         waits, seconds = [], []
         for _ in range(arguments.blocks + 1):
             began = time.perf_counter()

@@ -63,7 +63,6 @@ class TimedClient(JobSubmissionClient):
         return _within(limits.seconds, lambda: ask(method, endpoint, **kwargs))
 
     def get(self, path: str) -> requests.Response:
-        """Return the answer to a GET of the server."""
         return self._do_request("GET", path)
 
 

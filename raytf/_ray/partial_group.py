@@ -123,7 +123,6 @@ class Places(PlacementGroupHandle):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all placement groups."""
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
@@ -275,7 +274,6 @@ class PartialGroup(WorkerGroup):
         self._renumber()
 
     def _renumber(self) -> None:
-        """Send all workers their ranks and their number."""
         workers = self.get_workers()
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._world_rank_to_ongoing_poll.clear()
@@ -370,7 +368,6 @@ class TrainController(ray_train.TrainController):
 
     @staticmethod
     def _change(group: PartialGroup, places: Any, wanted: int) -> None:
-        """Change the number of workers, or their nodes."""
         gone, workers = places.take_gone(), group.get_workers()
         if gone:
             group.end(gone)

@@ -12,12 +12,8 @@ __all__ = ["dumps", "loads"]
 
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
-    """Pickle a value.
-
-    Args:
-        reducers: dotted path of a class -> the `reducer_override` of its objects and those of derived classes;
-            NotImplemented leaves an object to its next base class.
-    """
+    """Pickle a value. `reducers` maps the dotted path of a class to the `reducer_override` of its objects and those of
+    derived classes; NotImplemented leaves an object to its next base class."""
 
     class Pickler(CloudPickler):
         def reducer_override(self, obj: Any) -> Any:

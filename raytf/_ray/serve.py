@@ -15,10 +15,6 @@ def http_options() -> Any:
 
 
 def details(timeout: float) -> dict[str, Any]:
-    """Return all applications and deployments, with their settings.
-
-    Args:
-        timeout: seconds for the answer.
-    """
+    """Return all applications and deployments, with their settings; waits `timeout` seconds for the answer."""
     client: Any = context._get_global_client()
     return ray.get(client._controller.get_serve_instance_details.remote(), timeout=timeout)

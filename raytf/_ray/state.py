@@ -66,11 +66,8 @@ def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], d
 
 
 def head_starts(address: str) -> list[float]:
-    """Return when the living heads were started, as Unix time in seconds by their clocks; usually one.
-
-    Args:
-        address: HOST:PORT of the GCS.
-    """
+    """Return when the living heads of the GCS at HOST:PORT were started, in Unix seconds by their clocks; usually
+    one."""
     infos = GcsClient(address=address).get_all_node_info().values()
     return [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == _ALIVE]
 

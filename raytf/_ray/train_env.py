@@ -13,11 +13,7 @@ import ray
 
 
 def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a controller's process.
-
-    Args:
-        env_vars: in addition to those that Ray Train passes on.
-    """
+    """Return the environment of a controller's process: `env_vars`, and what Ray Train passes on."""
     constants = _constants()
     warns = constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
     known = {warns: constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE}
@@ -42,11 +38,7 @@ def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str
 
 
 def set_rank(context: Any) -> None:
-    """Set the rank that Ray Train reports in this process.
-
-    Args:
-        context: Ray Train's DistributedContext.
-    """
+    """Set the rank that Ray Train reports in this process; `context` is its DistributedContext."""
     from ray.train.v2._internal.execution.context import get_train_context  # Ray Train has imported it
 
     get_train_context().distributed_context = context

@@ -152,11 +152,7 @@ def driver_paths() -> list[str]:
 
 
 def export_hook(hook: Callable[[], None]) -> str:
-    """Publish a function that new processes call, and return the value of `HOOK` for them.
-
-    Args:
-        hook: sent by value.
-    """
+    """Publish a function, by value, that new processes call, and return the value of `HOOK` for them."""
     key = ray._private.worker.global_worker.function_actor_manager.export_setup_func(hook, timeout=60)
     return setup_hook.decode_function_key(key)
 
@@ -193,11 +189,7 @@ def new_token() -> str:
 
 
 def gcs_of(address: str) -> str | None:
-    """Return HOST:PORT of the GCS of an address, or None if there is none.
-
-    Args:
-        address: as `ray.init` takes it, such as `auto`.
-    """
+    """Return HOST:PORT of the GCS of an address of `ray.init`, such as `auto`; None if there is none."""
     if "://" in address:
         return None
     try:
@@ -207,13 +199,8 @@ def gcs_of(address: str) -> str | None:
 
 
 def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
-    """Return whether a Ray accepts a token; None if it cannot be asked.
-
-    Args:
-        gcs: HOST:PORT.
-        token: empty for none.
-        seconds: to wait for the answer.
-    """
+    """Return whether the Ray at `gcs` (HOST:PORT) accepts a token (empty for none); None if it does not answer in
+    time."""
     import grpc  # only a driver asks
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 

@@ -66,9 +66,7 @@ class Writing(Protocol[Save]):
     `Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
     """
 
-    def begin(self, save: Save) -> None:
-        """Start to write this rank's share."""
-        ...
+    def begin(self, save: Save) -> None: ...
 
     def vote(self, phase: Phase) -> Votes:
         """Return how far this rank is, or that it failed."""
@@ -78,9 +76,7 @@ class Writing(Protocol[Save]):
         """Start to complete the checkpoint, now that all shares are written."""
         ...
 
-    def done(self) -> None:
-        """Note that the checkpoint is complete, as all ranks know."""
-        ...
+    def done(self) -> None: ...
 
     def abort(self) -> None:
         """Abandon the save, which failed on some rank and must not become a checkpoint."""
@@ -108,20 +104,16 @@ class Commit(Generic[Save]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no save is under way."""
         return self._phase is Phase.IDLE
 
     @property
     def under_way(self) -> Save | None:
-        """The save that is being written or committed; None when idle."""
         return None if self.is_idle else self.save
 
     def votes(self) -> Votes:
-        """Return this rank's part of the votes."""
         return self._tier.vote(self._phase)
 
     def begin(self, save: Save) -> None:
-        """Begin a save on which the ranks agree already."""
         self._phase, self.save = Phase.WRITING, save
         self._tier.begin(save)
 

@@ -149,7 +149,6 @@ class DurableTier:
 
     @property
     def name(self) -> str:
-        """The folder of the latest save."""
         return "" if self._writer is None else self._writer.name
 
     @property
@@ -193,7 +192,6 @@ class DurableTier:
         return checkpoint
 
     def locate(self) -> str:
-        """Return where checkpoints are, for people."""
         return self._run.locate(FOLDER)
 
     def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
@@ -202,7 +200,6 @@ class DurableTier:
         self._cleanup.continue_from(restored, damaged)
 
     def begin(self, save: DurableSave) -> None:
-        """Start to write this rank's share of a state."""
         self._serial += 1
         name = naming.name_of(save.step, self._attempt.name, self._serial)
         writers = save.writers or self._attempt.world_size
@@ -221,7 +218,6 @@ class DurableTier:
         self._job = self._start(writer, writer.write_share)
 
     def vote(self, phase: Phase) -> Votes:
-        """Return this rank's part of the votes about the save under way."""
         if self._writer is None:
             return Votes()
         if not self._job.done():

@@ -26,11 +26,7 @@ _SHAPE = untrusted_json.record(
 
 @dataclass(frozen=True)
 class VoidStates:
-    """The states that are no longer valid.
-
-    Attributes:
-        entries: steps, and names of the attempts whose states after that step are void.
-    """
+    """Steps, and names of the attempts whose states after that step are no longer valid."""
 
     entries: tuple[tuple[int, frozenset[str]], ...] = ()
 
@@ -39,20 +35,16 @@ class VoidStates:
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the checkpoints that are void."""
         return [name for name in names if self.holds(naming.split_name(name)[0], naming.attempt_of(name))]
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Sequence[str]]]) -> VoidStates:
-        """Return the states that `plain` has written as lists."""
         return cls(tuple((after, frozenset(attempts)) for after, attempts in entries))
 
     def plain(self) -> list[tuple[int, list[str]]]:
-        """Return the entries as lists."""
         return [(after, sorted(attempts)) for after, attempts in self.entries]
 
     def and_after(self, step: int, attempts: Collection[str]) -> VoidStates:
-        """Return these states and those after `step` of more attempts."""
         return VoidStates((*self.entries, (step, frozenset(attempts))))
 
 

@@ -79,16 +79,11 @@ class KeeperHealth:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Note that a keeper has given memory."""
         self._since = self._polled_at = self._asked_at = self._heard_at = now
         self._step: int | None = None
 
     def poll(self, now: float, is_asking: bool) -> Order:
-        """Return what to do now.
-
-        Args:
-            is_asking: whether a question waits for its answer.
-        """
+        """Return what to do now; `is_asking` while a question waits for its answer."""
         gap, self._polled_at = now - self._polled_at, now
         if gap > _GAP_SECONDS:
             self._heard_at += gap  # nobody listened for so long
@@ -105,7 +100,6 @@ class KeeperHealth:
         self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
-        """Note that the keeper or its memory is gone."""
         self.is_lost = True
 
     def replace(self, now: float) -> float:

@@ -95,12 +95,7 @@ _BODIES = {0: _body("crc32"), 1: _body("crc32"), 2: _body("crc32c")}
 
 
 class ManifestLink(NamedTuple):
-    """A checkpoint, as the manifest of the one after it names it.
-
-    Attributes:
-        name: its folder.
-        sha256: of its manifest, hexadecimal.
-    """
+    """A checkpoint's folder and its manifest's SHA-256, hexadecimal, as the manifest of the one after it has them."""
 
     name: str
     sha256: str
@@ -292,7 +287,6 @@ class CheckpointDocument:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs that have ended."""
         return len(self.history)
 
     def _totals(self) -> dict[str, Any]:

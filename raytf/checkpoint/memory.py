@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from raytf.checkpoint import generations, memory_keeper, snapshot_slot
+from raytf.checkpoint import memory_keeper, slot_ledger, snapshot_slot
 from raytf.checkpoint.codec import shares
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
@@ -98,15 +98,15 @@ class MemoryTier:
         self.bytes = 0
         self.seconds = 0.0
 
-    def candidates(self) -> list[generations.Generation]:
+    def candidates(self) -> list[slot_ledger.Generation]:
         """Return snapshots of earlier attempts that some node holds whole, newest first."""
         if self._every == 0:
             return []
         earlier = self._attempt.earlier
-        held = memory_keeper.survey(self._run_uri, is_enough=lambda answers: generations.is_latest(answers, earlier))
-        return generations.generations(held, set(earlier))
+        held = memory_keeper.survey(self._run_uri, is_enough=lambda answers: slot_ledger.is_latest(answers, earlier))
+        return slot_ledger.generations(held, set(earlier))
 
-    def load(self, candidate: generations.Generation) -> Checkpoint:
+    def load(self, candidate: slot_ledger.Generation) -> Checkpoint:
         """Return the state, verified, with `files` of callbacks where they are small.
 
         Raises:
@@ -187,11 +187,7 @@ class MemoryTier:
         return 1.0
 
     def share_rank_zero(self, extras: Extras | None) -> None:
-        """Give all ranks what rank 0 alone knows; every rank must call it.
-
-        Args:
-            extras: on rank 0; None on the others.
-        """
+        """Give all ranks the extras that rank 0 alone knows; every rank must call it, the others with None."""
         began = time.perf_counter()
         raw = self._group.share(b"" if extras is None else extras.pack())
         self._rank_zero = np.frombuffer(raw, np.uint8)
@@ -212,7 +208,7 @@ class MemoryTier:
         if self._share == 0:
             rows = save.rows.arrays()
             own = {_RANK_ZERO: self._rank_zero, **{name: rows[part] for name, part in _LOG.items()}}
-        share, text = generations.MemoryShare(step, self._attempt.name, self._share, self._shares), self._slow[1]
+        share, text = slot_ledger.MemoryShare(step, self._attempt.name, self._share, self._shares), self._slow[1]
         wait([self._sealing])
         if self._failure is not None:
             self._stop_after(self._failure)
@@ -258,7 +254,6 @@ class MemoryTier:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's newest copy could not be completed."""
         return self._failure is not None
 
     @property

@@ -25,9 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytf._ray import raylets, worker_process
 from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import snapshot_slot
-from raytf.checkpoint.generations import Generation, HeldShare, generations
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
-from raytf.checkpoint.slot_ledger import SlotAnswer, SlotLedger, SlotRequest
+from raytf.checkpoint.slot_ledger import Generation, HeldShare, SlotAnswer, SlotLedger, SlotRequest, generations
 from raytf.errors import CheckpointError
 
 _NAMESPACE = "raytf"
@@ -41,11 +40,7 @@ _READ_SECONDS = 600.0
 
 
 class Keeper:
-    """Owns memory on one node; see the module's text.
-
-    Args:
-        alone_seconds: for which it outlives its run's driver.
-    """
+    """Owns memory on one node, see the module's text; it outlives its run's driver for `alone_seconds`."""
 
     def __init__(self, alone_seconds: float = ALONE_SECONDS):
         self._alone_seconds = alone_seconds
@@ -83,7 +78,6 @@ class Keeper:
             return self._ledger.is_tidy(attempt)
 
     def held(self) -> list[HeldShare]:
-        """Return the shares that this node holds."""
         with self._lock:
             return list(self._held().values())
 

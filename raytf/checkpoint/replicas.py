@@ -167,7 +167,6 @@ class Digest:
         self._sum = tf.function(lambda: device_sum([v.read_value() for v in variables]), autograph=False)
 
     def value(self) -> int:
-        """Return the present hash."""
         if self._on_device:
             return (int(self._sum().numpy()) & (DEVICE_BIT - 1)) | DEVICE_BIT
         crc = 0

@@ -12,10 +12,10 @@ import numpy as np
 
 from raytf._process import in_thread
 from raytf.checkpoint.durable import DurableTier
-from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.naming import restore_order, split_name
+from raytf.checkpoint.slot_ledger import Generation
 from raytf.distributed import step_agreement
 from raytf.errors import CheckpointError, StorageError
 
@@ -190,11 +190,8 @@ class RestorePlan:
         return cls(newer, later, asks_storage=not newer or is_saving, can_wait=bool(newer))
 
     def listed(self, names: Collection[str]) -> RestorePlan:
-        """Return the plan for what storage has: the latest step first; of equal steps the one in memory.
-
-        Args:
-            names: of complete checkpoints.
-        """
+        """Return the plan for the complete checkpoints on storage: the latest step first; of equal steps the one in
+        memory."""
         copies = [c for c in (*self.candidates, *self.later) if isinstance(c, Generation)]
         both: list[tuple[int, int, Candidate]] = [(copy.step, 1, copy) for copy in copies]
         both += [(split_name(name)[0], 0, name) for name in restore_order(names)]

@@ -1,4 +1,4 @@
-"""Decisions about slots of memory: which ranks own those of a keeper, how often a rank copies, and into which slot.
+"""Decisions about memory: which copies of the state belong together, which ranks own slots, when a rank copies.
 
 Requests go in, and answers and the slots to free come out; nothing here knows Ray, files or time. The ranks write into
 their slots directly, so that a slot is known to be full only by its header. Of one worker group each rank of the node
@@ -9,10 +9,8 @@ reserve, which also keeps out the workers of a driver that has lost the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-from raytf.checkpoint.generations import HeldShare, generations
 
 #: Slots of a rank.
 SLOTS = 2
@@ -20,6 +18,66 @@ SLOTS = 2
 SNAPSHOT_SHARE = 0.008
 #: Steps between two copies as long as their cost is not known.
 SNAPSHOT_STEPS = 10
+
+
+@dataclass(frozen=True)
+class MemoryShare:
+    """One rank's share of a snapshot in memory.
+
+    Attributes:
+        step: global steps that the state has seen.
+        attempt: name of the start of the worker group that wrote it.
+        share, shares: which part of how many the ranks of its node wrote.
+        bytes: that it takes.
+    """
+
+    step: int
+    attempt: str
+    share: int
+    shares: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class HeldShare(MemoryShare):
+    """A share that a node holds, and the path under which processes of that node find it."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A snapshot that at least one node holds whole; `holders` maps each such node to its shares, in order."""
+
+    step: int
+    attempt: str
+    holders: dict[str, list[HeldShare]]
+
+
+def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str] | None) -> list[Generation]:
+    """Return snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
+
+    Args:
+        answers: what each node holds.
+        attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
+    """
+    whole: dict[tuple[int, str], dict[str, list[HeldShare]]] = {}
+    for node, held in answers.items():
+        for key in {(h.step, h.attempt) for h in held}:
+            shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
+            own = sorted(shares.values(), key=lambda h: h.share)
+            if [h.share for h in own] == list(range(own[0].shares)) and (attempts is None or key[1] in attempts):
+                whole.setdefault(key, {})[node] = own
+    return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
+
+
+def is_latest(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
+    """Return whether some nodes hold a whole copy of the latest attempt, so that waiting for others is needless.
+
+    All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
+    Names of attempts sort by their numbers.
+    """
+    return any(g.attempt == max(attempts) for g in generations(answers, attempts))
 
 
 @dataclass(frozen=True)
@@ -137,7 +195,6 @@ class SlotLedger:
         return attempt != self.attempt or self._slots.keys() <= self._granted()
 
     def desert(self) -> None:
-        """Note that the driver of the latest attempt is dead."""
         self._is_deserted = True
 
     def _granted(self) -> set[int]:
@@ -201,7 +258,6 @@ class CopyTurns:
         return not self.is_settled and self.asked != step
 
     def ask(self, step: int) -> None:
-        """Record that the ranks copy the state after a step."""
         self.asked, self.is_settled = step, False
 
     def take(self, step: int) -> int:
@@ -226,5 +282,4 @@ class CopyTurns:
             self._next, self._is_aborted = 1 - self._next, True
 
     def lose(self) -> None:
-        """Record that the memory is lost, and all copies in it."""
         self.copied, self._next, self._is_aborted = None, 0, False

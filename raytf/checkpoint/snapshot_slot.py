@@ -24,7 +24,7 @@ import numpy as np
 
 from raytf.checkpoint import codec
 from raytf.checkpoint.codec import Tensor
-from raytf.checkpoint.generations import MemoryShare
+from raytf.checkpoint.slot_ledger import MemoryShare
 from raytf.errors import CheckpointError
 
 _HEADER = struct.Struct("<8sQIIQQQI")
@@ -53,7 +53,6 @@ class Slot:
         self._copied: tuple[MemoryShare, int, int, int] | None = None
 
     def write(self, share: MemoryShare, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
-        """Replace what the slot holds: `copy` and `seal`."""
         size = self.copy(share, tensors, live, slow)
         self.seal()
         return size
@@ -108,11 +107,7 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """Return what a slot holds, from its header and text alone; None if it holds nothing whole.
-
-    Args:
-        memory: bytes of the slot; any buffer.
-    """
+    """Return what a slot, in any buffer, holds by its header and text alone; None if it holds nothing whole."""
     if len(memory) < _DATA:
         return None
     magic, step, share, shares, data_end, text_end, _, crc = _HEADER.unpack_from(memory, 0)

@@ -39,13 +39,11 @@ class StepRows:
         return cls(np.concatenate([chunk.numbers for chunk in chunks]), np.concatenate(digests), weights)
 
     def after(self, step: int) -> StepRows:
-        """Return the rows after a step."""
         late = self.numbers[:, 0] > step
         weights = {at: value for at, value in self.weights.items() if at > step}
         return StepRows(self.numbers[late], self.digests[late], weights)
 
     def part(self, begin: int) -> StepRows:
-        """Return the rows from an index on."""
         if not begin:
             return self
         return self.after(int(self.numbers[begin - 1, 0]))
@@ -55,7 +53,6 @@ class StepRows:
         return replace(self, weights={**self.weights, step: value})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the rows as plain arrays, by name."""
         weights = np.array([*self.weights.items()], np.uint64).reshape(-1, 2)
         return {"numbers": self.numbers, "digests": self.digests, "weights": weights}
 

@@ -38,11 +38,8 @@ class TrainingState:
 
     @classmethod
     def of(cls, chosen: Checkpoint | None, known_step: int | None = None) -> TrainingState:
-        """Return the state of a checkpoint in memory or on storage; of a new run for None.
-
-        Args:
-            known_step: of the newest checkpoint on storage, where the driver knows it.
-        """
+        """Return the state of a checkpoint in memory or on storage; of a new run for None. The driver may know the step
+        of the newest checkpoint on storage."""
         if chosen is None:
             return cls()
         document = chosen.document
@@ -89,7 +86,6 @@ class Extras:
     files: dict[str, bytes] | None = None
 
     def pack(self) -> bytes:
-        """Return the extras as bytes for the memory of nodes."""
         return pickle.dumps((self.callbacks, self.arrays, self.files))
 
     @classmethod

@@ -123,11 +123,7 @@ class TensorValues:
 
 
 class TensorSource(Protocol):
-    """The source of the values of a state's tensors.
-
-    Attributes:
-        nbytes: of all of them.
-    """
+    """The source of the values of a state's tensors, which have `nbytes` in all."""
 
     @property
     def nbytes(self) -> int: ...
@@ -173,7 +169,6 @@ class Variables:
         return sum(_bytes(variable) for variable in self._variables.values())
 
     def now(self) -> TensorValues:
-        """Return the present values."""
         if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
             held = dict(zip(self._variables, self._read(), strict=True))
             return TensorValues({n: self._held(held, n) for n in self._variables}, True, not self._far)
@@ -263,7 +258,6 @@ class Changes:
         self._before: list[np.ndarray] = []
 
     def begin(self) -> None:
-        """Hold the present values."""
         self._before = self._values()
 
     def end(self) -> list[int]:

@@ -28,12 +28,8 @@ class Growth(enum.Enum):
 
 
 def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth | dict[str, float]:
-    """Return the most of each resource that an autoscaler may add to the cluster whose head listens on a port.
-
-    Args:
-        port: of the GCS.
-        command_lines: of the processes to search; by default those of this machine.
-    """
+    """Return the most of each resource that an autoscaler may add to the cluster whose GCS listens on a port, by the
+    command lines of processes, by default those of this machine."""
     for words in _command_lines() if command_lines is None else command_lines:
         if not any(word.endswith(_MONITORS) for word in words):
             continue

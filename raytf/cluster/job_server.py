@@ -91,7 +91,6 @@ class JobServer:
                 raise
 
     def inspect(self, name: str) -> JobSighting:
-        """Return what the server knows of a job."""
         sight = self._details(name)
         if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
             return sight
@@ -110,7 +109,6 @@ class JobServer:
         return None
 
     def log(self, name: str) -> str:
-        """Return everything that a job has printed."""
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
@@ -138,11 +136,7 @@ class JobServer:
         return {actor["state"] for actor in actors} == {"DEAD"}
 
     def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
-        """Return the JSON at a path, or None if the server answers 404 with the text `missing`.
-
-        Args:
-            shape: that it must have, or the server is none of Ray's.
-        """
+        """Return the JSON of a shape at a path, or None if the server answers 404 with the text `missing`."""
         answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None
@@ -201,7 +195,6 @@ class Follower:
             self._put(log[self._shown :])
 
     def stop(self) -> None:
-        """Show nothing any more."""
         with self._lock:
             self._round += 1
 

@@ -61,7 +61,6 @@ class OwnRay:
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
     def begun(self) -> None:
-        """Note that Ray has started."""
         node: Any = worker_process.this_node()
         self._session = Path(node.get_session_dir_path())
         if self._guard is not None:
@@ -73,7 +72,6 @@ class OwnRay:
             self._guard.remove(str(self._session))
 
     def signs(self) -> list[ray_watch.Sign]:
-        """Return the watchers of this Ray's processes."""
         node: Any = worker_process.this_node()
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
@@ -82,18 +80,13 @@ class OwnRay:
         ]
 
     def over(self) -> None:
-        """Note that Ray was asked to stop."""
         if self._guard is not None:
             self._guard.over()
 
 
 @contextlib.contextmanager
 def reaching(address: str) -> Iterator[None]:
-    """Let `ray.init` find the Ray at an address, also if that is another driver's own, for a `with` statement.
-
-    Args:
-        address: HOST:PORT, or whatever Ray takes.
-    """
+    """Let `ray.init` find the Ray at HOST:PORT, also another driver's own, for a `with` statement."""
     host, _, port = address.rpartition(":")
     is_private = host in _LOOPBACK and port.isdigit() and not _answers(ray.util.get_node_ip_address(), int(port))
     with _loopback() if is_private and _answers(host.strip("[]"), int(port)) else contextlib.nullcontext():

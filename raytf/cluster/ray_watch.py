@@ -51,11 +51,8 @@ _farewells: list[Farewell] = []
 
 @contextlib.contextmanager
 def farewell(call: Farewell) -> Iterator[None]:
-    """Have a lost Ray call this before the process exits, for 9 s at most, while the `with` statement lasts.
-
-    Args:
-        call: takes what has died, and returns a text to add. Runs in a thread of its own.
-    """
+    """Have a lost Ray pass its loss to `call` before the process exits, for 9 s at most, in a thread; `call` returns a
+    text to add."""
     _farewells.append(call)
     try:
         yield
@@ -92,7 +89,6 @@ class WatchedProcess:
         return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
 
     def close(self) -> None:
-        """Close the handle."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1

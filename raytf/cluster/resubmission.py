@@ -81,12 +81,8 @@ class ResubmissionDecision:
 
 
 def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) -> ResubmissionDecision:
-    """Decide by the state of a job; RESUBMIT if it died and its run can continue.
-
-    Args:
-        sight: None if the head does not answer.
-        silent: seconds since it last did.
-    """
+    """Decide by a job, None if the head has been silent for `silent` seconds; RESUBMIT if it died and its run can
+    continue."""
     if sight is None:
         if silent < limits.silence:
             return ResubmissionDecision(NextMove.WAIT)

@@ -116,7 +116,6 @@ class Submission:
             self._log = self.server.follow(self.name, out.show)
 
     def stop(self) -> None:
-        """Have the job stopped, and wait for its end."""
         out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
         with contextlib.suppress(AwayError, ClusterError):  # a head that was started again knows of no job
             self.server.stop(self.name)
@@ -125,7 +124,6 @@ class Submission:
         self._end_log()
 
     def leave(self) -> None:
-        """Show nothing of the job any more."""
         if self._log is not None:
             self._log.stop()
 

@@ -13,7 +13,7 @@ from raytf.data.sources import (
     Spec,
     TFRecordSource,
 )
-from raytf.data.split import hold_out
+from raytf.data.sources.arrays import hold_out
 
 __all__ = [
     "ArraySource",

@@ -191,11 +191,8 @@ class EpochOrder:
 
 
 class BatchOrder:
-    """The order of an epoch of a data set of batches: step s has the s-th batch, for any number of shards.
-
-    Args:
-        plan: knows the sizes of all batches.
-    """
+    """The order of an epoch of a data set of batches of known sizes: step s has the s-th batch, for any number of
+    shards."""
 
     def __init__(self, plan: BatchPlan):
         self.plan = plan

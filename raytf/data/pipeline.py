@@ -127,11 +127,8 @@ class Pipeline:
         return self._finish(self.source.take(ids), np.zeros(2, np.int32))
 
     def submit(self, start: int, stop: int, beside: int | None = None) -> Future[CallBatch]:
-        """Start to gather global steps [start, stop), all of one epoch.
-
-        Args:
-            beside: another worker's shard of the one step, which follows this pipeline's shards.
-        """
+        """Start to gather global steps [start, stop), all of one epoch. `beside` is another worker's shard of the one
+        step, which follows this pipeline's shards."""
         return self._pool.submit(self._gather, start, stop, beside)
 
     def numbers(self, step: int) -> np.ndarray | None:
@@ -381,5 +378,4 @@ class Prefetch:
         return bool(self._ahead)
 
     def take(self) -> CallBatch:
-        """Return the next call, once it is gathered."""
         return self._ahead.popleft().result()

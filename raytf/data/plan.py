@@ -152,7 +152,6 @@ class BatchPlan(StepPlan):
 
     @classmethod
     def of(cls, rows: Sequence[int], shards: int) -> BatchPlan:
-        """Return the plan for batches of known sizes."""
         return cls(sum(rows), max(rows), shards, len(rows), tuple(rows))
 
     @property

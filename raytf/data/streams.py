@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from raytf._tensorflow import datasets
-from raytf.data import sparse_rows, tree
+from raytf.data import tree
 from raytf.data.order import fold, permutation
+from raytf.data.sources import arrays as array_source
 from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
@@ -217,7 +218,6 @@ class _Kept:
         pickle.dump(batch, self._file, pickle.HIGHEST_PROTOCOL)
 
     def read(self, first: int) -> Iterator[Batch]:
-        """Yield batches from one on, in order."""
         for start in self._starts[first:]:
             self._file.seek(start)
             yield pickle.load(self._file)
@@ -279,9 +279,9 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
 
 
 def _array(leaf: Any, name: str) -> np.ndarray:
-    if sparse_rows.is_ragged(leaf):
-        raise sparse_rows.ragged_error(f"{name} data has a RaggedTensor", ".map(lambda x, y: (x.to_tensor(), y))")
-    array = np.asarray(sparse_rows.dense(leaf))
+    if array_source.is_ragged(leaf):
+        raise array_source.ragged_error(f"{name} data has a RaggedTensor", ".map(lambda x, y: (x.to_tensor(), y))")
+    array = np.asarray(array_source.dense(leaf))
     text = as_text(array)
     if text is not None:
         return text
@@ -353,11 +353,8 @@ def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: in
 
 
 def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
-    """Return the stream of a data loader: `iter` makes an iterator over the batches of a pass.
-
-    Args:
-        steps: batches of an epoch; None for a pass.
-    """
+    """Return the stream of a data loader, whose `iter` begins a pass; an epoch has `steps` batches, or a pass for
+    None."""
     try:
         count = len(data)
     except (TypeError, NotImplementedError):  # PyTorch's loaders of iterable data sets raise these

@@ -65,7 +65,6 @@ class DataFindings:
     problems: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, names: list[str], leaves: list[np.ndarray], label: str | None) -> None:
-        """Count some records."""
         if not len(leaves[0]):
             return
         self.records += len(leaves[0])
@@ -121,7 +120,6 @@ def check(data: str, reading: ReadOptions | None = None, progress: Progress = la
 
 
 def _share_of(progress: Progress, i: int, parts: int) -> Progress:
-    """Return the progress within the i-th of several parts."""
     return lambda share: progress((i + share) / parts)
 
 
@@ -339,7 +337,6 @@ def _check_sources(data: str, kind: str, reading: ReadOptions, progress: Progres
 
 
 def _read(source: Source, findings: DataFindings, progress: Progress) -> None:
-    """Read all records of a source, some at a time."""
     columns, names, _ = named(source)
     label = columns[1] if isinstance(columns[1], str) else None
     findings.classes = getattr(source, "classes", None)

@@ -66,7 +66,6 @@ class MemoryNeeds:
         return self.slots + self.rest
 
     def text(self) -> str:
-        """Return the needs in one line, for the user."""
         parts = [f"{_size(self.ranks * self.state)} of variables"] if self.is_on_host else []
         parts += [f"{_size(self.slots)} for two copies in memory"] if self.has_slots else []
         written = self.rest - self.ranks * self.state * self.is_on_host

@@ -93,7 +93,6 @@ class Giver:
 
 
 def _serve(peer: socket.socket, views: Sequence[memoryview]) -> bool:
-    """Send all to a taker, and return whether it has received all."""
     with peer:
         peer.settimeout(SILENT_SECONDS)
         try:

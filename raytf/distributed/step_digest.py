@@ -45,7 +45,6 @@ class DigestLayout:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a step."""
         return STEP_BYTES + SHARD_BYTES * self.shards + TENSOR_BYTES * len(self.tensors)
 
 
@@ -65,7 +64,6 @@ class Difference:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether all shards differ."""
         return len(self.shards) == self.of > 0
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from raytf._tensorflow.datasets import is_dataset
 from raytf.config.train_config import TrainConfig
-from raytf.data import class_weights, sparse_rows, tree
+from raytf.data import class_weights, tree
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
+from raytf.data.sources import arrays as array_source
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.batches import LiveBatches, NotRecordableError, recorded
 from raytf.data.sources.ray_dataset import is_ray_dataset
@@ -241,7 +242,7 @@ def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -
 def is_plain(data: Any) -> bool:
     """Return whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas,
     or what is sparse or ragged."""
-    if isinstance(data, (dict, list)) or sparse_rows.is_compressed(data):
+    if isinstance(data, (dict, list)) or array_source.is_compressed(data):
         return True
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
 
@@ -296,8 +297,8 @@ def validation_data(data: Any) -> Any:
 def as_array(path: str, leaf: Any) -> Any:
     """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is; refuse what Keras does
     not take for an array, such as a list of numbers."""
-    if sparse_rows.is_compressed(leaf):
-        return sparse_rows.rows_of(leaf, path)
+    if array_source.is_compressed(leaf):
+        return array_source.rows_of(leaf, path)
     if hasattr(leaf, "to_numpy"):
         array = leaf.to_numpy()
         is_column = array.ndim == 1 and type(leaf).__module__.partition(".")[0] == "pandas"
@@ -324,7 +325,7 @@ def _records(arrays: tuple[Any, ...]) -> int:
 
 def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
     """Return rows [first, stop) of all arrays."""
-    return tuple(tree.map_leaves(lambda leaf: sparse_rows.part(leaf, first, stop), part) for part in arrays)
+    return tuple(tree.map_leaves(lambda leaf: array_source.part(leaf, first, stop), part) for part in arrays)
 
 
 def _refuse_servers(config: TrainConfig, why: str) -> None:

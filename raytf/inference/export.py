@@ -269,7 +269,6 @@ def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Call
 
 
 def _holding(target: Storage, digest: str | None) -> versions.Version | None:
-    """Return the newest version if it holds these weights."""
     newest = next(iter(versions.whole(versions.inspect(target))), None)
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
@@ -318,7 +317,6 @@ def _onnx_bytes(model: keras.Model) -> bytes:
 
 
 def _written(name: str, write: Callable[[str], None]) -> bytes:
-    """Return the bytes that `write` wrote to a file of this name."""
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = Path(folder, name)
         write(str(file))

@@ -30,7 +30,6 @@ class TensorSpec:
         return bool(self.shape) and self.shape is not None and self.shape[0] is None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape fits."""
         if self.shape is None:
             return True
         return len(shape) == len(self.shape) and all(
@@ -44,11 +43,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of a SavedModel.
-
-    Attributes:
-        method: `tensorflow/serving/predict`, or another of TensorFlow Serving's.
-    """
+    """A function of a SavedModel. Its method is `tensorflow/serving/predict`, or another of TensorFlow Serving's."""
 
     name: str
     method: str

@@ -297,12 +297,8 @@ def _flush(path: str) -> None:
 
 
 def _clean_folder(base: str, now: float) -> None:
-    """Delete remains of killed exports.
-
-    Args:
-        base: the folder of the versions.
-        now: the time by the clock of its file system, which may differ from this machine's.
-    """
+    """Delete remains of killed exports below a folder; `now` is by its file system's clock, which may differ from
+    ours."""
     for name in os.listdir(base):
         path = os.path.join(base, name)
         with contextlib.suppress(OSError):
@@ -343,12 +339,8 @@ def _upload(folder: str, models: Storage) -> int:
 
 
 def _clean_store(models: Storage, own: str) -> None:
-    """Delete remains of killed exports: claimed numbers without a model.
-
-    Args:
-        models: the versions.
-        own: a claim that was made a moment ago; it shows the time by the clock of the store.
-    """
+    """Delete claimed numbers without a model, of killed exports; `own`, a claim made just now, shows the store's
+    time."""
     with contextlib.suppress(StorageError):
         files = models.files()
         now = max((file.modified for file in files if file.name == own), default=0.0)

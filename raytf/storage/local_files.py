@@ -181,11 +181,8 @@ def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def files(base: str, skipped: list[str] | None) -> list[StoredFile]:
-    """Return all files below a folder.
-
-    Args:
-        skipped: receives the names of folders below it that cannot be read; without it the first one raises.
-    """
+    """Return all files below a folder. `skipped` receives the names of folders that cannot be read; without it the
+    first one raises."""
     # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
     # names that are not text.
     entries = [(name, entry) for name, entry in walk(base, True, skipped) if not is_folder(entry)]

@@ -112,7 +112,6 @@ def _delete(system: pafs.FileSystem, path: str) -> None:
 
 
 def _relative(path: str, base: str) -> str:
-    """Return a path below a folder without the folder's."""
     # Only one slash is cut: a key such as `base//etc` has a name of its own, which begins with a slash.
     return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
@@ -157,13 +156,11 @@ class Storage:
         return self._fs, self._path(name)
 
     def child(self, name: str) -> Storage:
-        """Return the same storage with its root at `name`."""
         self._path(name)  # refuses a name that leads elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
     def locate(self, name: str) -> str:
-        """Return where a name is, as shown to people."""
         base, _, _ = self.uri.partition("?")
         return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
 
@@ -255,11 +252,8 @@ class Storage:
         return present and present[1]
 
     def is_conditional(self, what: str | None = None) -> bool:
-        """Return whether one of several writers wins. Stores with the S3 protocol are tried once, by races.
-
-        Args:
-            what: `create` or `swap`; by default both.
-        """
+        """Return whether one of several writers wins, for `create`, `swap`, or both. Stores with the S3 protocol are
+        tried once, by races."""
         if not self._has_versions:
             return self.is_local
         if {"create", "swap"} - self._one_wins.keys():

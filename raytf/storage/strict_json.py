@@ -8,11 +8,8 @@ from typing import Any
 
 
 def dumps(document: Any, **options: Any) -> str:
-    """Return a document as JSON, with null for a number that is NaN or infinite.
-
-    Args:
-        options: keyword arguments of `json.dumps`.
-    """
+    """Return a document as JSON, as `json.dumps` with the same options, with null for a number that is NaN or
+    infinite."""
     try:
         return json.dumps(document, allow_nan=False, **options)
     except ValueError:

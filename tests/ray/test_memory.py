@@ -112,7 +112,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, memory_keeper, variables
+    from raytf.checkpoint import memory_keeper, slot_ledger, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
     from raytf.checkpoint.naming import GroupAttempt
@@ -132,7 +132,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
         snapshots.begin(MemorySave(step, CheckpointDocument(), StepRows()))
     snapshots.settle()
     assert snapshots.is_sealed
-    there = generations.generations(memory_keeper.survey(uri, 30), {attempt})
+    there = slot_ledger.generations(memory_keeper.survey(uri, 30), {attempt})
     assert [g.step for g in there] == [20, 10]
     assert snapshots.load(there[0]).tensors["w"].tolist() == [20] * 1000
     assert snapshots.load(there[1]).tensors["w"].tolist() == [10] * 1000
@@ -156,7 +156,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
+    from raytf.checkpoint import keeper_client, memory_keeper, slot_ledger, variables
     from raytf.checkpoint.manifest import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
     from raytf.checkpoint.naming import GroupAttempt
@@ -171,8 +171,8 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
         variable.assign(np.full(1000, step, np.float32))
         snapshots.begin(MemorySave(step, CheckpointDocument(), StepRows()))
 
-    def held() -> list[generations.Generation]:
-        return generations.generations(memory_keeper.survey(uri, 30), {attempt})
+    def held() -> list[slot_ledger.Generation]:
+        return slot_ledger.generations(memory_keeper.survey(uri, 30), {attempt})
 
     snapshots.reserve({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     until(lambda: snapshots.is_empty)
@@ -211,7 +211,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
 def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path):
     import numpy as np
 
-    from raytf.checkpoint import generations, memory_keeper, snapshot_slot
+    from raytf.checkpoint import memory_keeper, slot_ledger, snapshot_slot
     from raytf.checkpoint.slot_ledger import SlotRequest
 
     ray, uri = driver, str(tmp_path / "run")
@@ -226,7 +226,7 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
         pair = [snapshot_slot.Slot(path) for path in place.paths]
         for step in steps:
             pair[0].write(
-                generations.MemoryShare(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}"
+                slot_ledger.MemoryShare(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}"
             )
             pair.reverse()
         if die:
@@ -237,10 +237,10 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
         ray.get(write.remote("a", [10, 20, 30], die=True))
 
     def there():
-        return [(g.step, g.attempt) for g in generations.generations(memory_keeper.survey(uri, 30), None)]
+        return [(g.step, g.attempt) for g in slot_ledger.generations(memory_keeper.survey(uri, 30), None)]
 
     assert there() == [(30, "a"), (20, "a")]
-    newest = generations.generations(memory_keeper.survey(uri, 30), None)[0]
+    newest = slot_ledger.generations(memory_keeper.survey(uri, 30), None)[0]
     assert memory_keeper.load(uri, newest).tensors["w"].tolist() == [30] * 1000
     ray.get(write.remote("b", [40], die=False))
     assert there() == [(40, "b")]

@@ -24,7 +24,6 @@ class Provider(FallbackProvider, AzureNodeProvider):
     cloud = "azure"
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Return each machine."""
         zone = self.provider_config.get("availability_zone")
         return [
             CapacityOffer(machine, place(c.config, zone), c.config, c.at_most, kind_name(c.config))
@@ -59,7 +58,6 @@ class Provider(FallbackProvider, AzureNodeProvider):
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Do what Ray does for Azure."""
         refuse_malformed(cluster_config)
         return AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure"))
 

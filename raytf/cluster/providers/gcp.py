@@ -39,7 +39,6 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     @autoscaler.retry_of_google
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        """Return the nodes of all zones."""
         with self.lock:
             nodes = [
                 node
@@ -58,7 +57,6 @@ class Provider(FallbackProvider, GCPNodeProvider):
             return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Return each machine in each zone."""
         return [
             CapacityOffer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))
             for machine, candidate in named(node_config, machine_name)
@@ -91,12 +89,10 @@ class Provider(FallbackProvider, GCPNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Do what Ray does for Google Cloud."""
         return GCPNodeProvider.fillout_available_node_types_resources(with_defaults(cluster_config, "gcp"))
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Do what Ray does for Google Cloud."""
         refuse_malformed(cluster_config)
         return GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp"))
 

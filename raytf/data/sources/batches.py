@@ -55,7 +55,6 @@ class BatchedSource:
         return self._records.take(records)
 
     def reader(self, shards: int) -> Source:
-        """Return a source for one pipeline."""
         own = self._records.reader(shards) if hasattr(self._records, "reader") else self._records
         return BatchedSource(own, self.spec, self.rows)
 
@@ -98,11 +97,9 @@ class LiveBatches:
         return f"{self.steps} batches an epoch{passes}, which the program makes"
 
     def fed(self, fetch: Fetch) -> LiveBatches:
-        """Return the same batches, with a way to get them."""
         return replace(self, fetch=fetch)
 
     def reader(self, shards: int) -> LiveBatches:
-        """Return the same batches for another thread."""
         return self if self.fetch is None else self.fed(copy.copy(self.fetch))
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
@@ -123,11 +120,7 @@ def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
 
 
 class NotRecordableError(DataError):
-    """Batches cannot be rows of one table.
-
-    Attributes:
-        why: the reason, as the end of a sentence.
-    """
+    """Batches cannot be rows of one table; `why` is the end of a sentence."""
 
     def __init__(self, message: str, why: str):
         super().__init__(message)

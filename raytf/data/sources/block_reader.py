@@ -42,7 +42,6 @@ class BlockSource:
         self._forget()
 
     def _lay_out(self, sizes: np.ndarray) -> None:
-        """Set the number of records in each block."""
         self._sizes = np.asarray(sizes, np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._largest = int(self._sizes.max(initial=0))
@@ -108,11 +107,7 @@ class BlockSource:
         return out
 
     def expect(self, records: np.ndarray) -> None:
-        """Start to read, in other threads, the blocks of records that will be taken soon.
-
-        Args:
-            records: in any order.
-        """
+        """Start to read, in other threads, the blocks of records that will be taken soon, in any order."""
         if not self._reads_beside or (self._by_record and self._shards):
             return
         for b in np.unique(np.searchsorted(self._starts, records, side="right") - 1).tolist():

@@ -151,7 +151,6 @@ class CsvSource(BlockSource):
         return names, stop
 
     def _scan(self) -> None:
-        """Find lines, types and labels of all files."""
         texts: set[str] = set()
         low, high = np.inf, -np.inf
         for f in range(len(self._files.names)):
@@ -207,7 +206,6 @@ class CsvSource(BlockSource):
             )
 
     def _note_kind(self, name: str, column: Any, block: _Block) -> None:
-        """Note the kind of a column, as far as it was read."""
         import pyarrow as pa
 
         kind = column.type

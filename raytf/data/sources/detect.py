@@ -40,7 +40,6 @@ class ReadOptions:
     classes: Sequence[str] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns as arguments of a source."""
         arguments: dict[str, Any] = {}
         if self.x:
             arguments["x"] = self.x[0] if len(self.x) == 1 else list(self.x)

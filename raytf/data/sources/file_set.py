@@ -84,13 +84,11 @@ class Files:
 
     @property
     def storage(self) -> Any:
-        """The `Storage` that they lie on."""
         if self._storage is None:
             self._storage = Storage(self.uri)
         return self._storage
 
     def locate(self, i: int) -> str:
-        """Return the place of a file, as shown to people."""
         return self.storage.locate(self.names[i])
 
     def read(self, i: int, offset: int, length: int, whole: bool = True) -> memoryview:

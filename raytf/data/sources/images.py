@@ -191,7 +191,6 @@ class ImageFolderSource:
         return float(self._labels.min()), float(self._labels.max())
 
     def place(self, record: int) -> str:
-        """Return the file of a record, for messages."""
         return self._files.locate(record)
 
     def _bytes(self, i: int) -> memoryview:

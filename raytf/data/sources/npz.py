@@ -34,11 +34,7 @@ _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 @dataclass(frozen=True)
 class _Member:
-    """An array of the archive.
-
-    Attributes:
-        offset: position of its numbers in the file; None if they are compressed, or in Fortran's order.
-    """
+    """An array of the archive at an offset in the file; None if it is compressed, or in Fortran's order."""
 
     name: str
     shape: tuple[int, ...]

@@ -54,7 +54,6 @@ class Schema:
 
     @property
     def labels(self) -> tuple[int, int] | None:
-        """Smallest and largest label of all files."""
         known = [part.labels for part in self.files.values() if part.labels is not None]
         if not known or len(known) < len(self.files):
             return None
@@ -65,7 +64,6 @@ class Schema:
         return [name for _, name in tree.flatten(self.columns)]
 
     def encode(self) -> bytes:
-        """Return the schema as a file's bytes."""
         document = {
             "format": _FORMAT,
             "columns": self.columns,

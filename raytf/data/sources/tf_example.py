@@ -37,7 +37,6 @@ class Feature:
 
     @property
     def count(self) -> int:
-        """The number of numbers in a record."""
         return int(np.prod(self.spec.shape, dtype=np.int64))
 
 
@@ -179,11 +178,7 @@ def _kind(value: Any) -> Kind | None:
 
 
 class Parser:
-    """Takes features out of records.
-
-    Args:
-        features: of which an encoded image gives its bytes.
-    """
+    """Takes features out of records; an encoded image gives its bytes."""
 
     def __init__(self, features: Sequence[Feature]):
         self.features = list(features)
@@ -321,11 +316,8 @@ class ExampleReader:
         place: Callable[[int], str],
         each: Callable[..., Iterable[np.ndarray]] = map,
     ) -> list[np.ndarray]:
-        """Return the leaves of records, each [n, *shape], as `Parser.parse`.
-
-        Args:
-            each: `map`, or a function that does the same with several threads.
-        """
+        """Return the leaves of records, each [n, *shape], as `Parser.parse`; `each` is `map`, or does the same with
+        threads."""
         leaves = self._parser.parse(data, starts, lengths, place)
         for k, decoder in enumerate(self._decoders):
             if decoder is not None:
@@ -407,7 +399,6 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _encoded(value: int) -> bytes:
-    """Return a number as a varint."""
     out = b""
     while value >= 0x80:
         out += bytes((value & 0x7F | 0x80,))

@@ -94,7 +94,6 @@ class TFRecordSource(BlockSource):
         self._forget()
 
     def _cut(self, block_bytes: int) -> None:
-        """Cut files into blocks of about this many bytes."""
         self._blocks: list[tuple[int, int, int]] = []
         counts = [len(entry.lengths) for entry in self._entries]
         for f, entry in enumerate(self._entries):
@@ -168,7 +167,6 @@ class TFRecordSource(BlockSource):
             )
 
     def _place(self, f: int, record: int) -> str:
-        """Return the place of a record, for messages."""
         offset = int(self._starts_of(f)[record]) - tfrecord_files.HEADER if len(self._entries[f].lengths) else 0
         return f"{self._files.locate(f)}: record {record} at byte {offset}"
 

@@ -61,7 +61,6 @@ class FileLayout:
         return cls(to, max(block, file_bytes // each // block * block), block)
 
     def name(self, i: int) -> str:
-        """Return the name of the i-th file."""
         return f"part-{i:05}.{self.to}"
 
 
@@ -125,11 +124,9 @@ class DatasetFolder:
 
     @property
     def files(self) -> dict[str, RecordFile]:
-        """The complete files."""
         return self._files
 
     def begin(self) -> None:
-        """Mark the folder as incomplete."""
         if not self.is_finished:
             self._remember()
 

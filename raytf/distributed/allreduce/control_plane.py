@@ -313,7 +313,6 @@ class Ring:
         self._all_reduce = _tensorflow.ring(key, size, device)
 
     def add(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return the sum over the ranks; may be traced."""
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
                 return self._all_reduce(tensor)

@@ -316,7 +316,6 @@ class _Process:
         return f"process {self._number} of this host"
 
     def sign(self) -> Sign:
-        """Return what /proc shows of the process now."""
         return sign_of_process(*_status_of(self._number), self._started)
 
 

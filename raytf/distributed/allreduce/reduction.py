@@ -450,7 +450,6 @@ def everyones(part: WorkerPart, rows: tf.Tensor, words: WireWords = HOST) -> tf.
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
-    """Return the largest value of each of the last `count` columns."""
     largest = matrix[:, -count:]
     # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
     return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)

@@ -61,7 +61,6 @@ class RankSeat:
 
     @classmethod
     def of_row(cls, row: bytes) -> RankSeat:
-        """Return the seat from a row of `to_row`."""
         return cls(**json.loads(row))
 
 

@@ -38,7 +38,6 @@ class SliceLayout:
 
     @classmethod
     def of(cls, variable: Any, gradient: tf.IndexedSlices) -> SliceLayout:
-        """Return the layout of a variable's gradient in a shard."""
         return cls(tuple(variable.shape), tf.as_dtype(variable.dtype), gradient.indices.shape[0])
 
     @property
@@ -53,7 +52,6 @@ class SliceLayout:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Return the spec of packed occurrences."""
         return tf.TensorSpec([None, self.width], tf.float32)
 
     def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:

@@ -98,12 +98,10 @@ class Membership:
 
     @property
     def joining(self) -> list[str]:
-        """Workers that wait for the next generation."""
         return list(self._joining)
 
     @property
     def lost(self) -> frozenset[str]:
-        """Members of the present generation that are gone."""
         return frozenset(self._lost)
 
     @property
@@ -278,7 +276,6 @@ class Membership:
         return leaving if (having or set(living)) - leaving else set()
 
     def _coming(self) -> list[str]:
-        """Return the workers that can join now."""
         staying = len(self.living) - len(self._leaving())
         return list(self._joining)[: max(0, self.most - staying)]
 

@@ -65,7 +65,6 @@ class Member:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the worker has been in a generation."""
         return self.number > 0
 
     @property
@@ -126,7 +125,6 @@ class Member:
         return generation
 
     def met(self) -> None:
-        """Note that the ranks of the generation have met."""
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:

@@ -182,7 +182,6 @@ class MeetingPoint:
         return self._unheard[0] if self._unheard else None
 
     def dial(self, now: float) -> None:
-        """Note that this rank tries to make the connection `to_call`."""
         self._reach_until = min(self._deadline, now + REACH_SECONDS)
 
     def called(self) -> None:
@@ -306,7 +305,6 @@ class _Links:
         self._proofs: dict[Link, bytes] = {}
 
     def call(self) -> None:
-        """Call the ranks before this one."""
         while (link := self._point.to_call) is not None:
             rank, purpose = link
             self.connections[link] = peer = self._dialed(rank)
@@ -327,7 +325,6 @@ class _Links:
                     self._greet(peer, call)
 
     def hear(self) -> None:
-        """Wait until the ranks before this one have answered."""
         while (link := self._point.to_hear) is not None:
             peer, answer = self.connections[link], b""
             while len(answer) < _PROOF_BYTES:
@@ -397,7 +394,6 @@ class _Links:
         self._point.poll(time.monotonic(), self._meeting.is_over())
 
     def _patience(self) -> float:
-        """Return for how many seconds to wait before the next look."""
         return max(0.0, min(_LOOK_SECONDS, self._deadline - time.monotonic()))
 
 

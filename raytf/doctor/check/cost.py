@@ -58,10 +58,7 @@ class Cost:
 
 def zone_traffic(document: Document) -> ZoneTraffic | None:
     """Estimate the cost of traffic if GPUs may be in several zones, between which it is billed; otherwise return None.
-
-    Args:
-        document: as it was read, before `fallbacks.as_cloud`.
-    """
+    The document is as it was read, before `fallbacks.as_cloud`."""
     provider = document.mapping("provider")
     is_together = str(provider.get("module")) in fallback.MODULES and not provider.get(fallback.SPREAD)
     zones, usd = fallback.zones_of(provider), USD_PER_GB.get(fallback.cloud_of(provider))

@@ -38,18 +38,12 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings in one file, and its cost.
-
-    Attributes:
-        findings: by line.
-        cost: US dollars an hour, if a price is known.
-    """
+    """The findings in one file, by line, and its cost in US dollars an hour, if a price is known."""
 
     findings: tuple[ConfigFinding, ...]
     cost: Cost | None = None
 
     def of(self, severity: Severity) -> list[ConfigFinding]:
-        """Return the findings of one severity."""
         return [f for f in self.findings if f.severity is severity]
 
 
@@ -120,7 +114,6 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
 
 
 def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Check the machines that the node types name."""
     provider = document.get("provider", "type")
     yield from node_types.check(document)
     if provider == "aws" or (

@@ -48,11 +48,7 @@ class AwsTrouble(StrEnum):
 
 
 class AwsAccount:
-    """An account in one region.
-
-    Args:
-        keys: `provider.aws_credentials` of a cluster YAML; empty for those of the environment.
-    """
+    """An account in one region, with the `provider.aws_credentials` of a cluster YAML; empty for the environment's."""
 
     def __init__(self, region: str, keys: dict[str, str] | None = None):
         import boto3

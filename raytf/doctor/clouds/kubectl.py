@@ -17,11 +17,7 @@ _SECONDS = 8
 
 
 class KubeError(Exception):
-    """An error that kubectl reported.
-
-    Attributes:
-        reason: the server's word, such as NotFound or Forbidden; empty if no server answered.
-    """
+    """An error that kubectl reported, with the server's word, such as NotFound; empty if no server answered."""
 
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
@@ -58,7 +54,6 @@ class Kubectl:
 
     @classmethod
     def installed(cls, environ: Mapping[str, str]) -> Kubectl | None:
-        """Return kubectl if it is installed."""
         tool = shutil.which("kubectl", path=environ.get("PATH"))
         return cls(tool, environ) if tool else None
 
@@ -70,7 +65,6 @@ class Kubectl:
             return ""
 
     def namespace(self) -> str:
-        """Return the namespace of that context."""
         try:
             namespace = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubeError:
@@ -89,11 +83,7 @@ class Kubectl:
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
     def find(self, path: str) -> Any:
-        """Return the JSON at a path of the API; None if nothing is there.
-
-        Raises:
-            KubeError: the server refuses, or there is none.
-        """
+        """Return the JSON at a path of the API, None if nothing is there; raises as `get` does."""
         try:
             return self.get(path)
         except KubeError as problem:
@@ -102,15 +92,10 @@ class Kubectl:
             return None
 
     def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
-        """Return whether there is an object of a kind.
-
-        Raises:
-            KubeError: the server refuses, or there is none.
-        """
+        """Return whether there is an object of a kind; raises as `get` does."""
         return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
-        """Return whether these credentials may do something."""
         done = self._call(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
         # A `no` comes with an exit code of 1.
         return done.stdout.strip() != "no" and _output(done).strip().startswith("yes")

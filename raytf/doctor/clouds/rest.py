@@ -89,11 +89,7 @@ class RestClient:
         return self._ask(path, query, None)
 
     def find(self, path: str, **query: str) -> Any:
-        """Return the JSON at a path; None if nothing is there.
-
-        Raises:
-            RestError: anything but a 200 or a 404.
-        """
+        """Return the JSON at a path, None for a 404; any other answer but a 200 is a RestError."""
         try:
             return self.get(path, **query)
         except RestError as problem:
@@ -186,7 +182,6 @@ class GoogleAccount:
     payer: str = ""
 
     def api(self, name: str) -> RestClient:
-        """Return a client of one of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
         # A person's application credentials name the project whose quota of calls they use.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
@@ -195,11 +190,7 @@ class GoogleAccount:
 
 @dataclass(frozen=True)
 class AzureAccount:
-    """A subscription.
-
-    Attributes:
-        arm: Azure Resource Manager; paths start with /subscriptions.
-    """
+    """A subscription, by a client of Azure Resource Manager, whose paths start with /subscriptions."""
 
     subscription: str
     arm: RestClient

@@ -170,7 +170,6 @@ class _AwsSearch:
             yield LeftResource("volume", name, v["State"], usd, self._command(remove), note)
 
     def _own_tags(self) -> set[tuple[str, str]]:
-        """Return the tags that the config gives to volumes."""
         return {
             (str(tag["Key"]), str(tag["Value"]))
             for t in node_types(self._document)

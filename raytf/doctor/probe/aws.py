@@ -17,8 +17,20 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, listed, refuses_nodes, warning
 from raytf.doctor.local_environment import Surroundings, tool_output
 from raytf.doctor.node_types import NodeType
-from raytf.doctor.probe import aws_capacity, aws_network, bucket
-from raytf.doctor.probe.queries import ProbeResults, Query, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.doctor.probe import aws_capacity, aws_network
+from raytf.doctor.probe.queries import (
+    ProbeResults,
+    Query,
+    all_nodes,
+    bucket_parts,
+    check_bucket,
+    is_bucket,
+    no_answer,
+    no_credentials,
+    no_right,
+    refused,
+    run,
+)
 from raytf.errors import one_line
 
 _UNSEEN = "the image, the key pair, the network, quotas, spot offers, rights and the bucket"
@@ -35,11 +47,7 @@ _Lacks = list[tuple[str, str]]
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask AWS everything that concerns a cluster.
-
-    Args:
-        need: the needs of a job, for its storage.
-    """
+    """Ask AWS everything that concerns a cluster, and the storage of a job."""
     seen = ProbeResults()
     region = document.get("provider", "region")
     if not isinstance(region, str):
@@ -64,8 +72,8 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
         Query("rights", partial(_check_rights, aws, document, types, caller, need, seen.notes)),
         Query("spot role", partial(_spot_role, aws, types)),
     ]
-    if need is not None and bucket.is_bucket(need.storage):
-        queries.append(Query("bucket", partial(bucket.check, need.storage, aws)))
+    if need is not None and is_bucket(need.storage):
+        queries.append(Query("bucket", partial(check_bucket, need.storage, aws)))
     seen.findings += run(queries, _explain)
     return seen
 
@@ -139,11 +147,9 @@ class _Principal:
     account: str
 
     def arn_of(self, service: str, rest: str) -> str:
-        """Return the ARN of something in the cluster's region."""
         return f"arn:{self.arn.split(':')[1]}:{service}:{self.aws.region}:{rest}"
 
     def ec2(self, name: str) -> str:
-        """Return the ARN of a resource of EC2."""
         return self.arn_of("ec2", f"{self.account}:{name}")
 
     def lacks(
@@ -187,7 +193,6 @@ class _Principal:
         ]
 
     def lacks_to_pass(self, roles: Sequence[str]) -> _Lacks:
-        """Return the roles that may not be given to nodes."""
         return self.lacks(["iam:PassRole"], roles, {"iam:PassedToService": "ec2.amazonaws.com"})
 
     def lacks_to_make(self, types: Sequence[NodeType]) -> _Lacks:
@@ -251,7 +256,7 @@ def _check_rights(
         path = (*head.path, "node_config", "IamInstanceProfile")
         why = "The head starts no worker, and only its monitor.log shows it."
         yield from _missing("the head", head_role["RoleName"], lacks, path, why)
-    place = bucket.parts(need.storage) if need is not None else None
+    place = bucket_parts(need.storage) if need is not None else None
     if place is not None and place[0] == "s3":
         principals = {name: _Principal(aws, document, role["Arn"], who["Account"]) for name, role in roles.items()}
         yield from _bucket_rights(types, principals, place[1], place[2])
@@ -285,7 +290,6 @@ def _profile(t: NodeType | None) -> str | None:
 
 
 def _role(aws: AwsAccount, name: str, path: Path) -> Generator[ConfigFinding, None, dict[str, Any] | None]:
-    """Yield findings, and return the role."""
     profile = aws.find("iam", "get_instance_profile", InstanceProfileName=name)
     if profile is None:
         what = f"there is no instance profile {name!r} in this account"

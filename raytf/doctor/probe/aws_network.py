@@ -63,7 +63,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _key(t: NodeType, key: str) -> Path:
-    """Return the path at which a type names its subnets or groups."""
     return (*t.path, "node_config", key if key in t.config or not _interfaces(t) else "NetworkInterfaces")
 
 
@@ -75,7 +74,6 @@ def _entry(path: Path, i: int) -> Path:
 def _named_groups(
     aws: AwsAccount, types: Sequence[NodeType]
 ) -> Generator[ConfigFinding, None, dict[str, dict[str, Any]]]:
-    """Yield findings, and return the groups by id."""
     groups: dict[str, dict[str, Any]] = {}
     for t in types:
         path = _key(t, "SecurityGroupIds")

@@ -16,12 +16,14 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, Severity, error, listed, refuses_nodes, stops_ray_up
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import NodeType
-from raytf.doctor.probe import bucket
 from raytf.doctor.probe.queries import (
     RAY_PORTS,
     ProbeResults,
     Query,
     all_nodes,
+    bucket_parts,
+    check_bucket,
+    in_other_region,
     lacks_driver,
     no_answer,
     no_credentials,
@@ -100,9 +102,9 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
         Query("service accounts", partial(_service_accounts, google, types)),
         Query("rights", partial(_caller, google, document, types)),
     ]
-    place = bucket.parts(need.storage) if need is not None else None
+    place = bucket_parts(need.storage) if need is not None else None
     if need is not None and place is not None and place[0] == "gs":
-        queries.append(Query("bucket", partial(bucket.check, need.storage)))
+        queries.append(Query("bucket", partial(check_bucket, need.storage)))
         queries.append(Query("roles", partial(_roles, google, types, place[1])))
         queries.append(Query("place of the bucket", partial(_bucket_region, google, document, place[1])))
     seen.findings += run(queries, _explain)
@@ -330,7 +332,7 @@ def _roles(google: GoogleAccount, types: Sequence[NodeType], name: str) -> Itera
     bindings = list(crm.post(f"/projects/{google.project}:getIamPolicy", {}).get("bindings", ()))
     policy = google.api("storage").find(f"/b/{name}/iam")
     if policy is None:
-        return  # bucket.check reports that there is no such bucket
+        return  # check_bucket reports that there is no such bucket
     bindings += policy.get("bindings", ())
     for email, t in _emails(types).items():
         members = {f"serviceAccount:{email}", "allUsers", "allAuthenticatedUsers"}
@@ -348,7 +350,7 @@ def _bucket_region(google: GoogleAccount, document: Document, name: str) -> Iter
     place = str((google.api("storage").find(f"/b/{name}") or {}).get("location", "")).lower()
     wide = {"us": "us-", "eu": "europe-", "asia": "asia-"}.get(place)
     if isinstance(region, str) and place and place != region and not (wide and region.startswith(wide)):
-        yield bucket.in_other_region(name, place, region)
+        yield in_other_region(name, place, region)
 
 
 def _network(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:

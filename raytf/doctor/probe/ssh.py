@@ -11,8 +11,7 @@ from raytf.doctor.clouds.ssh_hosts import ScriptOutput
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.doctor.local_environment import Surroundings
-from raytf.doctor.probe import bucket
-from raytf.doctor.probe.queries import ProbeResults, Query, no_answer, run
+from raytf.doctor.probe.queries import ProbeResults, Query, check_bucket, is_bucket, no_answer, run
 from raytf.errors import ConfigError
 
 _LEAST_GIB = 20
@@ -34,11 +33,7 @@ echo end=here
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
-    """Ask each host.
-
-    Args:
-        trust: run the file's proxy command, which is the only way to its hosts if it has one.
-    """
+    """Ask each host; `trust` lets the file's proxy command run, which is the only way to its hosts if it has one."""
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part reports it, or a coordinator knows them
@@ -50,8 +45,8 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust
         seen.findings.append(warning("not-trusted", ("auth", "ssh_proxy_command"), what, why, fix))
     else:
         queries.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
-    if need is not None and bucket.is_bucket(need.storage):
-        queries.append(Query("bucket", lambda: bucket.check(need.storage)))
+    if need is not None and is_bucket(need.storage):
+        queries.append(Query("bucket", lambda: check_bucket(need.storage)))
     seen.findings += run(queries, lambda query, problem: no_answer(query.what, problem), seconds=30.0)
     return seen
 

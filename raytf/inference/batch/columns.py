@@ -159,11 +159,8 @@ def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
 
 
 def named(outputs: Mapping[str, np.ndarray], classes: bool, taken: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for.
-
-    Args:
-        taken: names of other columns, which stay as they are.
-    """
+    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for;
+    with `_by_model` added to a name that is taken by another column."""
     named = {}
     for name, value in outputs.items():
         suffix = "" if len(outputs) == 1 else f"_{name}"
@@ -199,7 +196,6 @@ def _is_scalar(column: np.ndarray) -> bool:
 
 
 def _stacked(name: str, column: np.ndarray) -> np.ndarray:
-    """Return a column of arrays, however nested, as one array."""
     if column.dtype != object or not len(column) or not isinstance(column[0], (np.ndarray, list, tuple)):
         return column
     try:

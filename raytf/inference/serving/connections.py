@@ -69,7 +69,6 @@ class Connections:
             self._check_later()
 
     def remove(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
         self._all.discard(connection)
         self._lingering.discard(connection)
 
@@ -127,7 +126,6 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -256,7 +254,6 @@ class Connection(HttpToolsProtocol):
             self._real.resume_reading()
 
     def abort(self) -> None:
-        """Close at once, whatever is in progress."""
         self._ended_at = self._ended_at or time.monotonic()
         self._real.abort()
 

@@ -108,11 +108,7 @@ def return_freed_memory() -> None:
 
 
 class RoomQueue:
-    """Room in memory or on disk, in bytes, which is granted in the order of the requests.
-
-    Args:
-        capacity: in all; a request for more gets all of it.
-    """
+    """Bytes of memory or disk, granted in the order of the requests; one for more than `capacity` gets all of it."""
 
     def __init__(self, capacity: int):
         self._free = self._capacity = max(1, capacity)
@@ -186,7 +182,6 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
             raise busy(f"The server's disk takes no more: {error}") from error
 
     def clear(self) -> None:
-        """Forget what was written."""
         self.seek(0)
         self.truncate()
         self._disk.take(-self.size)

@@ -145,7 +145,6 @@ class Replica:
         return rest_api.example(signature, url, header)
 
     def _served(self) -> dict[str, Any]:
-        """Return the fields of `front.ServedModel`."""
         settings = self._settings
         version, _ = self._shelf.get(None)
         return {

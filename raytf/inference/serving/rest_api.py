@@ -58,11 +58,7 @@ class RestRoute:
 
 @dataclass(frozen=True)
 class PredictCall:
-    """A requested prediction.
-
-    Attributes:
-        is_row: whether it has `instances`, not `inputs`; then the answer has a row for each.
-    """
+    """A requested prediction; one with `instances`, not `inputs`, is by row, and its answer has a row for each."""
 
     signature: Signature
     inputs: dict[str, np.ndarray]
@@ -215,11 +211,7 @@ def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str,
 
 
 def status(states: Iterable[tuple[int, str, str]]) -> bytes:
-    """Return the answer to a request for the model's status.
-
-    Args:
-        states: (version, state, problem), the newest first.
-    """
+    """Return the answer to a request for the model's status, from (version, state, problem), the newest first."""
     rows = [
         {
             "version": str(number),
@@ -253,11 +245,8 @@ def failure(message: str) -> bytes:
 
 
 def example(signature: Signature, url: str, header: str = "") -> str:
-    """Return a shell command that requests a prediction for one record of zeros, for users to copy.
-
-    Args:
-        header: an additional one that the request needs.
-    """
+    """Return a shell command with which users request a prediction for a record of zeros, and perhaps an additional
+    header."""
     rows = {}
     short = True
     for name, spec in signature.inputs.items():

@@ -178,7 +178,6 @@ class LoadedVersions:
         return rows
 
     def follow(self, seconds: float, stop: threading.Event) -> None:
-        """Refresh every `seconds` until `stop` is set."""
         while not stop.wait(seconds):
             try:
                 self.refresh()

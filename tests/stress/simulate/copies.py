@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from raytf.checkpoint.generations import HeldShare
 from raytf.checkpoint.keeper_client import TRY_PAUSES, KeeperHealth, Order
-from raytf.checkpoint.slot_ledger import CopyTurns, SlotAnswer, SlotRequest
+from raytf.checkpoint.slot_ledger import CopyTurns, HeldShare, SlotAnswer, SlotRequest
 from tests.stress.simulate.keepers import SIZE, Keeper, Slot
 from tests.stress.simulate.world import Violation
 

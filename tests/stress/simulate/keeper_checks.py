@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from raytf.checkpoint.generations import HeldShare, generations
-from raytf.checkpoint.slot_ledger import SLOTS, SlotAnswer, SlotRequest
+from raytf.checkpoint.slot_ledger import SLOTS, HeldShare, SlotAnswer, SlotRequest, generations
 from tests.stress.simulate.world import Violation
 
 if TYPE_CHECKING:

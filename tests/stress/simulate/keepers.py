@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.slot_ledger import SlotAnswer, SlotLedger, SlotRequest
+from raytf.checkpoint.slot_ledger import HeldShare, SlotAnswer, SlotLedger, SlotRequest
 from tests.stress.simulate.keeper_checks import KeeperChecks
 from tests.stress.simulate.world import Process
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raytf.checkpoint import naming
-from raytf.checkpoint.generations import Generation, generations, is_latest
 from raytf.checkpoint.restore import Candidate, RestorePlan
+from raytf.checkpoint.slot_ledger import Generation, generations, is_latest
 from raytf.errors import CheckpointError, StorageError
 from tests.stress.simulate.arithmetic import expected
 from tests.stress.simulate.keepers import Keeper

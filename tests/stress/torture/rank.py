@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import codec, generations, manifest, snapshot_slot
+from raytf.checkpoint import codec, manifest, slot_ledger, snapshot_slot
 from raytf.checkpoint.commit import Commit, Event, Votes
 from raytf.checkpoint.durable import DurableSave, DurableTier, Keep
 from raytf.checkpoint.naming import GroupAttempt
@@ -181,7 +181,7 @@ def _train(
     save = Commit(tier, plan.ranks)
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)
-    place = generations.MemoryShare(0, plan.attempt, mates.index(rank), len(mates))
+    place = slot_ledger.MemoryShare(0, plan.attempt, mates.index(rank), len(mates))
     to_copy = {n: state.tensors[n] for n in codec.shares(sizes, place.shares)[place.share]}
     to_save = {n: state.tensors[n] for n in codec.shares(sizes, plan.ranks)[rank]}
     pair = [snapshot_slot.Slot(path) for path in memory.paths(plan.attempt, rank)]
@@ -194,7 +194,7 @@ def _train(
         votes = Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
         if (save.is_idle and votes.want) or step % _COPY_STEPS == 0:
             teller.enter("main", "snapshot")
-            share = generations.MemoryShare(step, plan.attempt, place.share, place.shares)
+            share = slot_ledger.MemoryShare(step, plan.attempt, place.share, place.shares)
             pair[0].write(share, teller.slowly(to_copy, "snapshot"), {"step": step}, b"{}")
             pair.reverse()
             teller.tell("copied", step)

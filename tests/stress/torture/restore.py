@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import durable, generations, manifest, naming, snapshot_slot
+from raytf.checkpoint import durable, manifest, naming, slot_ledger, snapshot_slot
 from raytf.checkpoint.restore import RestorePlan
 from raytf.errors import CheckpointError, StorageError
 from raytf.storage.storage import Storage
@@ -35,19 +35,19 @@ class Memory:
     def paths(self, attempt: str, rank: int) -> list[str]:
         return [path for held in self.held.values() for a, r, path in held if (a, r) == (attempt, rank)]
 
-    def generations(self) -> list[generations.Generation]:
+    def generations(self) -> list[slot_ledger.Generation]:
         """As keepers of the memory tier tell it."""
         found = {
             str(node): [
-                generations.HeldShare(s.step, s.attempt, s.share, s.shares, s.bytes, path)
+                slot_ledger.HeldShare(s.step, s.attempt, s.share, s.shares, s.bytes, path)
                 for _, _, path in held
                 if (s := snapshot_slot.head(_mapped(path))) is not None
             ]
             for node, held in self.held.items()
         }
-        return generations.generations(found, None)
+        return slot_ledger.generations(found, None)
 
-    def load(self, generation: generations.Generation) -> dict[str, np.ndarray]:
+    def load(self, generation: slot_ledger.Generation) -> dict[str, np.ndarray]:
         """The tensors, of the first node that holds them undamaged.
 
         Raises:

@@ -5,8 +5,8 @@ import pytest
 from raytf.checkpoint.cleanup import to_delete
 from raytf.checkpoint.commit import Event, Phase, Votes, advance
 from raytf.checkpoint.durable import deadline
-from raytf.checkpoint.generations import HeldShare, generations, is_latest
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
+from raytf.checkpoint.slot_ledger import HeldShare, generations, is_latest
 
 A, B = "20260101T000000-aaaaaa", "20260101T000009-000000"
 

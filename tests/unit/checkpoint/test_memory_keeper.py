@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import snapshot_slot
-from raytf.checkpoint.generations import MemoryShare
 from raytf.checkpoint.memory_keeper import Keeper
-from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
+from raytf.checkpoint.slot_ledger import MemoryShare, SlotAnswer, SlotRequest
 
 MONITOR: Any = None
 FIRST, SECOND = "a000001.000001-first", "a000001.000002-second"

@@ -10,11 +10,11 @@ import pytest
 
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.durable import DurableTier, Keep
-from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.invalidated_states import VoidStates
 from raytf.checkpoint.manifest import Checkpoint, CheckpointDocument
 from raytf.checkpoint.naming import GroupAttempt, name_of, split_name
 from raytf.checkpoint.restore import Candidate, RestorePlan, Restorer
+from raytf.checkpoint.slot_ledger import Generation
 from raytf.distributed.step_agreement import bits_of
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from raytf.checkpoint.generations import HeldShare
-from raytf.checkpoint.slot_ledger import CopyTurns, SlotAnswer, SlotLedger, SlotRequest, snapshot_every
+from raytf.checkpoint.slot_ledger import CopyTurns, HeldShare, SlotAnswer, SlotLedger, SlotRequest, snapshot_every
 
 #: Attempts of a driver, and of the one that has taken the run over.
 OLD, NEW, OTHERS = "a000001.000001-x", "a000001.000002-x", "a000002.000001-x"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import codec, snapshot_slot
 from raytf.checkpoint.codec import DeviceTensor
-from raytf.checkpoint.generations import MemoryShare
+from raytf.checkpoint.slot_ledger import MemoryShare
 from raytf.errors import CheckpointError
 
 SHARE = MemoryShare(40, "a", 1, 2)

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from raytf.config.train_config import TrainConfig
+from raytf.data.sources.arrays import SparseRows
 from raytf.data.sources.batches import BatchedSource, LiveBatches
-from raytf.data.sparse_rows import SparseRows
 from raytf.data.streams import Stream
 from raytf.driver import inputs
 from raytf.errors import ConfigError, DataError

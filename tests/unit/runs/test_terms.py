@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raytf.checkpoint import naming
-from raytf.checkpoint.generations import HeldShare, generations, is_latest
+from raytf.checkpoint.slot_ledger import HeldShare, generations, is_latest
 from raytf.distributed.step_digest import DigestLayout
 from raytf.runs import digest_log, ledger, run_log
 from raytf.runs.lease import LEASE_FILE, Lease

@@ -8,8 +8,7 @@ import pytest
 from raytf.doctor.clouds.rest import RestClient, RestError
 from raytf.doctor.document import Platform, parse, place_of
 from raytf.doctor.finding import Severity, warning
-from raytf.doctor.probe import bucket
-from raytf.doctor.probe.queries import Query, no_answer, run
+from raytf.doctor.probe.queries import Query, bucket_parts, check_bucket, no_answer, run
 from tests.support.recorded import Recorded
 
 
@@ -127,7 +126,7 @@ def test_a_bucket_that_denies(server, monkeypatch):
     server.denied = {"/raytf-denied"}
     place = server.url.removeprefix("http://")
     uri = f"s3://raytf-denied/runs?endpoint_override={place}&scheme=http&region=us-east-1"
-    (found,) = bucket.check(uri)
+    (found,) = check_bucket(uri)
     assert (found.code, found.severity) == ("bucket-denied", Severity.WARNING)
 
 
@@ -135,8 +134,8 @@ def test_a_bucket_is_as_it_was(s3):
     import boto3
 
     uri = s3("runs")
-    assert list(bucket.check(uri)) == []
-    name = bucket.parts(uri)[1]
+    assert list(check_bucket(uri)) == []
+    name = bucket_parts(uri)[1]
     endpoint = uri.partition("endpoint_override=")[2].partition("&")[0]
     client = boto3.client("s3", endpoint_url=f"http://{endpoint}", region_name="us-east-1")
     assert client.list_objects_v2(Bucket=name)["KeyCount"] == 0
@@ -152,4 +151,4 @@ def test_a_bucket_is_as_it_was(s3):
     ],
 )
 def test_parts_of_a_storage(uri, parts):
-    assert bucket.parts(uri) == parts
+    assert bucket_parts(uri) == parts

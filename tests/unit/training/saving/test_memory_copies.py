@@ -15,9 +15,9 @@ import pytest
 
 from raytf.checkpoint import snapshot_slot, variables
 from raytf.checkpoint.codec import DeviceTensor
-from raytf.checkpoint.generations import HeldShare, generations
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.naming import GroupAttempt
+from raytf.checkpoint.slot_ledger import HeldShare, generations
 from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.training.saving.checkpointer import MemoryCopies
