@@ -128,7 +128,7 @@ def test_what_ray_down_may_leave(ec2, cluster):
     ec2.request_spot_instances(InstanceCount=1, LaunchSpecification=launch)
     left = look()
     by_name = {t.name: t for t in left.resources}
-    assert by_name[cluster["head"]].note == "m7i.large, head; its disks are paid for"
+    assert by_name[cluster["head"]].note == "m7i.large, head; its disks cost money"
     assert cluster["gpu"] not in by_name
     assert by_name[loose].usd == pytest.approx(120 * 0.08 / 730, abs=1e-5)
     assert "tag project=raytf, which other clusters may have too" in by_name[of_the_config].note
