@@ -133,6 +133,5 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
 
 
 def _summary(run: Callable[..., object]) -> str:
-    """Return the first line of what a subcommand's function says about itself."""
     text = (inspect.getdoc(run) or "").partition("\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

@@ -247,7 +247,6 @@ class _Driver:
         say(f"run {job.config.run_name} has finished ({finished['steps']} steps); nothing to do. {how}")
 
     def _train(self, job: TrainingJob, display: Display, lease: Lease) -> dict[str, Any]:
-        """Train a run that has not finished, and write its result."""
         run, stored = self.folder, self.stored
         command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
         with start_command.recorded(run, command) as is_same:

@@ -346,7 +346,6 @@ def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
 
 
 def _free() -> list[dict[str, float]]:
-    """Return each node's free CPUs and GPUs."""
     nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
 

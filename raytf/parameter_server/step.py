@@ -364,7 +364,6 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """Return the function that computes the gradients of this many shards."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

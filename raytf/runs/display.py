@@ -298,7 +298,6 @@ class Ticker:
 
 
 def _turning(spinner: Spinner, now: float, began: float) -> Text:
-    """Return the spinner, and for how long it has turned."""
     drawn = spinner.render(now)
     assert isinstance(drawn, Text)  # it has no text of its own
     return Text.assemble(drawn, (f" {clock_text(now - began)}", "dim"))

@@ -295,7 +295,6 @@ def _check_needs(session: RankSession) -> None:
 
 
 def _open_tiers(session: RankSession) -> Tiers:
-    """Open the tiers of checkpoints, and start to read the newest one."""
     tiers = checkpointer.open_tiers(session)
     tiers.restorer.begin(session.place.known_step, session.place.is_saving)
     return tiers
@@ -372,7 +371,6 @@ def _held(session: RankSession) -> regroup.HeldState:
 
 
 def _restored(session: RankSession, tiers: Tiers) -> RankSession:
-    """Continue from the newest checkpoint, or begin a new run."""
     session.reporter.stage("looking for the newest state")
     chosen = checkpointer.newest(session, tiers)
     session.named.update(session.step.reduction_state())
@@ -387,7 +385,6 @@ def _restored(session: RankSession, tiers: Tiers) -> RankSession:
 
 
 def _begin_run(session: RankSession, tiers: Tiers, chosen: Checkpoint | None) -> None:
-    """Begin with a checkpoint, or a new run."""
     session.state = TrainingState.of(chosen, tiers.restorer.known_step)
     if chosen is not None:
         session.reporter.resume(chosen.files)

@@ -369,7 +369,6 @@ class SynchronousExecutor(Executor):
 
 
 def _train_rank() -> RankInfo:
-    """Return this worker's rank as Ray Train knows it."""
     train = ray.train.get_context()
     rank, size = train.get_world_rank(), train.get_world_size()
     return RankInfo(rank, size, train.get_local_rank(), train.get_local_world_size())
@@ -442,7 +441,6 @@ def end_batch(session: RankSession) -> None:
 
 
 def _after_first_call(session: RankSession) -> None:
-    """Report that the attempt has started to train."""
     if session.is_first_rank and session.config.run.histograms_every:
         session.reporter.graph(session.step.probe_function.graph)
     warm_pool.trains()

@@ -195,7 +195,6 @@ def _converted(config: TrainConfig, error: Exception) -> Exception:
 
 
 def _is_peer_lost(error: Exception) -> bool:
-    """Return whether TensorFlow raised an error because another rank is lost."""
     from tensorflow import errors
 
     if isinstance(

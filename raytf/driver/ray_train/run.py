@@ -297,7 +297,6 @@ class FailurePolicy(DefaultFailurePolicy):
 
 
 def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:
-    """Return an answer of the monitor, or a default if there is none."""
     try:
         return question(_ANSWER_SECONDS)
     except ray.exceptions.RayError:

@@ -118,7 +118,6 @@ class Stragglers:
 
 
 def _median_without(in_order: Sequence[float], one: float) -> float:
-    """Return the median of at least two sorted numbers, without one of them."""
     left, place = len(in_order) - 1, bisect.bisect_left(in_order, one)
 
     def at(i: int) -> float:

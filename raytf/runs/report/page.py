@@ -136,7 +136,6 @@ def _learning(curves: dict[str, Any]) -> str:
 
 
 def _problems(run: History) -> str:
-    """Return the section about files that could not be read, and are not on the page."""
     if not run.problems:
         return ""
     rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
@@ -238,7 +237,6 @@ def _section(title: str, inner: str) -> str:
 
 
 def _account(run: History) -> str:
-    """Return where the time of the run went."""
     if not run.seconds:
         return _section("Where the time went", "<p>This run has no ledger.</p>")
     booked, clock = sum(run.seconds.values()), run.wall_clock
@@ -264,13 +262,11 @@ def _account(run: History) -> str:
 
 
 def _what(category: str, state: str) -> str:
-    """Return what a category of time is, for a run in this state."""
     is_end = category == "finish" and state == "failed"
     return "from the failure to the end of the run" if is_end else timeline.CATEGORIES[category]
 
 
 def _restarts(run: History) -> str:
-    """Return the starts of the run, with their phases."""
     if not run.restarts:
         return ""
     names = list(dict.fromkeys(name for r in run.restarts for name in r.phases))
@@ -310,7 +306,6 @@ def _restart(r: RestartRecord, begin: float, colors: dict[str, str], longest: fl
 
 
 def _events(run: History) -> str:
-    """Return all events of the run."""
     if not run.happenings:
         return ""
     columns = {"at": "n", "step": "n", "kind": "", "what": ""}

@@ -331,7 +331,6 @@ class Checkpointer:
             self._done(save)
 
     def _prepare(self) -> PreparedSave:
-        """Copy the current state, to be saved."""
         # The copy in memory must never be older than the state on storage.
         self._copy(self._source.callbacks.active)
         extras = self._source.extras(with_files=False)

@@ -121,7 +121,6 @@ def opened(body: bytes) -> tuple[Any, list[Any]]:
 
 
 def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
-    """Call in a thread with room for deep recursions."""
     limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(_RECURSION)
