@@ -209,11 +209,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
 
 
 def _segment(run: Storage, name: str) -> np.ndarray:
-    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name.
-
-    Raises:
-        DamagedFileError: says what is wrong.
-    """
+    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name."""
     where, last = run.locate(name), -1
     first = name.removeprefix(f"{STEPS}/").partition("-")[0]
     if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):

@@ -138,11 +138,7 @@ def _announce(job: TrainingJob, group: Ranks, number: int) -> list[Any]:
 
 
 def _introduce(session: RankSession, is_late: bool = False) -> None:
-    """Show where the ranks are, and watch for preemption notices.
-
-    Args:
-        is_late: the others have done so before.
-    """
+    """Show where the ranks are, and watch for preemption notices; `is_late` if the others have done so before."""
     group, strategy, reporter = session.group, session.config.strategy, session.reporter
     if group.route is not None and group.route.why:
         reporter.say(str(group.route))

@@ -133,11 +133,7 @@ class Gallery:
         return self._storage.child(name)
 
     def _listed(self, name: str) -> ListedRun:
-        """Return a run of the list; for one of a search's trials, the search.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """Return a run of the list; for one of a search's trials, the search."""
         search, _, trial = name.rpartition("/")
         with self._lock:
             known = self._runs.get(search if re.fullmatch(rf"{TRIAL}[0-9]+", trial) else name)

@@ -376,12 +376,7 @@ def _named(values: Mapping[str, str], nothing: str) -> str:
 
 
 def _cell(text: object, css: str = "", label: str = "") -> str:
-    """Return a cell of a table.
-
-    Args:
-        css: class of the cell.
-        label: shown before the text where the columns are stacked, on a phone.
-    """
+    """Return a cell of a table; the label is shown before the text where columns are stacked, on a phone."""
     attributes = (f' class="{css}"' if css else "") + (f' data-label="{label}"' if label else "")
     return f"<td{attributes}>{escape(str(text))}</td>"
 
@@ -391,13 +386,7 @@ def _code(text: str) -> str:
 
 
 def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
-    """Return a table in a box; a long one scrolls by itself.
-
-    Args:
-        name: what it shows.
-        columns: headings with their CSS classes.
-        rows: cells of each row, as HTML.
-    """
+    """Return a table in a box, from headings with their CSS classes and cells as HTML; a long one scrolls by itself."""
     tall = " tall" if len(rows) > _LONG else ""
     head = "".join(
         f'<th class="{css}">{column}</th>' if css else f"<th>{column}</th>" for column, css in columns.items()
@@ -410,11 +399,7 @@ def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]], swatch: str = "") -> str:
-    """Return names with their colors, (name, CSS color); nothing for none.
-
-    Args:
-        swatch: CSS class of what shows a color.
-    """
+    """Return names with their colors, (name, CSS color), behind swatches of a CSS class; nothing for none."""
     if not entries:
         return ""
     items = "".join(

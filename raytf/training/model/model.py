@@ -428,11 +428,7 @@ def _build_with_custom_step(
 
 
 def _check_stateless(model: keras.Model) -> None:
-    """Refuse a stateful RNN: Keras does not list its state among the model's variables.
-
-    Raises:
-        ModelError: names the layer.
-    """
+    """Refuse a stateful RNN: Keras does not list its state among the model's variables."""
     for layer in _keras.layers_within(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ModelError(
@@ -457,11 +453,7 @@ def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
 
 
 def _check_rows(model: keras.Model, source: Source) -> None:
-    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
-
-    Raises:
-        DataError: says which part has how many.
-    """
+    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them."""
     if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
         return
     listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))
