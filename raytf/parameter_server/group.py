@@ -19,7 +19,7 @@ from raytf.distributed import worker_table
 from raytf.distributed.membership import rendezvous
 from raytf.errors import GpuError, ProcessDiedError, RaytfError, WorkerLostError, one_line
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
-from raytf.runs.restart_phases import Phases
+from raytf.runs.timeline import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
 from raytf.training.process.process import ProcessSettings, load_tensorflow, settle_in, take_place

@@ -36,8 +36,8 @@ from raytf.errors import ConfigError, RunMismatchError, StorageError, WorkerLost
 from raytf.inference import architecture, export
 from raytf.inference.user_model import run_user_code, set_log_levels, set_warning_filters
 from raytf.runs.events import HELD
-from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import StepLog, new_attempt, write_attempt
+from raytf.runs.timeline import Phases
 from raytf.storage.storage import Storage
 from raytf.training import exact, regroup, run_identity
 from raytf.training.executor import Executor
