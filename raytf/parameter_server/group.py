@@ -210,7 +210,6 @@ class ParameterServerGroup:
         return self._watch()
 
     def close(self) -> None:
-        """End all processes."""
         for process in self._processes.all:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(process)

@@ -116,7 +116,6 @@ class Aggregation:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the gradients of all parts have been taken."""
         return len(self._done) == self._parts
 
 

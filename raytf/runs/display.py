@@ -255,7 +255,6 @@ class Bar:
 
     @property
     def words(self) -> str:
-        """Return the status in a line."""
         return describe(self._status, self._shows_saves)
 
     @property
@@ -287,7 +286,6 @@ class Ticker:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the calls."""
         self._over.set()
         self._thread.join()
 

@@ -140,7 +140,6 @@ class StepLog:
         self._chunks = [rows] if len(rows) else []
 
     def since(self, step: int) -> StepRows:
-        """Return the rows of the segment after a step."""
         return StepRows.joined([chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]).after(step)
 
     def forget(self, step: int) -> None:

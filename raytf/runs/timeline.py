@@ -217,7 +217,6 @@ class RecoveryPointAges:
         self._times: list[float] = []
 
     def see(self, event: Event) -> None:
-        """Take in the next event."""
         kind = event["kind"]
         if kind == "attempt":
             step, tier = int(event.get("from_step") or 0), event.get("tier")
@@ -275,7 +274,6 @@ class Phases:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each name, in the order of their first marks."""
         return dict(self._seconds)
 
 
@@ -297,7 +295,6 @@ class RestartPhases:
             self._fault = (now, silent)
 
     def group(self, now: float) -> None:
-        """Take note that a group of workers is asked for."""
         self._group, self._joined = now, None
 
     def joined(self, now: float) -> None:

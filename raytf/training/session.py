@@ -169,7 +169,6 @@ class RankSession:
 
     @property
     def has_trained(self) -> bool:
-        """Return whether this attempt has trained a step."""
         return self.seconds_per_step > 0
 
     @property

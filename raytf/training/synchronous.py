@@ -306,7 +306,6 @@ class SynchronousExecutor(Executor):
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
 
     def _note(self, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
-        """Note the steps of a call, which have changed the state."""
         session = self._session
         session.state.train_seconds += seconds
         check_finite(session, call, outcome)

@@ -101,7 +101,6 @@ class Gallery:
 
     @property
     def place(self) -> str:
-        """Return the place of the runs, for the page."""
         return self._storage.locate("")
 
     def refresh(self) -> None:
@@ -119,7 +118,6 @@ class Gallery:
                 self.version += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the list, as JSON."""
         with self._lock:
             return self._rows
 

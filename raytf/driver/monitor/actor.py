@@ -55,7 +55,6 @@ class Outbox:
         self._messages.append(message)
 
     def book(self, row: dict[str, Any]) -> None:
-        """Add a row for the ledger."""
         self._events.append(row)
 
     def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:

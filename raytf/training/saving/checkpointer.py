@@ -211,7 +211,6 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Return whether a save is under way."""
         return not self._saves.is_idle
 
     @property
