@@ -274,6 +274,7 @@ class Phases:
 
     @property
     def seconds(self) -> dict[str, float]:
+        """Return the seconds of each name, in the order of their first marks."""
         return dict(self._seconds)
 
 

@@ -193,6 +193,7 @@ class Watchdog:
         self._group.evidence = {}
 
     def over(self) -> None:
+        """Stop guarding the start: the group has started, or could not."""
         if self._guard is not None:
             self._guard.over()
             self._guard = None
