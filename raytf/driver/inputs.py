@@ -323,10 +323,12 @@ def _records(arrays: tuple[Any, ...]) -> int:
 
 
 def _part(arrays: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
+    """Return rows [first, stop) of all arrays."""
     return tuple(tree.map_leaves(lambda leaf: sparse_rows.part(leaf, first, stop), part) for part in arrays)
 
 
 def _refuse_servers(config: TrainConfig, why: str) -> None:
+    """Refuse batches with parameter servers."""
     if config.strategy.has_servers:
         raise ConfigError(
             f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or pass records: arrays "
@@ -335,6 +337,7 @@ def _refuse_servers(config: TrainConfig, why: str) -> None:
 
 
 def _check_arrays(name: str, steps: int, data: Any) -> None:
+    """Refuse a number of steps of data that are neither arrays nor batches."""
     if not isinstance(data, tuple) or steps < 1:
         raise DataError(
             f"{name}={steps} with {type(data).__name__}: expected 1 or more, with arrays or batches (a "
