@@ -12,8 +12,8 @@ from raytf.data.plan import assign
 from raytf.distributed import step_agreement
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.supervision.hang_detector import HangDetector
-from raytf.driver.supervision.node_exclusion import NodeExclusion
-from raytf.driver.supervision.stragglers import Stragglers
+from raytf.driver.supervision.retry import NodeExclusion
+from raytf.driver.supervision.watchdog import Stragglers
 from raytf.runs import ledger
 from raytf.runs.status import Status
 from raytf.training.process.heartbeat_types import Activity, HeartbeatState

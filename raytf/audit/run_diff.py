@@ -136,7 +136,6 @@ def why(parting: Parting) -> list[str]:
 
 
 def _records(parting: Parting) -> list[str]:
-    """Return the records of the shards that differ."""
     ours, theirs = parting.records
     if not ours or not theirs:
         return []
@@ -234,7 +233,6 @@ def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _layer(value: Any) -> str | None:
-    """Return the name of a layer from its configuration."""
     config = value.get("config") if isinstance(value, dict) else None
     return config.get("name") if isinstance(config, dict) else None
 

@@ -308,7 +308,6 @@ def _apart(pair: tuple[int, float, float]) -> float:
 
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
-    """Return why digests of two layouts cannot be compared."""
     if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
         return "an older raytf made the digests of one of the two in another way"
     if noted.kind != again.kind:

@@ -122,11 +122,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
 
 
 def _first(page: str, wheel: str | None) -> str:
-    """Return the section of the project's README about its job.
-
-    Args:
-        page: the example that it begins with.
-    """
+    """Return the section of the project's README about its job, which begins with an example."""
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
     package = _requirement(wheel, extras)
     lines = [
@@ -154,11 +150,7 @@ def _first(page: str, wheel: str | None) -> str:
 
 
 def _on_a_cluster(text: str, cluster: str) -> str:
-    """Return the section of the project's README about its cluster.
-
-    Args:
-        text: of the project's `cluster.yaml`, whose first lines have the commands.
-    """
+    """Return the section of the project's README about its cluster, whose `cluster.yaml` begins with the commands."""
     commands = "\n".join(re.findall(r"^# ( {4}.*)", text.partition("\ncluster_name:")[0], re.MULTILINE))
     place = cluster.partition("-")[0]
     guide = f"{REPOSITORY}/blob/main/docs/clusters/{'on-prem' if place == 'local' else place}.md"
@@ -200,12 +192,7 @@ def _cluster_text(text: str, name: str, wheel: str | None) -> str:
 
 
 def _in_project(text: str, name: str) -> str:
-    """Return a text of the checkout with the names that its files have in a project.
-
-    Args:
-        text: of a configuration or an example.
-        name: of the configuration, in `cluster-configs`.
-    """
+    """Return a configuration or an example of the checkout with the names that its files have in a project."""
     text = text.replace(f"cluster-configs/{name}.yaml", "cluster.yaml").replace("jobs/mnist.py", "job.py")
     text = text.replace("cluster-configs/iam/", "iam/")
     return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{REPOSITORY}/blob/main/\1", text)

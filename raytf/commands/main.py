@@ -113,11 +113,7 @@ def _bounded(run: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
-    """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit.
-
-    Args:
-        known: subcommand -> what it does.
-    """
+    """Return the subcommand that was typed. If there is none, show the overview or say what is wrong, and exit."""
     if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
         width = max(map(len, known))
         lines = [f"    {prog} {name:<{width}}  {text}" for name, text in known.items()]
@@ -133,6 +129,5 @@ def _chosen(prog: str, argv: list[str], known: Mapping[str, str]) -> str:
 
 
 def _summary(run: Callable[..., object]) -> str:
-    """Return the first line of what a subcommand's function says about itself."""
     text = (inspect.getdoc(run) or "").partition("\n")[0].rstrip(".")
     return text[:1].lower() + text[1:]

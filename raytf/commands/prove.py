@@ -80,7 +80,6 @@ def main(flags: Prove) -> None:
 
 
 def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval: Interval, workers: int) -> list[str]:
-    """Compute the steps between two checkpoints again, and return the differences."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
         if interval.begin is not None and not step_replay.seed(run, folder, interval.begin):

@@ -79,11 +79,7 @@ def loaded(dump: str, notebook: bool) -> list[str]:
 
 
 def _folder(flags: Replay) -> str:
-    """Return the folder of the dump, empty for none.
-
-    Raises:
-        ConfigError: it cannot take one.
-    """
+    """Return the folder of the dump, empty for none; refuse one that cannot take it."""
     if flags.dump is None:
         if flags.notebook:
             raise ConfigError("--notebook prints what loads a dump. Pass --dump DIR, too.")
@@ -128,11 +124,7 @@ def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[s
 
 
 def _check(run: Storage, noted: NotedSteps, flags: Replay) -> None:
-    """Refuse what cannot be compared before anything is started.
-
-    Raises:
-        ConfigError: says why.
-    """
+    """Refuse what cannot be compared before anything is started."""
     if not noted.losses:
         raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
     last = max(noted.losses)

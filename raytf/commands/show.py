@@ -19,7 +19,7 @@ from rich.text import Text
 from raytf.commands._places import run_uri
 from raytf.config.terminal_text import visible
 from raytf.errors import ConfigError
-from raytf.runs import history, restart_phases, spikes
+from raytf.runs import history, spikes, timeline
 from raytf.runs.events import HELD
 from raytf.runs.history import History
 from raytf.runs.spikes import QUANTITIES, Spike
@@ -149,7 +149,7 @@ def headline(run: History) -> list[str]:
     if run.samples_per_second:
         first += f", {run.samples_per_second:,.0f} samples/s"
     again = [r.tier for r in run.restarts if not r.is_first]
-    first += f", {restart_phases.counted(len(again), again.count(HELD))}"
+    first += f", {timeline.counted(len(again), again.count(HELD))}"
     lines = [first]
     if run.metrics:
         lines.append(", ".join(f"{name} {number_text(value)}" for name, value in run.metrics.items()))
@@ -193,7 +193,7 @@ def _phases(run: History) -> Table:
     """Return a separate table: both together do not fit a terminal of 80 columns."""
     table = _table("where each start spent its time", ">at", "seconds by phase")
     for r in run.restarts:
-        table.add_row(_text(_at(run, r.time)), _text(restart_phases.describe(r.phases).partition(": ")[2]))
+        table.add_row(_text(_at(run, r.time)), _text(timeline.describe(r.phases).partition(": ")[2]))
     return table
 
 

@@ -217,7 +217,6 @@ def _is_name(text: str) -> bool:
 
 
 def _takes(flag: Setting, count: int, text: str) -> bool:
-    """Return whether a flag takes one more value."""
     if flag.is_switch:
         return flag.default is None and text.lower() in _SWITCHED
     return count < len(flag.parts) if flag.parts else flag.takes_several or count == 0

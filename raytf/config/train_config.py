@@ -295,7 +295,6 @@ def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[in
 
 
 def _check_taken(section: Any, strategy: StrategySection) -> None:
-    """Refuse settings of a section that the strategy does not take."""
     name = strategy.strategy
     for its, value in setting.values(section):
         for refused in its.refusals:
@@ -305,7 +304,6 @@ def _check_taken(section: Any, strategy: StrategySection) -> None:
 
 
 def _check_together(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSection) -> None:
-    """Refuse flags that do not go together."""
     if strategy.logical_devices is not None and cluster.use_gpu:
         raise ConfigError(
             f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Pass "

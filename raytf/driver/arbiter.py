@@ -246,7 +246,6 @@ class Connection(asyncio.Protocol):
         self._door.forget(self)
 
     def write(self, line: bytes) -> None:
-        """Send a line."""
         self._transport.write(line if self._seal is None else self._seal.sealed(line))
 
     def close(self) -> None:
@@ -256,7 +255,6 @@ class Connection(asyncio.Protocol):
             self.beside.abort()
 
     def abort(self) -> None:
-        """End the connection now."""
         self._transport.abort()
 
     @property
@@ -339,7 +337,6 @@ class Door:
             timer.cancel()
 
     def ended(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
         self.forget(connection)
         self._all.discard(connection)
 

@@ -65,7 +65,6 @@ class _Producer:
         self._kept: list[Offer] = []
 
     def run(self) -> None:
-        """Bring batches until the mailbox closes."""
         position = 0
         with contextlib.suppress(ray.exceptions.RayError):
             while True:

@@ -22,7 +22,7 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import preflight, run_names
+from raytf.driver import model_dry_run, preflight, run_names
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.connection import has_trained, staying_connected
 from raytf.driver.feed import feeding
@@ -42,7 +42,7 @@ from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage import strict_json
 from raytf.storage.storage import Storage
-from raytf.training import finished_run, run_identity
+from raytf.training import run_identity
 from raytf.training.job import Sources, TrainingJob
 
 
@@ -239,7 +239,7 @@ class _Driver:
             return document
 
     def _report_finished(self, job: TrainingJob, finished: dict[str, Any], say: Callable[[str], None]) -> None:
-        finished_run.compare(job, self.sources, finished_run.stored(finished) or self.stored, say)
+        model_dry_run.compare(job, self.sources, model_dry_run.stored(finished) or self.stored, say)
         if not follow.has_all(job.config, self.folder, self.tracker):  # the start that ended it was killed, or had none
             with follow.tracked(job.config, self.folder, say, self.tracker):
                 pass
@@ -247,7 +247,6 @@ class _Driver:
         say(f"run {job.config.run_name} has finished ({finished['steps']} steps); nothing to do. {how}")
 
     def _train(self, job: TrainingJob, display: Display, lease: Lease) -> dict[str, Any]:
-        """Train a run that has not finished, and write its result."""
         run, stored = self.folder, self.stored
         command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
         with start_command.recorded(run, command) as is_same:

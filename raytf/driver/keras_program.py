@@ -122,7 +122,6 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
 
 
 def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Do on workers what `keras.Model.fit` does."""
     bound = inspect.signature(own).bind(model, *args, **named)
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]

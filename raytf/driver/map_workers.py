@@ -248,7 +248,6 @@ class _WorkerPool:
         return [parts.answers[number] for number in range(parts.total)]
 
     def dismiss(self) -> None:
-        """End all workers."""
         for worker, _, _ in self._asked.values():
             ray.kill(worker)
         self._asked.clear()

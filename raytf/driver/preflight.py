@@ -320,7 +320,6 @@ def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -
 
 
 def _alive() -> list[dict[str, float]]:
-    """Return the resources of each living node."""
     return [n["Resources"] for n in ray.nodes() if n["Alive"]]
 
 

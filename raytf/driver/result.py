@@ -8,8 +8,8 @@ from typing import Any
 
 from raytf import _process
 from raytf.distributed.gpu import visibility
-from raytf.runs.restart_phases import counted
 from raytf.runs.status import number_text
+from raytf.runs.timeline import counted
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 

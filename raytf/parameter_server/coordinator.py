@@ -218,7 +218,6 @@ class ParameterServerExecutor(Executor):
         self._is_stale = True
 
     def _collect(self) -> None:
-        """Wait for calls to end, and record their outcomes in the order of their steps."""
         if not self._under_way:
             return
         done, _ = wait(self._under_way, _POLL_SECONDS, FIRST_COMPLETED)
@@ -300,7 +299,6 @@ class ParameterServerExecutor(Executor):
             self._is_stale = False
 
     def _send(self) -> None:
-        """Copy the mirror's values to the servers."""
         with self._session.heartbeat.doing(Activity.TRANSFER):
             self._step.state.push()
 

@@ -19,7 +19,7 @@ from raytf.distributed import worker_table
 from raytf.distributed.membership import rendezvous
 from raytf.errors import GpuError, ProcessDiedError, RaytfError, WorkerLostError, one_line
 from raytf.runs.events import GroupStart, Waiting, WorkerLost
-from raytf.runs.restart_phases import Phases
+from raytf.runs.timeline import Phases
 from raytf.training import worker
 from raytf.training.job import TrainingJob
 from raytf.training.process.process import ProcessSettings, load_tensorflow, settle_in, take_place
@@ -210,7 +210,6 @@ class ParameterServerGroup:
         return self._watch()
 
     def close(self) -> None:
-        """End all processes."""
         for process in self._processes.all:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(process)
@@ -346,7 +345,6 @@ def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
 
 
 def _free() -> list[dict[str, float]]:
-    """Return each node's free CPUs and GPUs."""
     nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
 

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf.errors import ModelError
-from raytf.parameter_server.aggregation import rows, spread
 from raytf.training.step.learning_rate import LearningRate
 
 #: A variable is divided into parts of at least this many bytes.
@@ -270,3 +269,18 @@ def _value(variable: Any) -> np.ndarray:
 
 def _bytes(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape, dtype=np.int64)) * tf.as_dtype(variable.dtype).size
+
+
+def spread(sizes: Sequence[int], servers: int) -> list[int]:
+    """Return the server of each variable: the largest first, each to the server with the fewest bytes so far."""
+    loads, places = [0] * servers, [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        places[i] = min(range(servers), key=lambda s: (loads[s], s))
+        loads[places[i]] += max(1, sizes[i])
+    return places
+
+
+def rows(length: int, parts: int) -> list[int]:
+    """Number of rows in each part of a variable that is divided along its first axis; they differ by at most one."""
+    parts = max(1, min(parts, length))
+    return [length // parts + (i < length % parts) for i in range(parts)]

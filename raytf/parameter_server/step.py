@@ -23,7 +23,6 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
-from raytf.parameter_server.aggregation import Aggregation
 from raytf.parameter_server.state import ServerState
 from raytf.training.model import batch_metrics
 from raytf.training.step.learning_rate import LearningRate
@@ -57,6 +56,67 @@ def fetch(value: Any) -> Any:
         return value.fetch()
     except tf.errors.OpError as error:
         raise ResultLostError(str(error)) from error
+
+
+class Aggregation:
+    """Decides which part of a step to compute next, and which of the gradients, N of which make an update, count.
+
+    A global batch is divided into N parts. Each part's gradient is computed from the same weights, and the mean of all
+    N is one update. Workers beyond N compute parts again; the first gradient of a part counts. So a slow worker does
+    not matter, no record is left out, and an update does not depend on which worker was first.
+    """
+
+    def __init__(self, parts: int, workers: int):
+        self._parts, self._workers = parts, workers
+        self._step = -1
+        #: The number of times that each part of the step was handed out and not lost.
+        self._copies = [0] * parts
+        #: Parts of the step whose gradient was taken.
+        self._done: set[int] = set()
+        #: Number of gradients that were asked for and have not arrived, including those of earlier steps.
+        self.under_way = 0
+
+    def begin(self, step: int) -> None:
+        """Begin a step; gradients of all other steps are stale from now on."""
+        self._step = step
+        self._copies, self._done = [0] * self._parts, set()
+
+    def ask(self) -> int | None:
+        """Return the part that the next idle worker computes; None if there is nothing to do, or no worker is idle.
+        Parts that no worker has begun come first, then those begun least often, as long as there are backup workers."""
+        if self.under_way >= self._workers:
+            return None
+        waiting = [part for part in range(self._parts) if part not in self._done]
+        if not waiting:
+            return None
+        part = min(waiting, key=lambda p: (self._copies[p], p))
+        backups = sum(self._copies) - sum(copies > 0 for copies in self._copies)
+        if self._copies[part] and backups >= self._workers - self._parts:
+            return None
+        self._copies[part] += 1
+        self.under_way += 1
+        return part
+
+    def lose(self, step: int, part: int) -> None:
+        """Note that a gradient was lost with its worker; its part has to be computed again."""
+        self.under_way -= 1
+        if step == self._step:
+            self._copies[part] -= 1
+
+    def arrive(self, step: int, part: int) -> bool:
+        """Note that a gradient has arrived, and return whether it counts.
+
+        It does not if its weights have been updated since, or if another worker has computed its part before.
+        """
+        self.under_way -= 1
+        if step != self._step or part in self._done:
+            return False
+        self._done.add(part)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._done) == self._parts
 
 
 class ServerStepOutcome(NamedTuple):
@@ -303,7 +363,6 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """Return the function that computes the gradients of this many shards."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

@@ -158,6 +158,5 @@ def are_old(run: Storage, folder: str) -> bool:
 
 
 def _up_to(segment: DigestSegment, step: int) -> DigestSegment | None:
-    """Return the part of a segment before a step."""
     rows = segment.rows[: max(0, step - segment.first)]
     return DigestSegment(segment.first, segment.layout, rows) if len(rows) else None

@@ -255,7 +255,6 @@ class Bar:
 
     @property
     def words(self) -> str:
-        """Return the status in a line."""
         return describe(self._status, self._shows_saves)
 
     @property
@@ -287,7 +286,6 @@ class Ticker:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the calls."""
         self._over.set()
         self._thread.join()
 
@@ -298,7 +296,6 @@ class Ticker:
 
 
 def _turning(spinner: Spinner, now: float, began: float) -> Text:
-    """Return the spinner, and for how long it has turned."""
     drawn = spinner.render(now)
     assert isinstance(drawn, Text)  # it has no text of its own
     return Text.assemble(drawn, (f" {clock_text(now - began)}", "dim"))

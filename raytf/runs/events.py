@@ -44,7 +44,6 @@ class RunEvent:
 
     @property
     def text(self) -> str:
-        """Return the event in words."""
         raise NotImplementedError
 
 

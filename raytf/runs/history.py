@@ -218,7 +218,6 @@ def _facts(events: Sequence[Event], result: dict[str, Any] | None) -> dict[str, 
 
 
 def _last(events: Sequence[Event], field: str) -> Event:
-    """Return the newest event that has a field; an empty one for none."""
     return next((event for event in reversed(events) if event.get(field)), {})
 
 

@@ -144,7 +144,6 @@ def _is_search(files: list[StoredFile]) -> bool:
 
 
 def _lease_of(files: list[StoredFile]) -> str | None:
-    """Return the lease of a run, or of a search, in its folder."""
     wanted = f"{run_folder.SEARCH}/{LEASE_FILE}" if _is_search(files) else LEASE_FILE
     return wanted if any(_is_in(file.name, wanted) for file in files) else None
 

@@ -70,7 +70,6 @@ class Logged:
 
     @classmethod
     def of(cls, record: logging.LogRecord) -> Logged:
-        """Return a record as it is sent."""
         names = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
         error = record.exc_text
         if record.exc_info and not error:
@@ -116,7 +115,6 @@ class Explained(str):
         return made
 
     def as_warning(self) -> Explained:
-        """Return the line as a warning."""
         return Explained(f"WARNING: {self}", self.topic)
 
     def __reduce__(self) -> tuple[type[Explained], tuple[str, str]]:

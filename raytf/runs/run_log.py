@@ -140,7 +140,6 @@ class StepLog:
         self._chunks = [rows] if len(rows) else []
 
     def since(self, step: int) -> StepRows:
-        """Return the rows of the segment after a step."""
         return StepRows.joined([chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]).after(step)
 
     def forget(self, step: int) -> None:
@@ -209,11 +208,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
 
 
 def _segment(run: Storage, name: str) -> np.ndarray:
-    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name.
-
-    Raises:
-        DamagedFileError: says what is wrong.
-    """
+    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name."""
     where, last = run.locate(name), -1
     first = name.removeprefix(f"{STEPS}/").partition("-")[0]
     if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):

@@ -76,7 +76,6 @@ class Status:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """Return the row for the ledger."""
         return {
             "phase": self.phase,
             "step": self.step,

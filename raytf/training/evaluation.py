@@ -66,12 +66,7 @@ class Evaluator:
         return self._group.sum(every.ravel()).reshape(every.shape).sum(1)
 
     def _update(self, call: CallBatch, outputs: np.ndarray) -> None:
-        """Update the metrics of the whole batch after some steps.
-
-        Args:
-            call: the steps.
-            outputs: [K, n, width] the rows of this rank's records.
-        """
+        """Update the metrics of the whole batch, with [K, n, width] the rows of this rank's records in K steps."""
         shards, sizes = self._pipeline.shards, self._plan.sizes
         if not call.full:
             own = np.zeros(self._plan.shards, np.int64)
@@ -117,12 +112,8 @@ class Evaluator:
         return logs
 
     def _logs(self, rows: np.ndarray, steps: int) -> dict[str, Any]:
-        """Return loss and metrics of the steps until now; the model's metrics are afterwards what they were.
-
-        Args:
-            rows: [L, 1 + M] what the steps have added, for each shard of this rank.
-            steps: their number.
-        """
+        """Return loss and metrics of the steps until now, from [L, 1 + M] what they added for each shard of this rank.
+        The model's metrics are afterwards what they were."""
         shards = self._pipeline.shards
         everyones = np.zeros((self._plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows

@@ -125,15 +125,7 @@ def compare(group: Ranks, bits: str) -> None:
 
 
 def _refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
-    """Refuse operations whose result is not a function of their inputs.
-
-    Args:
-        where: what was traced, for the message.
-        allows_xla: accept operations that XLA compiles.
-
-    Raises:
-        ExactnessError: names the operation.
-    """
+    """Raise ExactnessError for operations whose result is not a function of their inputs; it names `where`."""
     for op in ops:
         problem = _problem(op, allows_xla)
         if problem:

@@ -22,8 +22,8 @@ from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source
 from raytf.data.sources.batches import plan_of
 from raytf.distributed.devices import computes_on_gpu
-from raytf.runs.restart_phases import Phases
 from raytf.runs.status import Status, number_text
+from raytf.runs.timeline import Phases
 from raytf.storage.storage import Storage
 from raytf.training.evaluation import Evaluator
 from raytf.training.executor import CompiledStep, Executor
@@ -169,7 +169,6 @@ class RankSession:
 
     @property
     def has_trained(self) -> bool:
-        """Return whether this attempt has trained a step."""
         return self.seconds_per_step > 0
 
     @property

@@ -36,8 +36,8 @@ from raytf.errors import ConfigError, RunMismatchError, StorageError, WorkerLost
 from raytf.inference import architecture, export
 from raytf.inference.user_model import run_user_code, set_log_levels, set_warning_filters
 from raytf.runs.events import HELD
-from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import StepLog, new_attempt, write_attempt
+from raytf.runs.timeline import Phases
 from raytf.storage.storage import Storage
 from raytf.training import exact, regroup, run_identity
 from raytf.training.executor import Executor
@@ -48,10 +48,9 @@ from raytf.training.model.notes import notes_of
 from raytf.training.process import gpu
 from raytf.training.process.heartbeat import Activity, Heartbeat, WatchedGroup
 from raytf.training.process.reporter import Reporter
-from raytf.training.saving import tiers as tiers_of_run
-from raytf.training.saving.checkpointer import Checkpointer, Listener
+from raytf.training.saving import checkpointer
+from raytf.training.saving.checkpointer import Checkpointer, Listener, Tiers
 from raytf.training.saving.live_state import LiveState
-from raytf.training.saving.tiers import Tiers
 from raytf.training.session import Place, RankSession
 from raytf.training.synchronous import end_batch
 from raytf.training.user import later_files
@@ -139,11 +138,7 @@ def _announce(job: TrainingJob, group: Ranks, number: int) -> list[Any]:
 
 
 def _introduce(session: RankSession, is_late: bool = False) -> None:
-    """Show where the ranks are, and watch for preemption notices.
-
-    Args:
-        is_late: the others have done so before.
-    """
+    """Show where the ranks are, and watch for preemption notices; `is_late` if the others have done so before."""
     group, strategy, reporter = session.group, session.config.strategy, session.reporter
     if group.route is not None and group.route.why:
         reporter.say(str(group.route))
@@ -296,8 +291,7 @@ def _check_needs(session: RankSession) -> None:
 
 
 def _open_tiers(session: RankSession) -> Tiers:
-    """Open the tiers of checkpoints, and start to read the newest one."""
-    tiers = tiers_of_run.open_tiers(session)
+    tiers = checkpointer.open_tiers(session)
     tiers.restorer.begin(session.place.known_step, session.place.is_saving)
     return tiers
 
@@ -313,7 +307,7 @@ def _handed_over(
         steps: the last step that each rank has finished, by rank.
         room: memory for the state.
     """
-    tiers, own = tiers_of_run.open_tiers(session), _held(before) if before.is_ready else None
+    tiers, own = checkpointer.open_tiers(session), _held(before) if before.is_ready else None
     held, is_taken = regroup.hand_over(session.group, steps, own, session.named, room)
     difference = run_identity.resume_mismatch(dict(held.identity), session.identity)
     if difference:
@@ -373,9 +367,8 @@ def _held(session: RankSession) -> regroup.HeldState:
 
 
 def _restored(session: RankSession, tiers: Tiers) -> RankSession:
-    """Continue from the newest checkpoint, or begin a new run."""
     session.reporter.stage("looking for the newest state")
-    chosen = tiers_of_run.newest(session, tiers)
+    chosen = checkpointer.newest(session, tiers)
     session.named.update(session.step.reduction_state())
     try:
         _begin_run(session, tiers, chosen)
@@ -388,7 +381,6 @@ def _restored(session: RankSession, tiers: Tiers) -> RankSession:
 
 
 def _begin_run(session: RankSession, tiers: Tiers, chosen: Checkpoint | None) -> None:
-    """Begin with a checkpoint, or a new run."""
     session.state = TrainingState.of(chosen, tiers.restorer.known_step)
     if chosen is not None:
         session.reporter.resume(chosen.files)
@@ -415,7 +407,7 @@ def _set_state(session: RankSession, chosen: Checkpoint | None) -> None:
         return
     if not session.plan.is_epoch_end(chosen.step):
         callbacks.run("on_epoch_begin", session.job.epoch_of(chosen.step))
-    tiers_of_run.restore(session, chosen)
+    checkpointer.restore(session, chosen)
     callbacks.load_state(chosen.document.callbacks, chosen.tensors)
     place = chosen.name if chosen.is_in_memory else f"checkpoint {chosen.name}"
     reporter.say(f"restored step {chosen.step} from {place}")

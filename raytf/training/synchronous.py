@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -44,7 +46,6 @@ from raytf.training.process.heartbeat import Activity
 from raytf.training.regroup import RegroupError
 from raytf.training.session import BatchEnd, RankSession
 from raytf.training.step import device_placement, learning_rate
-from raytf.training.step.compression import SpikeWatch
 from raytf.training.step.step import StepOptions, StepOutcome, TrainStep
 from raytf.training.step_dump import StepDump
 
@@ -56,6 +57,10 @@ _PROBE_SECONDS = 0.05
 #: Seconds between two polls of waiting ranks whether they may train on.
 _PARKED_POLL_SECONDS = 0.1
 Traced = TypeVar("Traced")
+#: Norms whose median is the usual one, and how many it takes at least.
+_NORMS, _LEAST_NORMS = 50, 10
+#: Bits of a tensor's largest value below which the error of random values is about a tenth of them, as measured.
+_BITS = 5.7
 
 
 class SynchronousExecutor(Executor):
@@ -301,7 +306,6 @@ class SynchronousExecutor(Executor):
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
 
     def _note(self, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
-        """Note the steps of a call, which have changed the state."""
         session = self._session
         session.state.train_seconds += seconds
         check_finite(session, call, outcome)
@@ -364,7 +368,6 @@ class SynchronousExecutor(Executor):
 
 
 def _train_rank() -> RankInfo:
-    """Return this worker's rank as Ray Train knows it."""
     train = ray.train.get_context()
     rank, size = train.get_world_rank(), train.get_world_size()
     return RankInfo(rank, size, train.get_local_rank(), train.get_local_world_size())
@@ -437,7 +440,6 @@ def end_batch(session: RankSession) -> None:
 
 
 def _after_first_call(session: RankSession) -> None:
-    """Report that the attempt has started to train."""
     if session.is_first_rank and session.config.run.histograms_every:
         session.reporter.graph(session.step.probe_function.graph)
     warm_pool.trains()
@@ -508,3 +510,43 @@ def trace_beside(trace: Callable[[], Traced]) -> Future[Traced]:
         return pool.submit(call)
     finally:
         pool.shutdown(wait=False)
+
+
+def imprecise_steps(ratio: float, shards: int) -> int:
+    """Return after how many steps compressed gradients of some shards are precise to a tenth again, if those of one
+    step were `ratio` times as large as usual."""
+    bits = 15 - math.ceil(math.log2(max(2, shards)))
+    return max(0, round(math.log2(max(1.0, ratio)) - bits + _BITS))
+
+
+class SpikeWatch:
+    """Watches the norms of the gradients of a run that compresses them, for so many logical shards.
+
+    A tensor's exponent rises at once with its largest value, and falls by one with each step: values that are much
+    smaller are rounded to few bits until it has fallen. To let it fall faster would change the bits of runs whose
+    gradients are zero now and then, as those of embeddings are.
+    """
+
+    def __init__(self, shards: int):
+        self._shards = shards
+        self._norms: deque[float] = deque(maxlen=_NORMS)
+        #: The last step whose gradients are known to be imprecise.
+        self._imprecise = 0
+
+    def inspect(self, first: int, norms: np.ndarray) -> list[str]:
+        """Return a line for the user for each of consecutive steps whose gradients are so large that those after it are
+        imprecise, by their global norms [K], NaN where one is not known; the first step is counted from 1."""
+        lines = []
+        for step, norm in enumerate(norms.tolist(), first):
+            if not math.isfinite(norm):
+                continue
+            usual = float(np.median(self._norms)) if len(self._norms) >= _LEAST_NORMS else 0.0
+            count = imprecise_steps(norm / usual, self._shards) if usual else 0
+            if count and step > self._imprecise:
+                lines.append(
+                    f"the gradients of step {step} are {norm / usual:,.0f} times as large as usual: with "
+                    f"--compress-gradients, those of about {count} steps after it are off by 10 % or more"
+                )
+            self._imprecise = max(self._imprecise, step + count if count else 0)
+            self._norms.append(norm)
+        return lines

@@ -19,7 +19,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.distributed.membership import rendezvous
 from raytf.distributed.membership.member import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
-from raytf.runs.restart_phases import Phases
+from raytf.runs.timeline import Phases
 from raytf.training.job import TrainingJob
 from raytf.training.process import gpu, process, warm_pool
 from raytf.training.process.heartbeat import Heartbeat
@@ -195,7 +195,6 @@ def _converted(config: TrainConfig, error: Exception) -> Exception:
 
 
 def _is_peer_lost(error: Exception) -> bool:
-    """Return whether TensorFlow raised an error because another rank is lost."""
     from tensorflow import errors
 
     if isinstance(

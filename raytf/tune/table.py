@@ -41,7 +41,6 @@ class TrialTable:
     rows: list[TrialRow] = field(default_factory=list)
 
     def settle(self, record: TrialRecord) -> None:
-        """Show a trial as ended."""
         row = self.rows[record.number]
         row.state, row.value, row.epoch, row.why = record.outcome.value, record.value, record.epochs, record.why
 
@@ -80,7 +79,6 @@ class LiveTable(Screen):
             super().say(message)
 
     def show(self) -> None:
-        """Update the table if it has changed."""
         cells = self._board.cells()
         if cells == self._shown:
             return

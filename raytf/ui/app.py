@@ -152,8 +152,6 @@ def _is_equal(candidate: str | None, token: str) -> bool:
 
 
 def _refusal(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return a handler that answers with the text of an error."""
-
     async def handle(request: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), code)
 

@@ -101,7 +101,6 @@ class Gallery:
 
     @property
     def place(self) -> str:
-        """Return the place of the runs, for the page."""
         return self._storage.locate("")
 
     def refresh(self) -> None:
@@ -119,7 +118,6 @@ class Gallery:
                 self.version += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the list, as JSON."""
         with self._lock:
             return self._rows
 
@@ -133,11 +131,7 @@ class Gallery:
         return self._storage.child(name)
 
     def _listed(self, name: str) -> ListedRun:
-        """Return a run of the list; for one of a search's trials, the search.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """Return a run of the list; for one of a search's trials, the search."""
         search, _, trial = name.rpartition("/")
         with self._lock:
             known = self._runs.get(search if re.fullmatch(rf"{TRIAL}[0-9]+", trial) else name)

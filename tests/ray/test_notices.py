@@ -29,7 +29,7 @@ LOSSES = """
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
     from raytf.driver.monitor.actor import Monitor
-    from raytf.driver.ray_train.failure_policy import FailurePolicy
+    from raytf.driver.ray_train.run import FailurePolicy
     from raytf.driver.supervision.retry import Supervisor
     from raytf.training.process.monitor_client import MonitorClient
 

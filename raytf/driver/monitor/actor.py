@@ -55,7 +55,6 @@ class Outbox:
         self._messages.append(message)
 
     def book(self, row: dict[str, Any]) -> None:
-        """Add a row for the ledger."""
         self._events.append(row)
 
     def read(self, received: int, noted: int) -> tuple[list[str | ProgramOutput], list[dict[str, Any]]]:
@@ -197,12 +196,7 @@ class Parking:
 
 
 def _answered_by(role: str, method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Return a method of the Monitor that passes a call on to the object that is responsible.
-
-    Args:
-        role: the Monitor's attribute that holds it.
-        method: of its class.
-    """
+    """Return a method of the Monitor that passes a call on to its attribute `role`, which has this method."""
 
     @functools.wraps(method)
     def call(self: Monitor, *args: Any) -> Answer:

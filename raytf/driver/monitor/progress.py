@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from raytf.runs.events import HELD
-from raytf.runs.restart_phases import RestartPhases, describe
 from raytf.runs.status import Status, workers_text
+from raytf.runs.timeline import RestartPhases, describe
 from raytf.training.process.heartbeat_types import LastHeartbeat
 
 #: Seconds between two progress rows in the ledger while a run trains.

@@ -134,7 +134,6 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what a run is made with."""
     versions = {"python": platform.python_version(), "raytf": raytf.__version__}
     for package in ("ray", "tensorflow", "keras", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # TensorFlow's builds have several names
@@ -188,7 +187,6 @@ def _task() -> str:
 
 
 def _is_another() -> bool:
-    """Return whether Ray has restarted this actor."""
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
-from raytf.driver.supervision.node_exclusion import without
+from raytf.driver.supervision.retry import without
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
 #: together, and a node that comes and goes is not worth a restart.

@@ -1,32 +1,39 @@
-"""A run with Ray Train: trainer, one controller, and another one if it dies while the run makes progress."""
+"""A run with Ray Train: trainer, one controller with its failure policy, and another one if it dies while the run makes
+progress."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import ray.train
+from ray.train import WorkerGroupError
 from ray.train.backend import Backend, BackendConfig
 
 from raytf._ray import partial_group, train
-from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
+from raytf._ray.train import DefaultFailurePolicy, FailureDecision, TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
 from raytf.config.flags import ONE_WORKER
 from raytf.config.train_config import TrainConfig
+from raytf.distributed.membership.member import LeftBehindError
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.driver.ray_train import warm_processes
-from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy, remove_abandoned
 from raytf.driver.ray_train.warm_processes import env_of_workers
-from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose, until_done
-from raytf.driver.supervision.retry import Supervisor
-from raytf.errors import ClusterError, GpuError, one_line
+from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose, until_done, worker_errors
+from raytf.driver.supervision.failures import lost_ranks
+from raytf.driver.supervision.retry import Scene, Supervisor
+from raytf.driver.supervision.watchdog import explain_loss
+from raytf.errors import ClusterError, GpuError, WorkerLostError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
+from raytf.training.process.heartbeat_types import LastHeartbeat
+from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.process.process import ProcessSettings
 
 #: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
@@ -35,6 +42,9 @@ _END_SECONDS = 0.5
 #: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
 #: third starts one that cannot tell without Ray's dashboard whether a controller lives: see `remove_abandoned`.
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
+Answer = TypeVar("Answer")
+#: Seconds to wait for an answer of the monitor.
+_ANSWER_SECONDS = 10.0
 
 
 def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Callable[[], None]) -> Any:
@@ -216,3 +226,78 @@ class _MwmsBackend(Backend):
             for rank in range(len(worker_group))
         ]
         ray.get(started)
+
+
+class FailurePolicy(DefaultFailurePolicy):
+    """Ray Train's retry budgets, and the Supervisor's decisions; reports to user and ledger what failed.
+
+    Args:
+        run_uri: the run's folder, to which stacks of frozen workers are written; None to not look for frozen workers.
+        supervisor: of the run, shared with the scaling policy.
+        is_partial: the workers that are left when others are lost continue.
+
+    Attributes:
+        lost: ranks that are gone while the others continue; None where all have to start again.
+        size: how many workers there are; the controller sets it.
+        left: ranks of workers that have left as planned; the controller sets it.
+    """
+
+    def __init__(
+        self,
+        failure_config: Any,
+        monitor: MonitorClient,
+        run_uri: str | None,
+        supervisor: Supervisor,
+        is_partial: bool = False,
+    ):
+        super().__init__(failure_config)
+        self._is_partial = is_partial
+        self.lost: set[int] | None = set()
+        self.size, self.left = 0, set[int]()
+        self._run_monitor, self._run_uri, self._supervisor = monitor, run_uri, supervisor
+        self._reached = 0
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        error, monitor = training_failed_error, self._run_monitor
+        none: list[LastHeartbeat] = []
+        sightings = _or_else(none, monitor.sightings)
+        hung = self._frozen(error)
+        if hung is not None:  # the driver raises Ray's error, which must say who hung
+            error.worker_failures = hung.worker_failures
+        self._reached = _or_else(self._reached, monitor.reached)
+        scene = Scene(self._reached, {s.beat.rank: s.beat.node for s in sightings}, _or_else({}, monitor.noticed))
+
+        def has_budget() -> bool:
+            return super(FailurePolicy, self).make_decision(error) is FailureDecision.RETRY
+
+        failure = diagnose(error)
+        decision = self._supervisor.decide(failure, scene, has_budget)
+        if isinstance(error, WorkerGroupError):
+            goes_on = self._is_partial and decision.retry
+            self.lost = lost_ranks(failure, worker_errors(error), self.left) if goes_on else None
+        survivors = max(0, self.size - len(self.lost)) if self.lost else 0
+        self._supervisor.survivors = survivors
+        fault = dataclasses.replace(decision.fault, survived=survivors > 0)
+        monitor.book(fault)
+        if survivors > 0 and decision.retry:
+            monitor.say(f"{fault.failure}; the others continue")
+        elif decision.message:
+            monitor.say(decision.message)
+        return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
+
+    def _frozen(self, error: Any) -> WorkerGroupError | None:
+        """Return the error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
+        errors = worker_errors(error)
+        unknown = all(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values())
+        if self._run_uri is None or not errors or not unknown:
+            return None
+        with contextlib.suppress(ray.exceptions.RayError):
+            return explain_loss(self._run_monitor, self._run_uri, list(errors))
+        return None
+
+
+def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:
+    try:
+        return question(_ANSWER_SECONDS)
+    except ray.exceptions.RayError:
+        return otherwise

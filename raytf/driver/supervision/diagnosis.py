@@ -130,7 +130,6 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 
 def _missing_module(error: BaseException) -> ClusterError | None:
-    """Return the error to show if a process could not load the job because a module is missing."""
     inner = _unwrapped(error)
     if isinstance(inner, ray.exceptions.RaySystemError):  # an argument could not be loaded
         inner = inner.client_exc

@@ -40,7 +40,6 @@ class Silence:
         self._quiet[name] = _Quiet()
 
     def forget(self, name: str) -> None:
-        """Forget a worker that is gone."""
         self._quiet.pop(name, None)
 
     def poll(self, living: Collection[str]) -> list[str]:

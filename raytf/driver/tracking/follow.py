@@ -180,7 +180,6 @@ def parameters(config: TrainConfig) -> dict[str, str]:
 
 
 def _artifacts(run: Storage) -> dict[str, bytes]:
-    """Return the page of a run, and its model where there is one."""
     page = draw(history.load(run.uri), run_log.read_steps(run.uri)).encode("utf-8", "backslashreplace")
     model = run.get_or_none(_MODEL_FILE)
     return {"report.html": page} | ({} if model is None else {_MODEL_FILE: model})

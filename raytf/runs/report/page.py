@@ -136,7 +136,6 @@ def _learning(curves: dict[str, Any]) -> str:
 
 
 def _problems(run: History) -> str:
-    """Return the section about files that could not be read, and are not on the page."""
     if not run.problems:
         return ""
     rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
@@ -238,7 +237,6 @@ def _section(title: str, inner: str) -> str:
 
 
 def _account(run: History) -> str:
-    """Return where the time of the run went."""
     if not run.seconds:
         return _section("Where the time went", "<p>This run has no ledger.</p>")
     booked, clock = sum(run.seconds.values()), run.wall_clock
@@ -264,13 +262,11 @@ def _account(run: History) -> str:
 
 
 def _what(category: str, state: str) -> str:
-    """Return what a category of time is, for a run in this state."""
     is_end = category == "finish" and state == "failed"
     return "from the failure to the end of the run" if is_end else timeline.CATEGORIES[category]
 
 
 def _restarts(run: History) -> str:
-    """Return the starts of the run, with their phases."""
     if not run.restarts:
         return ""
     names = list(dict.fromkeys(name for r in run.restarts for name in r.phases))
@@ -310,7 +306,6 @@ def _restart(r: RestartRecord, begin: float, colors: dict[str, str], longest: fl
 
 
 def _events(run: History) -> str:
-    """Return all events of the run."""
     if not run.happenings:
         return ""
     columns = {"at": "n", "step": "n", "kind": "", "what": ""}
@@ -381,12 +376,7 @@ def _named(values: Mapping[str, str], nothing: str) -> str:
 
 
 def _cell(text: object, css: str = "", label: str = "") -> str:
-    """Return a cell of a table.
-
-    Args:
-        css: class of the cell.
-        label: shown before the text where the columns are stacked, on a phone.
-    """
+    """Return a cell of a table; the label is shown before the text where columns are stacked, on a phone."""
     attributes = (f' class="{css}"' if css else "") + (f' data-label="{label}"' if label else "")
     return f"<td{attributes}>{escape(str(text))}</td>"
 
@@ -396,13 +386,7 @@ def _code(text: str) -> str:
 
 
 def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
-    """Return a table in a box; a long one scrolls by itself.
-
-    Args:
-        name: what it shows.
-        columns: headings with their CSS classes.
-        rows: cells of each row, as HTML.
-    """
+    """Return a table in a box, from headings with their CSS classes and cells as HTML; a long one scrolls by itself."""
     tall = " tall" if len(rows) > _LONG else ""
     head = "".join(
         f'<th class="{css}">{column}</th>' if css else f"<th>{column}</th>" for column, css in columns.items()
@@ -415,11 +399,7 @@ def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]], swatch: str = "") -> str:
-    """Return names with their colors, (name, CSS color); nothing for none.
-
-    Args:
-        swatch: CSS class of what shows a color.
-    """
+    """Return names with their colors, (name, CSS color), behind swatches of a CSS class; nothing for none."""
     if not entries:
         return ""
     items = "".join(

@@ -431,14 +431,7 @@ def _scaled(arguments: Sequence[Argument], draw: np.random.Generator) -> list[Ar
 def _invented(
     arguments: Sequence[Argument], records: int, draw: np.random.Generator, has_classes: bool
 ) -> list[Argument]:
-    """Return random arguments: by convention labels, predictions, and weights.
-
-    Args:
-        arguments: whose shapes and types they have.
-        records: how many.
-        draw: the generator.
-        has_classes: whether labels are classes, where they may be.
-    """
+    """Return random arguments of the same shapes and types: by convention labels, predictions, and weights."""
     of_records = [place for place, argument in enumerate(arguments) if argument.has_records]
     widths = [arguments[place].value.shape[-1] if arguments[place].value.ndim > 1 else 1 for place in of_records]
     classes = max([2, *widths])

@@ -254,10 +254,6 @@ def added() -> Iterator[list[Any]]:
 def _note_added(model: keras.Model, x: Any) -> bool:
     """Find out which of the added losses are sums over records, and store it in the model.
 
-    Args:
-        model: built; it stays as it is.
-        x: a few records.
-
     Returns:
         Whether the sums and means of two parts of these records make those of the whole.
     """
@@ -395,11 +391,8 @@ def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Te
 
 
 def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """Return the divisor in Keras's `Loss.__call__`, up to a factor that is the same for all shards.
-
-    Returns:
-        None if it does not come from the data.
-    """
+    """Return the divisor in Keras's `Loss.__call__`, up to a factor that is the same for all shards. None if it does
+    not come from the data."""
     if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
         return None
     is_weighted = loss.reduction == "mean_with_sample_weight"

@@ -245,7 +245,6 @@ def _adds_loss(model: keras.Model, x: Any) -> bool:
 
 
 def _check_labels(model: keras.Model, source: Source) -> None:
-    """Refuse labels that a sparse categorical loss has no class for."""
     classes, span = sparse_classes(model), source.label_range()
     if classes is None or span is None:
         return
@@ -364,7 +363,6 @@ def _loss_name(loss: Any) -> str:
 
 
 def _compiled(compiled: Any, key: str) -> list[str]:
-    """Return the names of the metrics that were passed to `compile`."""
     metrics = getattr(compiled, "config", {}).get(key)
     names = []
     for _, metric in tree.flatten(metrics):
@@ -430,11 +428,7 @@ def _build_with_custom_step(
 
 
 def _check_stateless(model: keras.Model) -> None:
-    """Refuse a stateful RNN: Keras does not list its state among the model's variables.
-
-    Raises:
-        ModelError: names the layer.
-    """
+    """Refuse a stateful RNN: Keras does not list its state among the model's variables."""
     for layer in _keras.layers_within(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ModelError(
@@ -445,14 +439,12 @@ def _check_stateless(model: keras.Model) -> None:
 
 
 def _batch(sample: tuple[Any, Any, Any], records: int) -> tuple[Any, Any, Any]:
-    """Make a batch of this many records."""
     return tree.map_leaves(
         lambda leaf: keras.ops.convert_to_tensor(np.resize(leaf, (records, *np.shape(leaf)[1:]))), sample
     )
 
 
 def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
-    """Return whether a model's own step runs with a batch."""
     try:
         own_run.build(model, batch)
     except JobError:
@@ -461,11 +453,7 @@ def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
 
 
 def _check_rows(model: keras.Model, source: Source) -> None:
-    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
-
-    Raises:
-        DataError: says which part has how many.
-    """
+    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them."""
     if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
         return
     listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))

@@ -81,7 +81,6 @@ class Heartbeat:
         self._thread.start()
 
     def take_rank(self, rank: int, world_size: int) -> None:
-        """Take another rank from now on."""
         self._rank, self._world_size = rank, world_size
 
     @property

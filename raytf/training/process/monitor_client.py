@@ -68,7 +68,6 @@ class MonitorClient:
         self.handle.stage.remote(text)
 
     def book(self, event: RunEvent) -> None:
-        """Record an event in the ledger."""
         self.handle.event.remote(event.kind, event.fields())
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
@@ -148,7 +147,6 @@ class MonitorClient:
         return Question[int](self.handle.begin_group.remote()).answer(seconds)
 
     def group(self) -> int:
-        """Return the number of the current group."""
         return Question[int](self.handle.group.remote()).answer()
 
     def beat(self, beat: HeartbeatState) -> None:

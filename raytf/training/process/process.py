@@ -98,7 +98,6 @@ def load_tensorflow(settings: ProcessSettings, gpus: Sequence[str] | None = None
 def _set_environment(
     environment: MutableMapping[str, str], settings: ProcessSettings, gpus: Sequence[str] | None
 ) -> None:
-    """Set the variables that TensorFlow and Keras read when they are imported."""
     environment["KERAS_BACKEND"] = "tensorflow"
     if settings.quiet:
         environment["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -119,7 +119,6 @@ class Outage:
         self.retry_at, self.why = now + retry_pause(self.failures, self._random(), self._most), why
 
     def end(self) -> None:
-        """Note that a save is complete."""
         self.failures, self.retry_at = 0, float("-inf")
 
     def allows(self, now: float, due: bool) -> bool:

@@ -376,7 +376,6 @@ class Phase(ShardWork):
         return self._step.values(self._place)
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
-        """Make the update."""
         super().apply(gradients, updates)
         self._step.note_update(self._place)
 

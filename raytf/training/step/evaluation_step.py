@@ -210,7 +210,6 @@ class OwnTest(ShardWork):
         self.row_width = 1 + sum(elements(self.metrics)) + len(self.names)
 
     def __call__(self, leaves, seeds, weight: tf.Tensor, values: Any = None, factors: Any = None) -> ShardResult:
-        """Compute a shard."""
         loss, deltas, logs, outputs = self._compute(leaves, seeds, weight)
         means = notes_of(self._model).metrics.means
         deltas = [d * weight if id(v) in means else d for v, d in zip(self.metrics, deltas, strict=True)]

@@ -117,7 +117,6 @@ class StepGraph:
 
     @property
     def digest_bytes(self) -> int:
-        """Return the number of bytes of the digests of a step."""
         return 0 if self.digests is None else self.digests.bytes
 
     def _is_general_with(self, options: StepOptions) -> bool:
@@ -508,7 +507,6 @@ class StepJournal:
         self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
 
     def begin(self, steps: int) -> None:
-        """Begin a call of this many steps."""
         self._rows.assign(tf.zeros([steps, self._width + 1]))
 
     def note(self, k: tf.Tensor, row: tf.Tensor) -> None:

@@ -240,7 +240,6 @@ class Callbacks:
             return self._changes.end() if may_change else ()
 
     def _call(self, hook: str, args: Sequence[Any]) -> None:
-        """Run a hook on this rank, which is rank 0."""
         what = f"a callback's {hook}"
         args = [for_hooks(each) if isinstance(each, dict) else each for each in args]
         with self._guard.watching(what) if self._guard is not None and self._is_risky else nullcontext():
@@ -263,7 +262,6 @@ class Callbacks:
         """Note that something begins at a step, from where it is begun again if a worker is lost in it."""
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
-        """Return whether a hook must be run."""
         return True
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -439,7 +437,6 @@ def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.call
 
 
 def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
-    """Remove the rows of epochs that will be trained again."""
     if not os.path.isfile(logger.filename):
         return
     try:

@@ -133,7 +133,6 @@ class MovingCallbacks(Callbacks):
         self._ran = Counter(self.known.ran)
 
     def _catch_up(self, hook: str, *args: int) -> None:
-        """Run a hook that the callbacks of the lost rank have run."""
         self._call(hook, args)
 
     @property

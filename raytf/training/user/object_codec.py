@@ -237,7 +237,6 @@ class Writer:
         return written
 
     def _new(self, value: Any) -> int:
-        """Return the number of an object that a callback has made."""
         if id(value) in self._numbers:
             return self._numbers[id(value)]
         kind = type(value)

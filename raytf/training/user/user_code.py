@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from raytf._keras import live_objects
 from raytf._process import in_thread
-from raytf._tensorflow import pickles
+from raytf._tensorflow import datasets
 from raytf.errors import ConfigError, DataError, JobError, RaytfError, WholeBatchError
 from raytf.training.user import later_files
 
@@ -95,7 +95,7 @@ def packed(value: Any) -> Packed:
 
     variables: list[Any] = []
     files: list[Any] = []
-    reducers = live_objects.REDUCERS | pickles.REDUCERS | REDUCERS | later_files.reducers(files)
+    reducers = live_objects.REDUCERS | datasets.REDUCERS | REDUCERS | later_files.reducers(files)
 
     def noted(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def reducer(variable: Any) -> Any:
@@ -121,7 +121,6 @@ def opened(body: bytes) -> tuple[Any, list[Any]]:
 
 
 def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
-    """Call in a thread with room for deep recursions."""
     limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(_RECURSION)

@@ -18,7 +18,7 @@ All decisions are made by the code that makes them in production:
 
 - `raytf.driver.arbitration`, `raytf.driver.supervision.liveness` and `raytf.distributed.membership.generations`, in
   the driver, decide which workers belong to the group, which are lost, and which are left out.
-- `raytf.driver.supervision.retry`, with `node_exclusion`, `failures` and `hang_detector`, and
+- `raytf.driver.supervision.retry`, with `failures` and `hang_detector`, and
   `raytf.driver.ray_train.resizing`, in the driver's controller of Ray Train, decide whether to restart, on which
   hosts and with how many workers, which workers leave, and which hang.
 - `raytf.distributed.membership.member` and `raytf.checkpoint.commit`, in the workers, decide when workers meet again,

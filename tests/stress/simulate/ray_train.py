@@ -21,8 +21,7 @@ from raytf.driver.ray_train.resizing import (
     ranks_to_replace,
 )
 from raytf.driver.supervision.failures import Cause, Failure, failure_of, lost_ranks
-from raytf.driver.supervision.node_exclusion import without
-from raytf.driver.supervision.retry import Decision, Scene, Supervisor
+from raytf.driver.supervision.retry import Decision, Scene, Supervisor, without
 from raytf.errors import HangError, WorkerLostError
 from tests.stress.simulate.hangs import Hangs
 

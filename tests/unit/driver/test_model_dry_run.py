@@ -14,10 +14,10 @@ from raytf.config import precision
 from raytf.config.train_config import TrainConfig
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.driver.model_dry_run import Rehearsal, has_own_environment, is_busy, is_decisive, rehearsing
+from raytf.driver.model_dry_run import Rehearsal, check_model, has_own_environment, is_busy, is_decisive, rehearsing
 from raytf.errors import DataError, JobError, ModelError, RaytfError, RunMismatchError, WholeBatchError
 from raytf.runs.display import Display
-from raytf.training import finished_run, model_probe
+from raytf.training import model_probe
 from raytf.training.job import TrainingJob, UserCode
 from raytf.training.user.user_code import Parcel
 
@@ -209,7 +209,7 @@ def test_a_run_that_had_finished_is_not_trained_further_with_another_model(tmp_p
     code = Parcel(UserCode(None))
     job = TrainingJob(code, config, None, None, str(tmp_path / "mnist"), StepPlan(8, 8, 1), 1, None, 1)
     if not is_refused:
-        finished_run.check_model(job, before, now)
+        check_model(job, before, now)
         return
     with pytest.raises(RunMismatchError, match=r"another model: model .* in storage, .* now\. .*new=True"):
-        finished_run.check_model(job, before, now)
+        check_model(job, before, now)

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from raytf.parameter_server.aggregation import Aggregation, rows, spread
+from raytf.parameter_server.state import rows, spread
+from raytf.parameter_server.step import Aggregation
 
 
 def ask_all(aggregation: Aggregation) -> list[int]:

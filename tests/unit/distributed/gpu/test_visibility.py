@@ -9,7 +9,7 @@ import pytest
 from raytf.distributed.gpu import visibility
 from raytf.distributed.gpu.nvidia_driver import missing_libraries, trouble
 from raytf.distributed.gpu.visibility import HIDDEN, KINDS
-from raytf.driver.supervision.node_exclusion import KernelFailures
+from raytf.driver.supervision.retry import KernelFailures
 from raytf.errors import GpuError
 
 

@@ -15,8 +15,8 @@ from raytf.distributed.membership.arbiter_link import ArbiterLink, worker_name
 from raytf.distributed.membership.member import LeftBehindError, UnreachableError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.driver.ray_train import scaling_policy
-from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.resizing import Departures
+from raytf.driver.ray_train.run import FailurePolicy
 from raytf.driver.supervision.retry import Supervisor
 from raytf.errors import GpuError, HangError, JobError, ReplicaError, StorageError, WorkerLostError
 from raytf.training.process.monitor_client import MonitorClient

@@ -17,8 +17,7 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.node_exclusion import KernelFailures
-from raytf.driver.supervision.retry import Retry, Scene, Supervisor, blamed, judge_launch
+from raytf.driver.supervision.retry import KernelFailures, Retry, Scene, Supervisor, blamed, judge_launch
 from raytf.errors import (
     ClusterError,
     DataError,

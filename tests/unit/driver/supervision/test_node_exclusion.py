@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.node_exclusion import FAULTS, MEMORY_SECONDS, NodeExclusion, without
+from raytf.driver.supervision.retry import FAULTS, MEMORY_SECONDS, NodeExclusion, without
 
 NODES = ["a", "b", "c"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.stragglers import SLOW, Straggler, Stragglers
+from raytf.driver.supervision.watchdog import SLOW, Straggler, Stragglers
 from raytf.training.process.heartbeat_types import HeartbeatState
 
 

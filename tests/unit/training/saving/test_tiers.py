@@ -12,7 +12,7 @@ from raytf.driver.monitor.actor import Monitor
 from raytf.errors import RunInUseError
 from raytf.runs.lease import LEASE_FILE
 from raytf.storage.storage import Storage
-from raytf.training.saving.tiers import check_current
+from raytf.training.saving.checkpointer import check_current
 
 
 class Answering:

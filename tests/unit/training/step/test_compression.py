@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytf.training.step.compression import SpikeWatch, imprecise_steps
+from raytf.training.synchronous import SpikeWatch, imprecise_steps
 
 
 @pytest.mark.parametrize(
