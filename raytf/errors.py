@@ -228,7 +228,7 @@ class WorkerLostError(RaytfError):
 
 
 class ReplicaError(RaytfError):
-    """The workers' weights are not equal any more; a new group goes on from where they were.
+    """The workers' weights are not equal any more; a new group continues from where they were.
 
     Attributes:
         ranks: whose weights are wrong, or that compute wrongly; none where nobody can say.

@@ -34,9 +34,10 @@ class Runs:
 
 def main(flags: Runs) -> None:
     """Print the runs."""
-    storage = answering(flags.storage)
+    storage = Storage(flags.storage)
     if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
         raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
+    storage = answering(flags.storage)
     runs = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     if flags.json:
         print(document(runs))

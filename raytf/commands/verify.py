@@ -17,6 +17,7 @@ from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.runs.lease import LEASE_FILE
+from raytf.storage.storage import PREFLIGHT_SECONDS, within
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,12 @@ class Verify:
 def main(flags: Verify) -> None:
     """Print the findings; exits with 1 when something is damaged, or nothing can be restored."""
     run = filled_run(flags.run)
+
+    def is_run() -> bool:
+        return bool(run.list(manifest.FOLDER) or run.list(run_log.ATTEMPTS)) or run.exists(LEASE_FILE)
+
     # What is not a folder is damage, which the verification reports with its reason.
-    if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):
+    if not within(PREFLIGHT_SECONDS, is_run, run.locate("")):
         raise ConfigError(
             f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
             "them."

@@ -123,6 +123,7 @@ def fit(
             SystemExit ends the program with code 0.
     """
     call = resolve(FitArguments(**locals()))
+    del x, y, sample_weight, train, validation, validation_data, test  # may be large, and `call` has what is needed
     with call.config.named_as_typed(), _next_command_shown(call.verbose):
         run, job, document = _place_and_run(call)
         if call.replay is not None:

@@ -9,7 +9,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raytf import _tensorflow
@@ -175,8 +175,11 @@ def resolve(asked: FitArguments) -> FitCall:
         if data.stream is not None:  # which makes its batches
             config = config.replace(global_batch_size=inputs.rows_of(data.stream))
             config.check()
+        none: dict[str, Any] = dict.fromkeys(
+            ("x", "y", "sample_weight", "train", "validation", "validation_data", "test")
+        )
         return FitCall(
-            arguments=asked,
+            arguments=replace(asked, **none),  # the data is in `data`, and may be a copy of what was passed
             config=config,
             overruled=overruled,
             data=data,

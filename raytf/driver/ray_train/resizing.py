@@ -108,7 +108,7 @@ class Resizer:
             return ResizeDecision.RELEASE
         settled = view.now - self._seen_at >= SETTLE_SECONDS or view.now - self._differs_at >= PATIENCE_SECONDS
         lasting = settled and view.now - self._changed_at >= self._every
-        # Training goes on between two attempts to save; otherwise a run on failing storage would do nothing else.
+        # Training continues between two attempts to save; otherwise a run on failing storage would do nothing else.
         rested = view.now - self._failed_at >= SETTLE_SECONDS
         if self._is_partial and wanted and (lasting or view.leaving):
             return ResizeDecision.RESIZE
