@@ -1,7 +1,7 @@
-"""The ranks' replicas of the weights: hashed where they are, compared with each copy of the state, and repaired.
+"""The ranks' replicas of the weights, which are compared by their hashes with each copy of the state, and repaired.
 
-All ranks apply the same reduced gradient to the same values, so that replicas stay equal. Where one does not, a device
-computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replicas that drift", for the rule.
+All ranks apply the same reduced gradient to the same values, so their replicas stay equal. If a replica differs, its
+device computes wrongly, or differently from the others. See docs/guides/gpu.md, "Replicas that drift", for the rule.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from raytf.distributed.step_agreement import DEVICE_BIT
 from raytf.distributed.worker_table import gather
 from raytf.errors import ReplicaError
 
-#: Bytes of a state that are sent at a time.
+#: Bytes of a state to send at a time.
 _PIECE = 64 << 20
-#: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.
+#: Bytes to hash at a time, so that other threads get the interpreter in between.
 _HASHED_PIECE = 16 << 20
 
 
 class Replicas:
-    """This rank's replica, as it is compared with the others'; every rank must make the same calls.
+    """This rank's replica, compared with the other ranks' replicas; every rank must make the same calls.
 
     Args:
-        group: of all ranks.
-        named: all variables of the state.
-        digest: the present hash of the weights.
-        is_exact: a run promises its last bits: it goes back, and is not fixed.
-        say: a line for the user; rank 0 calls it.
-        event: books what happened; rank 0 calls it.
-        about: this rank's host and device, for people.
+        group: the group of all ranks.
+        named: all variables of the state, by name.
+        digest: returns the current hash of the weights.
+        is_exact: whether the run promises exact bits: if replicas differ, it goes back instead of repairing them.
+        say: prints a line for the user; all ranks call it, and only rank 0 prints.
+        event: records an event; only rank 0 calls it.
+        about: returns this rank's host and device, as text for the user.
 
     Attributes:
-        agreed: latest step at which all were known to be equal; None for none yet.
-        compared_step: step whose hash the ranks compared last; -1 for none yet.
-        newest: the hash of the latest copy.
+        agreed: the latest step at which all replicas were known to be equal; None before the first.
+        compared_step: the step whose hashes the ranks compared last; -1 before the first.
+        newest: the hash of the weights in the newest copy.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Replicas:
     ):
         self._group, self._named, self._digest, self._is_exact = group, named, digest, is_exact
         self._say, self._event, self._about = say, event, about
-        #: Step and hash to send next, and those that were sent.
+        #: Step and hash to send next; `_sent` holds those that were sent last.
         self._pending: tuple[int, int] | None = None
         self._sent: tuple[int, int] | None = None
         self._drifts = 0
@@ -64,12 +64,12 @@ class Replicas:
         self.compared_step, self.newest = -1, 0
 
     def hash_weights(self, step: int) -> None:
-        """Hash the weights of the state after `step`, which is about to be copied."""
+        """Hash the weights after `step`, whose state is about to be copied."""
         self.newest = self._digest()
         self._pending = (step, self.newest)
 
     def tell(self) -> int:
-        """Return the hash to tell the other ranks with the next vector of flags; 0 for none."""
+        """Return the hash to send to the other ranks with the next vector of flags; 0 for none."""
         self._sent, self._pending = self._pending, None
         return 0 if self._sent is None else self._sent[1]
 
@@ -77,11 +77,11 @@ class Replicas:
         """Compare the hashes of all ranks, and repair replicas that differ; return whether any was repaired.
 
         Args:
-            sums: the vectors of flags, added over all ranks.
+            sums: the vectors of flags, summed over all ranks.
             step: the newest step.
 
         Raises:
-            ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
+            ReplicaError: replicas differ, and there is no majority to copy from, or the run promises exact bits.
         """
         sent, self._sent = self._sent, None
         if sent is None:
@@ -121,16 +121,16 @@ class Replicas:
             raise ReplicaError(f"{text}; the run goes back to where all agreed", known, self._group.rank)
         self._send(verdict.donor, self._group.rank in verdict.apart)
         self._drifts += 1
-        if self._drifts & (self._drifts - 1) == 0:  # a device that drifts does so again and again
+        if self._drifts & (self._drifts - 1) == 0:  # a drifting device drifts again and again, so warn ever less often
             again = "" if self._drifts == 1 else f"; {self._drifts} times so far"
             self._say(
-                f"WARNING: {text}: it was given their state at step {step}. Updates since {since} took its gradients"
-                f"{again}. --exact goes back instead."
+                f"WARNING: {text}: it was given their state at step {step}. Updates since {since} used its gradients"
+                f"{again}. With --exact, the run goes back instead."
             )
         return True
 
     def _send(self, donor: int, is_apart: bool) -> None:
-        """Send one rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
+        """Send the donor's state to the ranks that differ, by tensor; adding integer zeros to it keeps every bit."""
         for variable in self._named.values():
             own = _values(variable)
             raw = own.reshape(-1).view(np.uint8)
@@ -149,14 +149,14 @@ def _values(variable: Any) -> np.ndarray:
 
 
 class Digest:
-    """The hash of some variables.
+    """The hash of a list of variables.
 
-    On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is
-    multilinear, see `raytf.distributed.encoding.digests`.
+    On a CPU it is the CRC-32C of the variables' own buffers, for which processors have an instruction. On a GPU it is a
+    multilinear hash; see `raytf.distributed.encoding.digests`.
 
     Args:
-        variables: `tf.Variable`s, in one order on all ranks.
-        on_device: whether to make it as on a GPU; by default where one of them is on no CPU.
+        variables: `tf.Variable`s, in the same order on all ranks.
+        on_device: whether to compute the hash as on a GPU; by default, if a variable is on another device than a CPU.
     """
 
     def __init__(self, variables: Sequence[Any], on_device: bool | None = None):

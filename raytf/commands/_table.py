@@ -1,4 +1,4 @@
-"""Tables of commands: drawn on a terminal, plain columns elsewhere, so that `grep` and `awk` can read lines."""
+"""Tables that commands print: drawn on a terminal; plain columns elsewhere, which `grep` and `awk` can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from raytf.config.terminal_text import visible
 
-#: Characters of a cell above which it may be folded into several lines on a terminal, and those between two columns.
+#: In characters: the width above which a terminal may fold cells, and the space between two columns.
 _FOLDED, _BETWEEN = 24, 2
 
 
@@ -24,9 +24,9 @@ def show(
     """Print a table.
 
     Args:
-        rows: a cell for each column.
-        console: where to; standard output by default.
-        dispensable: columns that a narrow terminal does without, the least important one first.
+        rows: the cells of each row, one for each column.
+        console: where to print the table; standard output by default.
+        dispensable: columns that are dropped on a narrow terminal, the least important one first.
     """
     console = console or Console(highlight=False)
     columns, rows = [visible(c) for c in columns], [[visible(cell) for cell in row] for row in rows]
@@ -40,7 +40,7 @@ def show(
         console.print(table)
         left_out = [name for i, name in enumerate(columns) if i not in shown]
         if left_out:
-            console.print(f"left out, as the terminal is narrow: {', '.join(left_out)}")
+            console.print(f"columns left out because the terminal is too narrow: {', '.join(left_out)}")
         return
     widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
     for line in (columns, *rows):
@@ -49,8 +49,8 @@ def show(
 
 
 def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, dispensable: Sequence[str]) -> list[int]:
-    """Return the columns that are shown in a width, by their numbers: without dispensable ones, in their order, until
-    the others fit. Long cells may be folded."""
+    """Return the indexes of the columns to show. Dispensable columns are dropped one by one until the others fit into
+    the width, with long cells folded."""
     shown = list(range(len(columns)))
     for name in dispensable:
         if sum(min(_FOLDED, _width(columns, rows, i)) for i in shown) + _BETWEEN * (len(shown) - 1) <= width:
@@ -64,7 +64,7 @@ def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], number: int) -
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes for people, in powers of 1024."""
+    """Format a number of bytes for people, in powers of 1024."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -72,7 +72,7 @@ def size_text(count: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return how long ago something was, in the largest unit that fits."""
+    """Format an age for people, in the largest unit that fits."""
     for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {name}"

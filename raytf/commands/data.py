@@ -1,4 +1,4 @@
-"""`raytf data convert` and `raytf data check`."""
+"""`raytf data convert` and `raytf data check`: write data as TFRecord or Parquet files, and find damaged records."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from raytf.data.validation import DataFindings, check
 from raytf.storage import uris
 from raytf.storage.storage import Storage
 
-#: Between lines, where there is no terminal.
+#: Seconds between lines of progress if there is no terminal.
 _PLAIN_SECONDS = 5.0
-#: Problems of one part of the data that are shown.
+#: The most problems that are shown for one part of the data.
 _SHOWN = 100
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How to read data that does not describe itself."""
+    """The flags for reading data that does not describe itself."""
 
     x: Annotated[str, Usual()] = ""
-    """Name of the inputs' column, feature or array; several with commas between them. The format's own by default."""
+    """Column, feature or array of the inputs; separate several names with commas. The default depends on the format."""
     y: Annotated[str | None, Usual()] = None
-    """Name of the label's column, feature or array; an empty one for none."""
+    """Column, feature or array of the labels; pass an empty name for data without labels."""
     sample_weight: Annotated[str, Usual()] = ""
-    """Name of the sample weights' column."""
+    """Column, feature or array of the sample weights."""
     image_size: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="HEIGHT WIDTH"), Usual()] = None
-    """Height and width of JPEG and PNG images; by default those of the first image, which all must have."""
+    """Height and width to which JPEG and PNG images are resized; by default, all must be as large as the first one."""
     channels: Annotated[Literal[1, 3] | None, Usual()] = None
-    """1 for gray images, 3 for color; by default as the first image."""
+    """1 for gray images, 3 for color; by default, those of the first image."""
     fit: Annotated[Literal["crop", "stretch"], Usual()] = "crop"
-    """How an image of another shape gets this size: cropped in the middle, or distorted."""
+    """How to resize an image of another shape: crop keeps its middle, stretch distorts it."""
 
     def reading(self) -> ReadOptions:
         """Return the options for sources."""
@@ -57,32 +57,32 @@ class Columns:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write data as TFRecord or Parquet files that object stores like: in the order of their records, file by file.
-    The same command continues where it was killed, and writes the same bytes."""
+    """Write data as TFRecord or Parquet files that suit object stores, file by file. Records keep their order. If the
+    command is killed, run it again: it continues, and writes the same bytes."""
 
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
     dst: tyro.conf.Positional[str]
-    """A folder or URI of its own for the files; it gets a folder for each part of the data: train, test."""
+    """A folder or URI for these files only; each part of the data (train, test) gets a subfolder."""
     to: Literal["tfrecord", "parquet"]
     """The format."""
     file_mb: Annotated[int, Ge(1)] = 128
     """Size of a file in MiB, before compression; each file is built in memory."""
     block_kb: Annotated[int | None, Ge(1)] = None
-    """Size in KiB of a block that is read at once, such as a Parquet row group; by default a 256th of the data, 256 to
-    8,192."""
+    """Size in KiB of a block that is read at once, such as a Parquet row group; by default a 256th of the data, but at
+    least 256 and at most 8,192."""
     columns: Columns = Columns()
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """Read all data: find corrupt records, print shapes, dtypes and counts of labels. The exit code is 1 when something
-    is damaged."""
+    """Read all data, find damaged records, and print shapes, dtypes and label counts. The exit code is 1 if anything is
+    damaged."""
 
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
     json: bool = False
-    """Print one JSON document instead."""
+    """Print JSON instead of text."""
     columns: Columns = Columns()
 
 
@@ -90,7 +90,7 @@ def convert(flags: Convert) -> None:
     """Write data as TFRecord or Parquet files.
 
     Raises:
-        RaytfError: the source cannot be read, or the destination not be written.
+        RaytfError: the source cannot be read, or the destination cannot be written.
     """
     destination = Storage(flags.dst)
     if not uris.is_folder(flags.src):
@@ -113,13 +113,13 @@ def convert(flags: Convert) -> None:
         files = [f for f in folder.files() if f.name.startswith("part-")]
         size = sum(f.bytes for f in files)
         seconds = time.monotonic() - began
-        rate = f", {source.records / max(seconds, 1e-9):,.0f} records/s" if did else ", made before"
+        rate = f", {source.records / max(seconds, 1e-9):,.0f} records/s" if did else ", already converted"
         count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
         say(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
 
 
 def examine(flags: DataCheck) -> None:
-    """Find damaged records; exits with 1 where there are some."""
+    """Find and report damaged records, and exit: with 1 if there are any, otherwise with 0."""
     if not uris.is_folder(flags.src):
         answering(flags.src)
     console = Console(stderr=True, highlight=False)
@@ -142,8 +142,8 @@ SUBCOMMANDS = {"convert": convert, "check": examine}
 
 @contextmanager
 def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, a line now and then elsewhere. Yields a function that takes how many of `total` are
-    done."""
+    """Show a progress bar on a terminal, and a line every few seconds elsewhere. Yield a function that takes how many
+    of `total` are done."""
     if not console.is_terminal:
         last = time.monotonic()
 
@@ -191,4 +191,4 @@ def _print(findings: DataFindings) -> None:
     for place, why in findings.problems[:_SHOWN]:
         say(f"damaged: {place}: {why}")
     if len(findings.problems) > _SHOWN:
-        say(f"and {len(findings.problems) - _SHOWN:,} more that are damaged")
+        say(f"damaged: {len(findings.problems) - _SHOWN:,} more")

@@ -25,27 +25,27 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Prove:
-    """Check that a run's log of steps, its checkpoints and what they say of each other fit together, then compute a
-    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/mnist -- python train.py
+    """Check that a run's step log and its checkpoints are intact and consistent with each other, then compute a random
+    share of its steps again and compare every bit: raytf prove s3://bucket/runs/mnist -- python train.py
 
-    Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run.
-    `--share 0` computes nothing and needs no program. The run itself is only read. The exit code is 1 where something
-    does not fit. `raytf verify` checks the checkpoints alone.
+    Pass the command of the program that trained the run after `--`; commands recorded in the run's folder are never
+    run. `--share 0` computes nothing and needs no program. The run's folder is read and never changed. The exit code is
+    1 if a check fails or no step can be computed again. `raytf verify` checks only the checkpoints.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     share: Annotated[float, annotated_types.Interval(ge=0, le=1)] = 0.01
-    """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
+    """Share of the steps to compute again, from 0 to 1, rounded up to whole intervals between two checkpoints. 0
     computes nothing."""
     workers: Annotated[int, annotated_types.Ge(1)] = 1
-    """How many workers compute them; the result is the same."""
+    """How many workers compute the steps; the number does not change the result."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
     """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
 
 
 def main(flags: Prove) -> None:
-    """Print the findings; exits with 1 where something does not fit."""
+    """Print the findings, and exit with 1 if a check fails."""
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
@@ -73,9 +73,10 @@ def main(flags: Prove) -> None:
     if problems:
         sys.exit(1)
     say(
-        f"{computed} of {report.steps} steps were computed again, and all of their bits are the same. One forged or "
-        f"skipped step would have been found with a probability of {chain_check.chance(computed, report.steps):.1%}, "
-        f"one of ten with {chain_check.chance(computed, report.steps, 10):.1%}"
+        f"{computed} of {report.steps} steps were computed again, and all of their bits are the same. A forged or "
+        "skipped step would have been detected with a probability of "
+        f"{chain_check.chance(computed, report.steps):.1%}, "
+        f"at least one of ten with {chain_check.chance(computed, report.steps, 10):.1%}"
     )
 
 
@@ -83,7 +84,7 @@ def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval:
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
         if interval.begin is not None and not step_replay.seed(run, folder, interval.begin):
-            return [f"checkpoint {interval.begin} was deleted meanwhile"]
+            return [f"checkpoint {interval.begin} was deleted while this command ran"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
         again = step_replay.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
         comparison = compare_steps(noted, read_noted(again), steps)

@@ -1,7 +1,7 @@
-"""The flags of a command: the fields of its dataclass and of those inside it, the page of `--help`, and what is wrong
-with a command line.
+"""The flags of a command, which are the fields of its dataclass and of the dataclasses inside it; the page of `--help`;
+and the check of a command line.
 
-tyro reads the flags. Its help lists all of them at once, and its errors take a screen.
+tyro parses the flags. This module replaces its help, which lists all flags, and its errors, which fill a screen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raytf.config.setting import APPENDED, POSITIONAL, Rest, Setting, Usual
 
 _EXPECTED = {int: "a whole number", float: "a number"}
 _SWITCHED = ("true", "false", "none")
-#: Columns of the help page before its texts.
+#: Columns of the help page that the flags take, left of their texts.
 _LEFT = 30
 
 
@@ -42,14 +42,14 @@ class FlagGroup:
 
 
 def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
-    """Return the flags of a command, those of its own dataclass first.
+    """Return the flags of a command by dataclass, its own dataclass first.
 
     Args:
         main: a function with one argument.
 
     Returns:
-        Empty where the argument is no dataclass, as where a command has subcommands, and where a flag is of a kind that
-        only tyro knows.
+        The groups; none if the argument is not a dataclass, as for a command with subcommands, or if a flag is of a
+        kind that only tyro knows.
     """
     hints = typing.get_type_hints(inspect.unwrap(main), include_extras=True)
     hints.pop("return", None)
@@ -66,7 +66,7 @@ def texts(section: type) -> dict[str, str]:
     for kind in reversed(section.__mro__[:-1]):
         try:
             [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except (OSError, TypeError):  # of a program that was not read from a file
+        except (OSError, TypeError):  # the class was not defined in a file
             continue
         body = typing.cast(ast.ClassDef, tree).body
         for field, text in itertools.pairwise(body):
@@ -76,7 +76,7 @@ def texts(section: type) -> dict[str, str]:
 
 
 def by_name(groups: Sequence[FlagGroup]) -> dict[str, Setting]:
-    """Return the flags by each name under which they can be passed."""
+    """Return the flags by name; a flag with two names is under both."""
     return {name: flag for flag in _all(groups) for name in flag.flag_names}
 
 
@@ -94,14 +94,14 @@ def _groups(kind: Any) -> Iterator[FlagGroup]:
 
 
 def _is_plain(flag: Setting) -> bool:
-    """Return whether a flag is named and read as its field says: it has one type, and nothing that changes how tyro
-    reads it."""
+    """Return whether a flag's name and values follow from its field alone: the field has one type, and no note that
+    changes how tyro reads it."""
     is_read = flag.kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(flag.choices)
     return len(flag.kinds) == 1 and is_read and all(map(_is_known, flag.notes))
 
 
 def _is_known(note: Any) -> bool:
-    """Return whether a note is not tyro's, or one that raytf knows: a place, a repeated flag, a placeholder."""
+    """Return whether a note is not tyro's, or is one that raytf knows: positional, repeatable, or a placeholder."""
     if not type(note).__module__.startswith("tyro") or note in (POSITIONAL, APPENDED):
         return True
     return getattr(note, "metavar", None) is not None and note == tyro.conf.arg(metavar=note.metavar)
@@ -111,12 +111,12 @@ def _is_known(note: Any) -> bool:
 
 
 def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:
-    """Return the page of `--help`, with the flags that a person uses first; `--help-all` has all of them.
+    """Return the page of `--help`, which lists the flags that people use first, or of `--help-all`, which lists all.
 
     Args:
         prog: the command.
-        groups: of `of_command`; the first one is the command's own, those of `raytf.Flags` follow.
-        everything: whether flags are listed that few people use.
+        groups: from `of_command`: the command's own group first, then the groups of `raytf.Flags`.
+        everything: whether to list all flags, also those that few people use.
         width: columns of the terminal.
     """
     width = max(60, min(width, 110))
@@ -135,12 +135,12 @@ def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -
             lines += ["", f"{title}:", *_entries(group, shown, width)]
     lines += ["", *_entry("-h, --help", "show this page and exit", width)]
     if left_out:
-        lines += _entry("--help-all", f"show {left_out} more flags, too", width)
+        lines += _entry("--help-all", f"also show {left_out} more flags", width)
     return "\n".join(lines)
 
 
 def usage(prog: str, groups: Sequence[FlagGroup]) -> str:
-    """Return the command with its values and the place of its flags."""
+    """Return the usage line: the command, its positional values, and where its flags go."""
     every = _all(groups)
     named = [flag.placeholder if flag.is_needed else f"[{flag.placeholder}]" for flag in every if flag.is_positional]
     has_flags = any(flag.flag_names for flag in every)
@@ -181,7 +181,7 @@ def _filled(text: str, width: int) -> list[str]:
 
 
 def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
-    """Return the first problem of what was typed after a command, as one line; empty if there is none."""
+    """Return the first problem with the arguments of a command, as one line; empty if there is none."""
     known, every = by_name(groups), _all(groups)
     places = [flag for flag in every if flag.is_positional]
     several, filled, at = any(flag.takes_several for flag in places), 0, 0
@@ -213,7 +213,7 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
 
 
 def _is_name(text: str) -> bool:
-    return text.startswith("-") and text != "-" and not _is_of(text, float)  # it may be a number below zero
+    return text.startswith("-") and text != "-" and not _is_of(text, float)  # a negative number is a value
 
 
 def _takes(flag: Setting, count: int, text: str) -> bool:

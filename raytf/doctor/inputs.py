@@ -1,4 +1,4 @@
-"""Reads YAML from files, folders of them, kustomizations and standard input."""
+"""Reads YAML from files, folders, kustomizations and standard input."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from raytf.errors import ConfigError, one_line
 from raytf.storage import untrusted_yaml
 
 _KUSTOMIZATION = "kustomization.yaml"
-#: Keys whose entries a kustomization builds upon; `kubectl kustomize` fetches those that are no paths, with git.
+#: Keys that list the sources of a kustomization. `kubectl kustomize` uses git to fetch sources that are not paths.
 _BASES = ("resources", "bases", "components", "crds", "configurations", "generators", "transformers", "validators")
-#: Keys of a kustomization that hold no name of a file.
+#: Keys of a kustomization whose values contain no file names.
 _WORDS = ("commonAnnotations", "commonLabels", "labels", "images", "metadata", "namespace")
 _REMOTE = re.compile(r"^([^=]*=)?([a-z+]+::|[a-z+]+://)", re.I)
-#: A manifest of Kubernetes ends at 1 MiB.
+#: The most bytes to read from one source. Kubernetes limits a manifest to 1 MiB.
 _MOST_BYTES = 16 << 20
 #: Timeouts of a pipe, such as a shell's `<(...)`, and of building a kustomization, which may wait for the network.
 _PIPE_SECONDS = _BUILD_SECONDS = 30
@@ -35,9 +35,9 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
     """Return the text of each source, by name.
 
     Args:
-        names: files; folders, which stand for all YAML in them; kustomizations, which are built; `-`.
-        unread: filled in: what cannot be read or built in a folder with other files, and why; None to raise instead.
-        trust: also build kustomizations that name something elsewhere, which git then fetches.
+        names: files, folders (all YAML files in them), kustomizations (which are built), or `-` for standard input.
+        unread: receives, by path, why a source in a folder cannot be read or built; None to raise an error instead.
+        trust: also build kustomizations with remote sources, which git then fetches.
 
     Raises:
         ConfigError: a source does not exist, or cannot be read or built.
@@ -52,14 +52,14 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
         alone = not path.is_dir() or (path / _KUSTOMIZATION).is_file()
         parts = dict(_folder(path, None if alone else unread, trust, set())) if path.is_dir() else {name: _text(path)}
         if not parts and len(unread or ()) == before:
-            raise ConfigError(f"{name} has no .yaml file. Pass a cluster YAML, or a folder with some.")
+            raise ConfigError(f"{name} has no .yaml file. Pass a cluster YAML, or a folder that contains one.")
         texts |= parts
     return texts
 
 
 def unreadable(problem: str) -> ConfigFinding:
-    """Return the finding that one of a folder's sources could not be read; the others are checked."""
-    return error("unreadable", (), problem, "It was not checked.", "Fix it, or pass the other files only.")
+    """Return the finding for a source in a folder that could not be read; the other sources are still checked."""
+    return error("unreadable", (), problem, "It was not checked.", "Fix it, or pass only the other files.")
 
 
 def _folder(
@@ -98,12 +98,12 @@ def _text(path: Path) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """Return the content of a file or of a pipe that does not pause, or a little more than is allowed of it.
+    """Return the content of a file or pipe. Reading stops once there are more than `_MOST_BYTES`.
 
     Raises:
-        OSError: it cannot be read, or nothing arrives.
+        OSError: it cannot be read, nobody writes to the pipe, or the pipe sends nothing for `_PIPE_SECONDS`.
     """
-    # Opening a pipe that nobody writes to would wait forever.
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait forever.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file.read(_MOST_BYTES + 1) or b""
@@ -134,7 +134,7 @@ def _line_of(problem: UnicodeDecodeError) -> int:
 
 
 def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
-    """Return a source of a kustomization, or of an inner one, that is not a path on this machine; empty if none is."""
+    """Return a source of a kustomization, or of one that it includes, that is not a local path; empty if all are."""
     folder = folder.resolve()
     names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
     if folder in seen or not names:
@@ -148,7 +148,7 @@ def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
         return ""
     if value.get("helmCharts") or value.get("helmChartInflationGenerator"):
         return "helm charts"
-    # Any file that it names may be a URL.
+    # Wherever a kustomization names a file, it can name a URL instead.
     remote = [text for key, part in value.items() if key not in _WORDS for text in _texts(part) if _REMOTE.search(text)]
     if remote:
         return repr(remote[0][:200])
@@ -171,12 +171,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _build(folder: Path, trust: bool) -> str:
-    """Build a kustomization; line numbers are those of the result."""
+    """Return the YAML that kubectl builds from a kustomization; line numbers of findings refer to this YAML."""
     tool = shutil.which("kubectl")
     if tool is None:
         raise ConfigError(
-            f"{folder} is a kustomization, and there is no kubectl to build it. Install kubectl, or build it elsewhere "
-            "and pipe it into `raytf check -`."
+            f"{folder} is a kustomization, but there is no kubectl to build it. Install kubectl, or build it elsewhere "
+            "and pipe the result into `raytf check -`."
         )
     elsewhere = "" if trust else _from_elsewhere(folder, set())
     if elsewhere:

@@ -1,4 +1,4 @@
-"""The driver's process: `fit`, preflight checks, Ray Train's adapters, supervision.
+"""The driver process: `fit`, preflight checks, adapters for Ray Train, and supervision.
 
-May use everything but tune, testing and commands. The entry point is `raytf.driver.fit.fit`.
+May import every package except tune, testing and commands. The entry point is `raytf.driver.fit.fit`.
 """

@@ -1,4 +1,4 @@
-"""A run as people see it: its state, what happened and why, its restarts; from the ledger and the files beside it."""
+"""A run's history for people: its state, events in words and restarts, read from the ledger and the files beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 
-#: Kinds of events -> their sort for a reader; kinds that are not here are notes.
+#: Kind of an event -> its sort for a reader; an event of any other kind is a note.
 _CLASSES = {
     "fault": "fault",
     "hang": "fault",
@@ -35,19 +35,19 @@ _CLASSES = {
     "driver": "driver",
 }
 _FOLDERS = (run_log.ATTEMPTS, run_log.STEPS, "checkpoints")
-#: Events that a list of what happened leaves out: signs of life, and what others say better.
+#: Kinds of events that `History.happenings` leaves out: signs of life, and news that other events report better.
 _QUIET = ("progress", "phase", "group")
 
 
 @dataclass(frozen=True)
 class HistoryEvent:
-    """Something that happened, in words.
+    """An event of a run, in words.
 
     Attributes:
-        time: seconds of the epoch.
-        kind: as in the ledger.
+        time: Unix time in seconds.
+        kind: the event's kind in the ledger.
         sort: fault, notice, resize, start, save, driver or note.
-        step: global step that the run was at, or None.
+        step: the global step that the run was at, or None.
         text: one line.
     """
 
@@ -60,16 +60,16 @@ class HistoryEvent:
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """A start of a group of workers that came to its first step; the run's first one too.
+    """A start of a group of workers that finished its first step; the run's first start is one, too.
 
     Attributes:
-        time: of the first step's end, seconds of the epoch.
-        cause: in words.
-        is_first: whether nothing went before it.
-        tier: where its state came from: new, memory or durable.
-        from_step: global step that it began at.
-        redone: steps that are made again, of those that the driver knew of.
-        phases: seconds of each part, in order.
+        time: when the first step ended, as Unix time in seconds.
+        cause: why the group started, in words.
+        is_first: whether it is the run's first start.
+        tier: where its state came from: new, memory, durable or held.
+        from_step: the global step at which it started.
+        redone: number of steps that are repeated, as far as the driver knew.
+        phases: seconds of each phase of the start, in order.
     """
 
     time: float
@@ -88,16 +88,16 @@ class RestartRecord:
 
 @dataclass(frozen=True)
 class History(Run):
-    """A run with everything that its ledger tells about it. A step that is not known is 0.
+    """A run with everything that its ledger says about it. An unknown step is 0.
 
     Attributes:
-        place: its folder, as a person would look for it.
-        seconds: of each category.
-        events: of the ledger, in order.
-        samples_per_second: while steps were made, over the run; None where it is not known.
-        command: the words with which it was started last.
-        changed: flag -> value of the settings that were not at their defaults at the last start.
-        made_with: what the last start ran on: versions by name, and the machine.
+        place: the run's folder, as people write it.
+        seconds: category of time -> seconds.
+        events: the ledger's events, in order.
+        samples_per_second: the rate over the run, while steps were made; None if unknown.
+        command: the words of the command that started it last.
+        changed: flag -> value, of the settings that were not at their defaults at the last start.
+        made_with: the versions by name, and the machine, of the last start.
     """
 
     place: str = ""
@@ -118,8 +118,9 @@ class History(Run):
     @property
     def wall_clock(self) -> float:
         """Return the seconds from the first event to the last one, without the time between the end of a finished run
-        and the start of the driver that trains it further. It comes from the events alone: the booked time is compared
-        with it. Where the clock of a driver is behind that of the one before, the time between them is unknown."""
+        and the start of the driver that trains it further. It is computed from the events alone, because the
+        booked time is compared with it. If a driver's clock is behind its predecessor's, the time between the two
+        drivers is unknown and left out."""
         if not self.events:
             return 0.0
         gaps = (
@@ -167,8 +168,8 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
 
 
 def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
-    """Read a run as `load` does, and its steps as `raytf.read_steps` does. Steps that cannot be read are None, and one
-    of the run's problems."""
+    """Read a run as `load` does, and its steps as `raytf.read_steps` does. If the steps cannot be read, return None for
+    them and add the reason to the run's problems."""
     run = load(uri)
     try:
         return run, run_log.read_steps(uri)
@@ -177,8 +178,8 @@ def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
 
 
 def with_sign(run: History, sign: Event) -> History:
-    """Return the history with a newer sign of life of its driver, and nothing read again; the same history where the
-    sign is not newer than what it knows, or the run has ended."""
+    """Return the history with a newer sign of life of its driver, without reading storage. If the sign is not newer
+    than the last event, or the run has ended, return the same history."""
     if not run.events or run.events[-1].get("state") == "ended" or sign["time"] <= run.events[-1]["time"]:
         return run
     events = [*run.events, sign]
@@ -188,7 +189,7 @@ def with_sign(run: History, sign: Event) -> History:
 
 
 def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
-    """Return the history of a run of which there is nothing but events and a result.
+    """Return the history of a run from its events and its result alone.
 
     Args:
         is_alive: whether a process owns the run.
@@ -222,7 +223,7 @@ def _last(events: Sequence[Event], field: str) -> Event:
 
 
 def _name(place: str) -> str:
-    """Return a run's name: of a program's n-th run, the program's name too."""
+    """Return a run's name, which for the n-th run of a program is PROGRAM/N."""
     parts = place.rstrip("/").split("/")
     return "/".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
@@ -232,12 +233,12 @@ def _is_run(run: Storage) -> bool:
 
 
 def _holds(run: Storage, name: str) -> bool:
-    """Return whether a folder has anything in it, or is none, which is damage."""
+    """Return whether a folder has content, or is damaged and cannot be listed."""
     return attempt(lambda: run.list(name)) != ([], None)
 
 
 def _no_run(run: Storage) -> str:
-    text = f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/mnist"
+    text = f"there is no run in {run.locate('')}. Expected a run's folder, STORAGE/NAME, such as ~/raytf-runs/mnist"
     names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
     inner = (run_log.ATTEMPTS, ledger.FOLDER)
     runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]
@@ -250,7 +251,7 @@ def _rate(spans: Sequence[Span], events: Sequence[Event], result: dict[str, Any]
     records = _last(events, "samples_per_step").get("samples_per_step")
     if records:
         return timeline.steps_per_second(spans) * float(records)
-    # Earlier versions did not note how many records a step has.
+    # Earlier versions did not record how many samples a step has.
     rates = sorted(float(e["samples_per_second"]) for e in events if e.get("samples_per_second"))
     return rates[len(rates) // 2] if rates else None
 
@@ -274,10 +275,10 @@ def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
 
 
 def _sort(event: Event, has_failed: bool) -> str:
-    """Return what an event is to a reader.
+    """Return the sort of an event; see `HistoryEvent`.
 
     Args:
-        has_failed: whether a fault before it has ended the run: then the end of the driver is no other one.
+        has_failed: whether an earlier fault has ended the run, so that the driver's end is not another fault.
     """
     if event["kind"] == "driver" and event.get("outcome") == "failed" and event.get("text") != "KeyboardInterrupt":
         return "driver" if has_failed else "fault"

@@ -1,4 +1,4 @@
-"""Entry points of a worker process: prepare it for its rank, train, and convert errors to those the driver expects."""
+"""Entry points of a worker process: take a rank, train, and convert errors to those that the driver expects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raytf.training.process.heartbeat import Heartbeat
 from raytf.training.process.process import ProcessSettings
 from raytf.training.user import user_code
 
-if TYPE_CHECKING:  # it loads TensorFlow
+if TYPE_CHECKING:  # importing these loads TensorFlow
     from raytf.training.executor import Executor
     from raytf.training.loop import TrainLoop
     from raytf.training.synchronous import SynchronousExecutor
@@ -34,12 +34,12 @@ if TYPE_CHECKING:  # it loads TensorFlow
 
 @dataclass
 class _WorkerProcess:
-    """The state of this process between the calls that it gets from Ray Train.
+    """The state that this process keeps between calls from Ray Train.
 
     Attributes:
-        phases: phases of the restart, measured since this process was given its rank.
-        heartbeat, executor: while it trains.
-        loop: keeps TensorFlow's objects alive: freeing them could take longer than the rest of the process's life.
+        phases: phases of the restart, measured since this process received its rank.
+        heartbeat, executor: this rank's heartbeat and executor; None until training starts.
+        loop: the training loop, kept so that TensorFlow's objects are not freed, which could delay the process's exit.
     """
 
     phases: Phases = field(default_factory=Phases)
@@ -52,15 +52,15 @@ _here = _WorkerProcess()
 
 
 def listen() -> str:
-    """Return HOST:PORT at which this worker's process listens to the other ranks from now on."""
+    """Start listening for the other ranks, and return this process's HOST:PORT."""
     return rendezvous.listen(ray.util.get_node_ip_address())
 
 
 def take_rank(context: Any) -> None:
-    """Take another rank of Ray Train's, whose group has lost workers.
+    """Take a new rank after the Ray Train group has lost workers.
 
     Args:
-        context: Ray Train's of this worker, as its group knows it now.
+        context: this worker's Ray Train context, with its new rank and the group's new size.
     """
     train_env.set_rank(context)
     if _here.heartbeat is not None:
@@ -73,22 +73,22 @@ def set_up(place: rendezvous.Meeting, settings: ProcessSettings, gpus: Sequence[
     """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
     Args:
-        place: this worker's rank, and where the others are.
+        place: this worker's rank, and the addresses of all ranks.
         settings: the run's process settings.
-        gpus: the GPUs that this process was assigned; by default, Ray is asked.
+        gpus: the GPUs assigned to this process; by default, those that Ray reports.
 
     Raises:
-        GpuError: an assigned GPU does not exist, or is not healthy.
+        GpuError: an assigned GPU does not exist or is not healthy.
     """
     _here.phases = Phases()
     warm_pool.become_worker()
     hosts, rank = [address.rpartition(":")[0] for address in place.addresses], place.rank
     if settings.is_next_soon and warm_pool.is_new() and rank == hosts.index(hosts[rank]):
-        # Beside this process's own import: later the group would have to share the CPUs with it.
+        # Start them while this process imports TensorFlow: later, they would take CPU time from the training group.
         warm_pool.prepare(hosts.count(hosts[rank]), ray.get_runtime_context().get_runtime_env_string())
     process.settle_in()
     if settings.one_worker:
-        os.environ.pop("TF_CONFIG", None)  # one from the node's environment has nothing to do with this run
+        os.environ.pop("TF_CONFIG", None)  # a value from the node's environment does not belong to this run
     else:
         process.take_place({"worker": place.addresses}, "worker", rank)
         rendezvous.take(place)
@@ -102,8 +102,8 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
     """Train the model, and return the run's result on rank 0.
 
     Raises:
-        WorkerLostError: another rank is gone; Ray Train starts a new group.
-        RaytfError: any other error is one that would happen again in another attempt.
+        WorkerLostError: another rank was lost; Ray Train starts a new group.
+        RaytfError: any other error, which would occur again in another attempt.
     """
     context = ray.train.get_context()
     with beating(job, context.get_world_rank(), context.get_world_size()) as heartbeat:
@@ -116,7 +116,7 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def beating(job: TrainingJob, rank: int, world_size: int) -> Iterator[Heartbeat]:
-    """Yield a rank's heartbeat, which stops with the `with` statement; a JobError gets the step that it has reached."""
+    """Yield a rank's heartbeat, and stop it after the `with` statement; add the last step to a JobError."""
     heartbeat = Heartbeat(job.monitor, rank, world_size)
     try:
         yield heartbeat
@@ -129,20 +129,20 @@ def beating(job: TrainingJob, rank: int, world_size: int) -> Iterator[Heartbeat]
 
 
 def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
-    """Train a job to its end.
+    """Train a job until it is complete.
 
     Args:
         job: the run to train.
         heartbeat: this rank's heartbeat.
-        phases: phases of the restart; each is marked when it ends.
+        phases: phases of the restart; each phase is marked when it ends.
         executor: trains the steps.
 
     Returns:
         The run's result on rank 0, None on any other.
 
     Raises:
-        WorkerLostError: another rank is gone; another group may resume the run.
-        RaytfError: any other error is one that would happen again in another attempt.
+        WorkerLostError: another rank was lost; another group can resume the run.
+        RaytfError: any other error, which would occur again in another attempt.
     """
     from raytf.training import startup
     from raytf.training.loop import TrainLoop
@@ -160,7 +160,7 @@ def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
 
 
 def explained(config: TrainConfig, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Call a function that trains, and convert what it raises to errors by which the driver decides on a retry."""
+    """Call a function that trains, and convert its exceptions to those by which the driver decides whether to retry."""
     try:
         return call()
     except Exception as error:
@@ -168,7 +168,7 @@ def explained(config: TrainConfig, call: Callable[[], dict[str, Any] | None]) ->
 
 
 def _converted(config: TrainConfig, error: Exception) -> Exception:
-    """Return what to raise for an error of the training; call it while the error is being handled."""
+    """Return the exception to raise for a training error; call this while that error is being handled."""
     import tensorflow as tf
 
     from raytf.inference.user_model import own_traceback
@@ -201,6 +201,6 @@ def _is_peer_lost(error: Exception) -> bool:
         error, (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     ):
         return True
-    # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
+    # gRPC raises these if a peer dies in the middle of a message, or if a port was taken a moment ago.
     kinds = errors.InternalError, errors.UnknownError, errors.FailedPreconditionError
     return isinstance(error, kinds) and any(word in str(error) for word in ("ollective", "onnection", "gRPC"))

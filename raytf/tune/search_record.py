@@ -1,13 +1,13 @@
 """The files that a search keeps on storage, beside the runs of its trials.
 
-    NAME/search/search.json       what is searched; a command that asks something else is refused
+    NAME/search/search.json       what is searched; a command that searches something else is refused
     NAME/search/lease.json        who owns the search now
-    NAME/search/trials/007.json   what became of a trial that is over
-    NAME/trial-007/               its run, as any other; job.log is what its command printed
+    NAME/search/trials/007.json   how a trial ended
+    NAME/trial-007/               a trial's run, as any other; job.log has what its command printed
     NAME/best/                    the best trial's result and model, and its parameters
 
-A search needs no more to continue. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
-loads pickles from storage, and where a kill has cut its newest state short it begins a new search without a word.
+A search needs only these files to continue. Ray Tune's own state is not kept: its restore requires the same number of
+trials and loads pickles from storage, and it silently starts a new search if a kill has truncated the newest state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raytf.runs.run_folder import BEST_TRIAL, SEARCH, SEARCH_IDENTITY, TRIAL, TR
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
-#: Of a run: what `raytf.inference.export`, which needs Keras, writes.
+#: The names that `raytf.inference.export`, which needs Keras, writes into a run's folder.
 _EXPORT, _MODEL_FILES = "export", ("model.keras", "weights.safetensors")
 
 
@@ -34,20 +34,20 @@ class TrialOutcome(enum.Enum):
     """How a trial ended."""
 
     FINISHED = "finished"
-    STOPPED = "stopped"  # by the scheduler: others were better after as many epochs
+    STOPPED = "stopped"  # by the scheduler: other trials were better after the same number of epochs
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A finished trial.
+    """A trial that has ended.
 
     Attributes:
-        number: of the trial, from 0.
+        number: the trial's number, from 0.
         parameters: values of the searched flags.
-        value: of the metric, at the end; None where the trial has none.
-        why: it failed or was stopped.
-        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that continues.
+        value: the metric at the end; None if the trial has none.
+        why: the reason why the trial failed or was stopped.
+        history: the metric and `epoch` (from 1) of each epoch, for the scheduler when a command continues the search.
         metrics: all metrics at the end.
     """
 
@@ -67,7 +67,7 @@ def run_name(number: int) -> str:
 
 
 def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
-    """Record the identity of a search in its folder; refuse another search under the same name."""
+    """Record the identity of a search in its folder; raise a RunMismatchError if it has another one."""
     before = untrusted_json.read(search, f"{SEARCH}/{SEARCH_IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
         search.put(f"{SEARCH}/{SEARCH_IDENTITY}", json.dumps(identity, indent=1).encode())
@@ -87,20 +87,20 @@ def write(search: Storage, record: TrialRecord) -> None:
 
 
 def read(search: Storage) -> dict[int, TrialRecord]:
-    """Return the finished trials by number. A trial whose file is damaged counts as unfinished."""
+    """Return the trials that have ended, by number. A trial whose file is damaged counts as unfinished."""
     records = {}
     for name in search.list(f"{SEARCH}/{TRIALS}"):
         try:
             document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", TRIAL_RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
-        except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
+        except (DamagedFileError, ValueError, TypeError):  # also for None, or fields that no record has
             continue
         records[record.number] = record
     return records
 
 
 def forget(search: Storage, number: int) -> None:
-    """Forget that a trial has finished, so that it continues."""
+    """Delete the record of how a trial ended, so that the trial continues."""
     search.delete(f"{SEARCH}/{TRIALS}/{number:03d}.json")
 
 
@@ -114,7 +114,7 @@ def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord 
 def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> Storage:
     """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder as any other.
 
-    The result comes last: a copy that was cut short is not a finished run, and the next command makes it again.
+    The result is copied last: a truncated copy is not a finished run, and the next command copies the trial again.
     """
     run, copy = search.child(run_name(record.number)), search.child(BEST_TRIAL)
     result = run.get(run_log.RESULT)
@@ -135,7 +135,7 @@ def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> St
     newest = [f"checkpoints/{name}" for name in manifest.list_complete(run)[:1]]
     for folder in (*newest, _EXPORT):
         names = [file.name for file in run.files(folder)]
-        for name in sorted(names, key=lambda n: n.endswith("MANIFEST.json")):  # what makes it a checkpoint comes last
+        for name in sorted(names, key=lambda n: n.endswith("MANIFEST.json")):  # the manifest makes it a checkpoint
             copy.put(f"{folder}/{name}", run.get(f"{folder}/{name}"))
     for name in _MODEL_FILES:
         data = run.get_or_none(name)

@@ -1,7 +1,7 @@
-"""A trial: the job's own command in its own process, what Ray Tune gets to know of it, and how it ends there.
+"""A trial: the job's own command in its own process, the results that it reports to Ray Tune, and how it ends.
 
-The actor takes no CPU: workers are placed by the run, all of a group or none, so trials that do not fit beside the
-others wait whole. It is pinned to the machine of the command that searches, where the job's file is.
+The trial's actor reserves no CPU. The run places either all of its workers or none, so a trial that does not fit beside
+the others waits and holds no resources. The actor is pinned to the machine of `raytf tune`, where the job's file is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 from raytf.tune.table import LiveTable, TrialTable, change_text, epochs_text
 
-#: Seconds after which a trial reports to Ray Tune, with or without news: it can be stopped between two reports.
+#: Seconds after which a trial reports to Ray Tune, even without news: Ray Tune can stop it only between two reports.
 _WORD_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-#: Seconds in which a command can save after it was asked to stop.
+#: Seconds that a command has to save after SIGTERM.
 _SAVE_SECONDS = 130.0
-#: Seconds between two starts of a command that can succeed later or was killed, and most starts without a new epoch.
+#: Seconds before a command that may succeed later (exit code 75) or was killed is restarted, and the most restarts of
+#: either kind without a new epoch.
 _AGAIN_SECONDS, _AGAIN_TIMES = 3.0, 20
 _KILLED_TIMES = 3
 _PR_SET_PDEATHSIG = 1
@@ -48,12 +49,12 @@ class SearchPlan:
     """The settings that all trials share.
 
     Attributes:
-        command: the job's, with the flags that are not searched.
-        folder: in which it runs.
-        points: values of the searched flags, by trial, as flags.
-        uri: of the search's folder.
-        environment: variables of the command beside those of Ray's processes.
-        over: trials that were over before.
+        command: the job's command, with the flags that are not searched.
+        folder: the working directory of the command.
+        points: for each trial, the searched flags with its values, as arguments of the command.
+        uri: the search's folder.
+        environment: variables that the command gets in addition to those of the actor.
+        over: trials that ended in an earlier command, by number.
     """
 
     command: list[str]
@@ -69,12 +70,12 @@ class SearchPlan:
 class TrialRun(tune.Trainable):
     """Ray Tune's view of one trial.
 
-    Results have `epoch` where one has ended, with `score`, or where that lacks what is `known`; the last one has
-    `outcome`, and `why` where it failed.
+    The result of an epoch has `epoch`, and either `score` or, if the metric is missing, the names of the `known`
+    metrics. The last result has `outcome`, and `why` if the trial failed.
     """
 
     def setup(self, config: dict[str, Any], plan: SearchPlan | None = None) -> None:
-        assert plan is not None  # Ray Tune gives it
+        assert plan is not None  # Ray Tune passes it
         self._plan, self._number = plan, int(config["trial"])
         self._epochs: deque[dict[str, Any]] = deque()
         self._seen = 0
@@ -98,7 +99,7 @@ class TrialRun(tune.Trainable):
         self._start()
 
     def step(self) -> dict[str, Any]:
-        """Return the next result: an epoch, the end, or that the trial continues."""
+        """Return the next result: an epoch, the trial's end, or only its progress if neither has happened."""
         deadline = time.monotonic() + _WORD_SECONDS
         while True:
             if self._process is not None:
@@ -147,7 +148,7 @@ class TrialRun(tune.Trainable):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the command that searches, which stops its trials
+                start_new_session=True,  # Ctrl-C must reach only `raytf tune`, which stops its trials
                 preexec_fn=_end_with_parent,
             )
 
@@ -191,16 +192,16 @@ class TrialRun(tune.Trainable):
         except StorageError as error:
             return self._fail(f"its result cannot be read: {error}")
         if result is None:
-            return self._fail("its command ended without a run's result: a job trains by one call to raytf.fit")
+            return self._fail("its command exited without a result. The job must train with one call to raytf.fit")
         self._hear(result["history"])
         self._step = result["steps"]
         metrics, goal = result["metrics"], self._plan.goal
         value = goal.value(metrics)
         if value is None:
-            known = ", ".join(sorted(metrics)) or "nothing"
+            known = ", ".join(sorted(metrics)) or "none"
             return self._fail(
-                f"it has no number {goal.metric}, but {known}. Choose another --metric"
-                + (", or have the job validate" if goal.metric.startswith("val_") else "")
+                f"its result has no finite number for {goal.metric}. Its metrics: {known}. Choose another --metric"
+                + (", or make the job validate" if goal.metric.startswith("val_") else "")
             )
         self._end = {"outcome": TrialOutcome.FINISHED.value, "score": value, "epoch": self._seen, "metrics": metrics}
 
@@ -208,7 +209,7 @@ class TrialRun(tune.Trainable):
         self._end = {"outcome": TrialOutcome.FAILED.value, "why": why, "epoch": self._seen}
 
     def _settle(self) -> None:
-        """Keep what the command printed, and free what it had reserved."""
+        """Store the output of the command, and cancel its resource request."""
         self._process = None if self._process is None or self._process.poll() is not None else self._process
         with contextlib.suppress(StorageError, OSError):
             self._run.put("job.log", self._log.read_bytes())
@@ -226,25 +227,25 @@ def reason(output: str, code: int) -> str:
 
 
 def forget_reservation(run_uri: str) -> None:
-    """Free what a run has requested from the cluster. Ray keeps the request of a killed command for three minutes."""
+    """Cancel a run's resource request, which Ray would keep for three minutes after the command was killed."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
         ray.get(coordinator.cancel_request.remote(requester_id=f"train-raytf {run_uri}"), timeout=10)
 
 
 def _is_rays(name: str) -> bool:
-    """Return whether a variable identifies a Ray process; the command must not take itself for one."""
+    """Return whether a variable belongs to a Ray process. A command must not inherit it and pass for that process."""
     own = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_WORKER", "RAY_CLIENT", "TUNE_", "RAY_TRAIN_")
     return name.startswith(own) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def _end_with_parent() -> None:
-    # The actor dies with the command that searches; then the trial's command must save and go, too.
+    # The actor dies with `raytf tune`. The trial's command must then save and exit, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class EventStopper(tune.Stopper):
-    """Ends a search when an event is set: Ray Tune then stops all trials, which save."""
+    """Stops a search when an event is set: Ray Tune then stops all trials, which save first."""
 
     def __init__(self, stop: threading.Event):
         self._stop = stop
@@ -256,12 +257,12 @@ class EventStopper(tune.Stopper):
         return self._stop.is_set()
 
     def __reduce__(self) -> Any:
-        return (threading.Event, ())  # Ray Tune pickles it to be restored, which nobody does
+        return (threading.Event, ())  # Ray Tune pickles it to restore a search, which raytf never does
 
 
 class Watcher(tune.Callback):
-    """Keeps the table and the storage up to date with Ray Tune's trials. Those that end after `stop` is set are not
-    finished."""
+    """Keeps the table and the storage up to date with Ray Tune's trials. A trial that `stop` interrupts is not
+    recorded, so that the next command continues it."""
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class Watcher(tune.Callback):
         self._has_warned = False
 
     def __reduce__(self) -> Any:
-        return (tune.Callback, ())  # as above
+        return (tune.Callback, ())  # as for `EventStopper`
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         number = trial.config["trial"]
@@ -302,12 +303,15 @@ class Watcher(tune.Callback):
         self._view.show()
 
     def _warn_of_missing_metric(self, number: int, result: dict[str, Any]) -> None:
-        """Warn once, early in the search, that a trial lacks the metric: such a trial fails."""
+        """Warn once, early in the search, that a trial lacks the metric, because such a trial will fail."""
         metric = self._board.goal.metric
         if "known" in result and not self._has_warned and not metric.startswith("test_"):
             self._has_warned = True
             name, known = search_record.run_name(number), result["known"]
-            self._view.say(f"note: epoch {result['epoch']} of {name} has no {metric}, but {known}; see --metric")
+            self._view.say(
+                f"note: epoch {result['epoch']} of {name} has no {metric}. Its metrics: {known}. "
+                "Choose another --metric"
+            )
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         number, last = trial.config["trial"], trial.last_result
@@ -318,11 +322,11 @@ class Watcher(tune.Callback):
             outcome, value, why = TrialOutcome(last["outcome"]), last.get("score"), last.get("why", "")
         else:
             outcome, value = TrialOutcome.STOPPED, row.value
-            why = f"others were better after {epochs_text(row.epoch)} than {metric} {number_text(value)}"
+            why = f"others had a better {metric} than {number_text(value)} after {epochs_text(row.epoch)}"
         self._settle(number, outcome, value, why, last.get("metrics", {}))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        why = f"its process at Ray died again and again: {one_line(trial.get_error(), 200)}"
+        why = f"its Ray actor died repeatedly: {one_line(trial.get_error(), 200)}"
         self._settle(trial.config["trial"], TrialOutcome.FAILED, None, why, {})
 
     def _settle(

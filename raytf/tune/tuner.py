@@ -1,8 +1,8 @@
-"""A search over a job's flags: Ray Tune runs the trials, and each of them is a run of raytf.
+"""A search over a job's flags: Ray Tune runs the trials, and each trial is a run of raytf.
 
-Ray Tune decides which trial starts and, with a scheduler, which one ends early. What must outlive this process is on
-the search's storage (`raytf.tune.search_record`): a repeated command reports the finished trials to Ray
-Tune, epoch by epoch, and starts the others, whose runs continue from their checkpoints.
+Ray Tune decides which trial starts and, with a scheduler, which trial stops early. The search's storage keeps the state
+that must outlive this process (`raytf.tune.search_record`): a repeated command reports the finished trials to Ray Tune,
+epoch by epoch, and starts the other trials, whose runs continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from raytf.tune.table import LiveTable, TrialRow, TrialTable
 
 #: Flags of a job that belong to the search.
 _OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
-#: Flags without which no trial can be a run, nor be placed beside others.
+#: Flags that a job must have, so that a trial can be a run and can share the cluster with other trials.
 _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in setting.in_search), *_OURS]
-#: Flags that do not change what a trial learns: a command that continues a search can have others. Those of the
-#: strategy that must not change are added.
+#: Flags that do not change what a trial learns, so a command that continues a search can change them. `identity` adds
+#: back the strategy's flags that must not change.
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
-#: Flags that say how many workers a trial has, or into how many parts they cut a batch.
+#: Flags that set how many workers a trial has, or into how many parts they split a batch.
 _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setting.in_search}
-#: Variables that a trial's command gets from this process instead of from Ray. With the last one, the workers of a job
-#: that was submitted get its files and variables.
+#: Environment variables that a trial's command gets from this process instead of from Ray. Through the last one, the
+#: workers of a submitted job get the job's files and environment variables.
 _HANDED_ON = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _DESCRIBE_SECONDS = 60.0
-#: Epochs up to which a scheduler has rungs: more than any run has.
+#: The epoch up to which a scheduler has rungs: more epochs than any run has.
 _MOST_EPOCHS = 10**6
-#: Processes of a trial that die with their node: Ray Tune starts them again, and the run continues.
+#: How often a trial's process may fail, as with its node: Ray Tune starts it again, and the run continues.
 _ACTOR_FAILURES = 3
 
 
@@ -59,13 +59,13 @@ class Search:
     """The job's file, the searched values, and how the search runs.
 
     Attributes:
-        texts: of `--search`.
-        trials: how many; None for all points of a grid, else 8.
-        fixed: flags of the job that all trials have.
-        scheduler: none or asha.
-        parallel: trials at a time; None for as many as the cluster has room for.
-        try_default: the first trial takes the job's own values.
-        retry_failed: trials that failed before are started once more.
+        texts: the values of `--search`.
+        trials: number of trials; None for all points of a grid, or for 8 trials without a grid.
+        fixed: flags of the job that are the same in all trials.
+        scheduler: `none` or `asha`.
+        parallel: how many trials run at a time; None for as many as fit into the cluster.
+        try_default: whether the first trial takes the job's own values.
+        retry_failed: whether to start trials that failed before once more.
     """
 
     job: str
@@ -85,7 +85,7 @@ class Search:
 
 
 def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the values of all flags of a job, as the job itself reads them."""
+    """Return the values of all flags of a job, as the job itself parses them."""
     path = Path(job)
     if not path.is_file():
         raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
@@ -117,10 +117,10 @@ _NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
 
 
 def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[TrialTable, TrialRecord | None, Storage]:
-    """Search to the end, and return all trials, the best one, and where its copy is.
+    """Run the search until it is complete, and return the table of trials, the best trial, and the storage of its copy.
 
     Raises:
-        KeyboardInterrupt: a signal asked for it; all trials have saved.
+        KeyboardInterrupt: a signal stopped the search; all trials have saved.
     """
     from raytf.runs.lease import Lease
 
@@ -131,17 +131,17 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
     for name in _OURS:
         if name in space.names or any(f.split("=")[0].replace("_", "-") == flag(name) for f in search.fixed):
             raise ConfigError(
-                f"{flag(name)} belongs to the search: every trial has its own. Pass --name and --storage of `raytf "
-                "tune`."
+                f"{flag(name)} belongs to the search, which sets it for every trial. Pass --name and --storage to "
+                "`raytf tune` instead."
             )
-    first = points[-1]  # has values of all flags, also where the first trial has none
+    first = points[-1]  # has values of all searched flags; the first trial may have none
     values = describe(search.job, [*search.fixed, *flags(first)])
     own = describe(search.job, search.fixed) if search.try_default else {}
     lacking = [name for name in _NEEDED if name not in values]
     if lacking:
         raise ConfigError(
             f"{search.job}: the job has no flag {flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
-            "`raytf.fit` that as its config."
+            "`raytf.fit` needs that field as its config."
         )
     config = largest({**values, **own}, points)
     storage = Storage(TrainConfig.of(storage=search.storage).storage_uri)
@@ -186,7 +186,7 @@ def _count(search: Search, space: SearchSpace) -> int:
 
 
 def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
-    """Return what must not change when a command continues a search, by the values of all flags of the job."""
+    """Return the settings that a command that continues a search must not change, from the values of all job flags."""
     kept = {flag(name): str(value) for name, value in values.items() if name not in _FREE}
     kept |= strategy_identity(TrainConfig.among(values))
     for name in space.names:
@@ -209,10 +209,10 @@ def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict
 def _cluster(
     config: TrainConfig, parallel: int | None
 ) -> Iterator[tuple[str, list[dict[str, float]], dict[str, float]]]:
-    """Connect to Ray, or start one here: its address, what its nodes have, and what a worker takes."""
-    # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
+    """Connect to Ray, or start it here, and yield its address, the resources of its nodes, and those of one worker."""
+    # raytf has its own messages and files, so turn off Ray Tune's, and its checks of metrics.
     for name, value in {
-        # Trials have processes that take no CPU; a Ray that is started here would warn of eight on two cores.
+        # Trials have processes that take no CPU; a Ray started here would warn about eight of them on two cores.
         "RAY_worker_maximum_startup_concurrency": str(max(4, os.cpu_count() or 1)),
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -311,7 +311,7 @@ def _scheduler(search: Search) -> Any:
 
 @contextmanager
 def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """Have the trials save on Ctrl-C and SIGTERM while the `with` statement lasts; the second signal exits at once."""
+    """Set `stop` at Ctrl-C or SIGTERM in the `with` statement, so that the trials save; exit at a second signal."""
 
     def tell(number: int, frame: Any) -> None:
         if stop.is_set():
@@ -328,15 +328,22 @@ def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None
 
 @dataclass(frozen=True)
 class TrialResources:
-    """How many trials run at a time, and the flags with which they fit beside each other."""
+    """The number of trials that run at a time, and the flags with which they fit into the cluster together."""
 
     parallel: int
     flags: list[str] = field(default_factory=list)
 
 
 def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> TrainConfig:
-    """Return the configuration of the trial that takes the most CPUs, from the values of all flags of the job, and
-    those of the searched flags by trial; refuse a search of which no trial can have its workers."""
+    """Return the configuration of the trial that takes the most CPUs.
+
+    Args:
+        values: values of all flags of the job.
+        points: values of the searched flags, by trial.
+
+    Raises:
+        ConfigError: no trial has a valid configuration.
+    """
     configs: list[tuple[float, TrainConfig]] = []
     refused = ConfigError("there is no trial.")
     for point in points:
@@ -345,9 +352,9 @@ def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> T
             config.cluster.check()
             configs.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
         except ConfigError as error:
-            refused = error  # of one trial among others; that trial will say it
+            refused = error  # other trials may be valid; this one reports its error when it runs
         except TypeError:
-            continue  # a word where the flag takes a number, likewise
+            continue  # a word for a flag that takes a number; the trial reports this, too
     if not configs:
         raise refused
     return max(configs, key=lambda pair: pair[0])[1]
@@ -361,16 +368,18 @@ def share(
     parallel: int | None,
     searched: Sequence[str],
 ) -> TrialResources:
-    """Decide how trials share a cluster. By default each has the most workers that it asks for, and as many run as fit.
+    """Decide how many trials share the cluster at a time, and how many workers each trial has.
 
-    With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
-    logical shards stay those of the most workers, so it learns the same.
+    By default, each trial has its maximum of workers, and as many trials run as fit. If `parallel` is higher, each has
+    at most its part of the cluster, but never fewer workers than its minimum. Its number of logical shards stays that
+    of its maximum, so it learns the same.
 
     Args:
-        config: of the trial that takes the most.
+        config: configuration of the trial that takes the most CPUs.
         nodes, worker: resources of each living node, and of one worker.
-        trials, parallel: how many, and how many at a time; None for as many as fit.
-        searched: names of flags.
+        trials: number of trials.
+        parallel: how many trials run at a time; None for as many as fit.
+        searched: names of the searched flags.
     """
     low, high = config.worker_range
 
@@ -384,7 +393,7 @@ def share(
         return most
 
     count = min(trials, parallel) if parallel is not None else max(1, fit(high, trials))
-    # Gradients are not aggregated from more parts than there may be workers.
+    # A step cannot aggregate the gradients of more replicas than there are workers.
     least = max(low, config.strategy.replicas_to_aggregate or low)
     part = next((workers for workers in range(high, least, -1) if fit(workers, count) == count), least)
     if part == high or _SIZES & set(searched):

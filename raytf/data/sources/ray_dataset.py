@@ -1,4 +1,4 @@
-"""Ray Datasets: written once as Parquet, read from there like any other files."""
+"""A data source for Ray Datasets: they are written once as Parquet, then read like any other files."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ _BATCH = 1024
 
 
 class RayDataSource(ParquetSource):
-    """A Ray Dataset, written once as Parquet files and read from these by every worker, epoch and restart.
+    """A Ray Dataset, written once as Parquet files that every worker reads, in every epoch and after every restart.
 
-    A Dataset lives as long as its driver, and its records need not be the same when they are computed again. The files
-    outlive both, so a run that continues trains on the same records in the same order. The records pass through this
-    process in the order of the Dataset's blocks. If the Dataset only reads files, pass these to their own source.
+    A Dataset lives only as long as its driver, and its records can differ when they are computed again. The files stay,
+    so a run that continues trains on the same records in the same order. All records pass through this process, in the
+    order of the Dataset's blocks. If the Dataset only reads files, use the data source for those files instead.
 
     Args:
         dataset: a ray.data.Dataset.
-        uri: a folder for the files that all nodes see. If it was written before for a Dataset of the same columns, it
-            is used unchanged.
-        x: the column, or a list of columns (then inputs are a dict by name); by default all but the others.
-        y: the label's column or columns, or None.
+        uri: a folder for the files, visible to all nodes. If it already holds a Dataset with the same columns, it is
+            used unchanged.
+        x: the input column, or a list of columns (the inputs are then a dict by name); by default, all columns that are
+            neither `y` nor `sample_weight`.
+        y: the label column or columns, or None.
         sample_weight: the column of sample weights, or None.
-        window, order: as for ParquetSource; small data are permuted record by record.
-        say: receives messages; by default they go to standard error.
+        window, order: as for ParquetSource, but by default small data are permuted record by record.
+        say: called with each message; by default, messages go to standard error.
 
     Raises:
-        ConfigError: something else is in the folder.
-        DataError: a missing column, one that holds no numbers, or the Dataset failed.
+        ConfigError: the folder contains something else.
+        DataError: a column is missing or does not hold numbers, or the Dataset failed.
         StorageError: storage refuses.
     """
 
@@ -63,7 +64,7 @@ class RayDataSource(ParquetSource):
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Return whether something is a ray.data.Dataset, without importing Ray."""
+    """Return whether `data` is a ray.data.Dataset, without importing Ray."""
     return any(base.__module__ == "ray.data.dataset" and base.__name__ == "Dataset" for base in type(data).__mro__)
 
 
@@ -79,8 +80,8 @@ def _columns(dataset: Any, x: Any, y: Any, sample_weight: str | None) -> tuple[A
     if missing or not tree.flatten(columns[0]):
         lack = f"no column {missing[0]!r}" if missing else "no column for x"
         raise DataError(
-            f"the Ray Dataset has {lack}; it has {', '.join(names) or 'none'}. Name them: raytf.RayDataSource(dataset, "
-            "URI, x=..., y=...)."
+            f"the Ray Dataset has {lack}; it has {', '.join(names) or 'none'}. Name its columns: raytf.RayDataSource("
+            "dataset, URI, x=..., y=...)."
         )
     return columns
 
@@ -94,7 +95,7 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     if DatasetFolder(storage, schema, FileLayout("parquet", 1, 1)).is_finished:
         say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
         return
-    if storage.exists(UNFINISHED):  # of this Dataset, which may yield other records the next time
+    if storage.exists(UNFINISHED):  # start again: this time the Dataset may yield other records
         for file in storage.files():
             if file.name.startswith("part-"):
                 storage.delete(file.name)
@@ -112,7 +113,7 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
 
 
 def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
-    """Yield leaves in the order of the Dataset's blocks."""
+    """Yield the leaves of each batch, in the order of the Dataset's blocks."""
     dataset.context.execution_options.preserve_order = True
     batches = _asked(lambda: iter(dataset.iter_batches(batch_size=_BATCH, batch_format="numpy")))
     before: list[Spec] = []
@@ -121,8 +122,8 @@ def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.dtype.kind not in "biuf":
                 raise DataError(
-                    f"the Ray Dataset's column {name!r} has dtype {leaf.dtype}: no numbers, or lists of different "
-                    "lengths. Convert it with Dataset.map first."
+                    f"the Ray Dataset's column {name!r} has dtype {leaf.dtype}. Expected numbers, or lists of "
+                    "numbers of one length. Convert it with Dataset.map first."
                 )
         now = [Spec.of(leaf) for leaf in leaves]
         if before and now != before:

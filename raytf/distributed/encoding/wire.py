@@ -1,12 +1,12 @@
-"""Whole numbers of 32 bits, as a device adds them and as they travel between workers.
+"""32-bit integers ("words") that a device can add and that workers can sum with collectives.
 
-Fixed point needs sums of int32. On a CPU these exist (`HOST`). On a GPU TensorFlow keeps int32 in host memory, because
-it uses it for shapes and counters, and it refuses to add int32 over GPUs (tensorflow#56184). There the same bits are
-held as uint32, for which additions, shifts and casts run on the device (`DEVICE`): the sum of two's complements is the
-two's complement of the sum. On the wire two of them share an int64, which collectives do add: the sum of such words is
-the word of the sums, as `widen` shows. So a value takes 4 bytes either way, and the bits of a sum are equal.
+Fixed-point encoding needs sums of int32. CPUs can add int32 (`HOST`). With GPUs, TensorFlow keeps int32 in host memory,
+because it uses int32 for shapes and counters, and it refuses to add int32 across GPUs (tensorflow#56184). On a GPU the
+same bits are therefore held as uint32, for which additions, shifts and casts run on the device (`DEVICE`): the sum of
+two's complements is the two's complement of the sum. To be sent, two uint32 are packed into an int64, which collectives
+can add; `widen` explains how both sums are recovered. Both ways take 4 bytes per value and return the same bits.
 
-Numbers within 16 bits, of compressed gradients, are first joined in pairs into words of 32 bits (`join`), so an int64
+Integers within 16 bits, from compressed gradients, are first joined in pairs into 32-bit words (`join`), so an int64
 holds four of them.
 """
 
@@ -23,7 +23,7 @@ AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
 
 
 class WireLayout:
-    """Shapes and dtypes of the tensors that travel, in order."""
+    """The shapes and dtypes, in order, of the tensors that workers send."""
 
     def __init__(self, shapes: Sequence[Sequence[int]] = (), dtypes: Sequence[tf.DType] = ()):
         self.shapes, self.dtypes = [tuple(s) for s in shapes], list(dtypes)
@@ -35,52 +35,52 @@ class WireLayout:
 
 
 class WireWords:
-    """Whole numbers of 32 bits, sign included, as int32: for CPUs and any other device that adds it.
+    """Signed 32-bit integers held as int32, for CPUs and any other device that can add int32.
 
     Attributes:
-        dtype: of the tensors that hold them; `+` adds them.
-        is_on_gpu: whether this way is for GPUs, where few large operations are better than many small ones.
+        dtype: dtype of the tensors that hold the words; `+` adds such tensors.
+        is_on_gpu: whether the words are for GPUs, where a few large operations are faster than many small ones.
     """
 
     dtype, is_on_gpu = tf.int32, False
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
-        """Return float32 values within int32 as words, rounded towards zero."""
+        """Return float32 values, which must fit int32, as words, rounded towards zero."""
         return tf.cast(values, tf.int32)
 
     def real(self, words: tf.Tensor) -> tf.Tensor:
-        """Return the numbers as float32, rounded to the nearest."""
+        """Return the integers as float32, rounded to the nearest."""
         return tf.cast(words, tf.float32)
 
     def of_bits(self, values: tf.Tensor) -> tf.Tensor:
-        """Return the bits of float32 values as words; added to zeros, they stay as they are."""
+        """Return the bits of float32 values as words. Adding zero words to them keeps every bit."""
         return tf.bitcast(values, self.dtype)
 
     def bits(self, words: tf.Tensor) -> tf.Tensor:
-        """Return the float32 values of words from `of_bits`."""
+        """Return the float32 values whose bits the words hold; the inverse of `of_bits`."""
         return tf.bitcast(words, tf.float32)
 
     def travelling(self, tensors: int, small: int) -> int:
-        """Return how many sums `add` returns for this many tensors, of which the first `small` are within 16 bits."""
+        """Return how many sums `add` returns for `tensors` tensors, the first `small` of which are within 16 bits."""
         return 1 + tensors - small if small else tensors
 
     def add(
         self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the sums over all workers: of the tensors, for `unpack`; and of the others, ready to use.
+        """Return two sums over all workers: of `tensors`, to be passed to `unpack`, and of `others`, ready to use.
 
         Args:
-            all_reduce: sums tensors of one dtype.
-            tensors: whose sums, and each worker's part of them, are within 32 bits.
-            small: how many of the tensors, from the first, are even within 16 bits.
-            others: also within 32 bits.
+            all_reduce: sums tensors of one dtype over workers.
+            tensors: words whose sums, and each worker's part of the sums, fit 32 bits.
+            small: how many of the tensors, counted from the first, also fit 16 bits.
+            others: more words whose sums fit 32 bits.
         """
         sent = [join(pack(tensors[:small])), *tensors[small:]] if small else tensors
         sums = all_reduce([*sent, *others])
         return sums[: len(sent)], sums[len(sent) :]
 
     def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
-        """Return the sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
+        """Return the sums of the tensors passed to `add`. Tensors that were packed get their own shapes back."""
         if not small:
             return sums
         joined = WireLayout(layout.shapes[:small])
@@ -88,7 +88,7 @@ class WireWords:
 
 
 class _DeviceWords(WireWords):
-    # For uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; for int32 it only has casts and shifts.
+    # A GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum for uint32, and only casts and shifts for int32.
     dtype, is_on_gpu = tf.uint32, True
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
@@ -120,47 +120,48 @@ class _DeviceWords(WireWords):
 
 
 HOST = WireWords()
-#: uint32 and int64, for GPUs; it works wherever TensorFlow does.
+#: Words as uint32, sent as int64: for GPUs, but it works on every device that TensorFlow supports.
 DEVICE: WireWords = _DeviceWords()
 
 
 def zeros(shape: Sequence[int] | tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Return zeros of any dtype, made on the device: GPUs have no Fill for uint32."""
+    """Return zeros of any dtype, created on the device although GPUs have no Fill for uint32."""
     return tf.bitcast(tf.zeros(shape), dtype) if dtype == tf.uint32 else tf.zeros(shape, dtype)
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return all values of some tensors of one dtype in a vector."""
+    """Return the values of all tensors, which share a dtype, in one vector."""
     return tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
 
 
 def widen(words: tf.Tensor) -> tf.Tensor:
-    """Return [n] uint32, two's complements of numbers, as [ceil(n/2)] int64 that may be added; see `narrow`.
+    """Return [n] uint32 (two's complements) as [ceil(n/2)] int64 that can be added; `narrow` reverses it.
 
-    Two numbers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 for the sums A, B, and as long as A is
-    within 32 bits, both can be recovered: A is the lower half as a signed number, B is what is left. Laid side by side,
-    the two are a' + b * 2**32, where a' is a, or a + 2**32 if a is negative; so 2**32 is subtracted in that case.
+    Two integers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 for the sums A, B. As long as A fits 32
+    bits, both can be recovered: A is the lower half, read as a signed integer, and B is the rest. The bits of a and b
+    side by side are a' + b * 2**32, where a' is a, or a + 2**32 if a is negative; so 2**32 is subtracted in that case.
     """
     wide = tf.bitcast(tf.reshape(_even(words), [-1, 2]), tf.int64)
     return wide + _borrow(wide)
 
 
 def narrow(wide: tf.Tensor, count: int) -> tf.Tensor:
-    """Return the [count] numbers of a sum of `widen` words, as two's complements in uint32; each must fit 32 bits."""
+    """Return the [count] sums in a sum of `widen` words, as two's complements in uint32; each must fit 32 bits."""
     return tf.reshape(tf.bitcast(wide - _borrow(wide), tf.uint32), [-1])[:count]
 
 
 def _borrow(wide: tf.Tensor) -> tf.Tensor:
-    """Return -2**32 where the lower half of an int64 is a negative number, else 0."""
+    """Return -2**32 where the lower half of an int64 is negative as a signed integer, else 0."""
     sign = tf.bitwise.right_shift(tf.bitwise.left_shift(wide, tf.constant(32, tf.int64)), tf.constant(63, tf.int64))
     return tf.bitwise.left_shift(sign, tf.constant(32, tf.int64))
 
 
 def join(values: tf.Tensor) -> tf.Tensor:
-    """Return [n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`.
+    """Return [n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that can be added; `part` reverses it.
 
-    With a sum of -2**15 and a negative one beside it a word exceeds 32 bits. `part` is right all the same, but not
-    `narrow` before it; values that were clipped to -(2**15 - 1)/V of V shards have no such sum.
+    If the upper sum in a word is -2**15 and the lower sum is negative, the word exceeds 32 bits. `part` still returns
+    the right sums, but `narrow`, which runs before it on GPUs, does not. Values clipped at -(2**15 - 1)/V, for V
+    shards, never reach such a sum.
     """
     if values.dtype == tf.uint32:
         both = _even(values)
@@ -172,7 +173,7 @@ def join(values: tf.Tensor) -> tf.Tensor:
 
 
 def part(words: tf.Tensor, count: int) -> tf.Tensor:
-    """Return the [count] values of a sum of `join` words, where each of these sums is within 16 bits."""
+    """Return the [count] sums in a sum of `join` words; each must fit 16 bits."""
     if words.dtype == tf.uint32:
         low = _shift_right(tf.bitwise.left_shift(words, tf.constant(16, tf.uint32)))
         return tf.concat([_shift_right(words - low), low], 0)[:count]
@@ -182,7 +183,7 @@ def part(words: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _shift_right(words: tf.Tensor) -> tf.Tensor:
-    """Return uint32 shifted right by 16 bits, keeping the sign that they have as int32."""
+    """Return uint32 words shifted right by 16 bits as if they were int32, which keeps the sign."""
     return tf.bitcast(tf.bitwise.right_shift(tf.bitcast(words, tf.int32), 16), tf.uint32)
 
 
@@ -191,15 +192,15 @@ def _even(words: tf.Tensor) -> tf.Tensor:
 
 
 def _lay(blocks: list[tf.Tensor]) -> tf.Tensor:
-    """Return all values in a vector, where each block starts at an even index: no two blocks share an int64.
+    """Return all values in one vector in which each block starts at an even index, so no two blocks share an int64.
 
-    Sums of a block that exceed 32 bits, such as those of values that are not finite, then do not affect other blocks.
+    If sums of a block exceed 32 bits, for example because values are not finite, other blocks are not affected.
     """
     return tf.concat([_even(tf.reshape(b, [-1])) for b in blocks], 0)
 
 
 def _take(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
-    """Return the blocks of `_lay`, as vectors of these sizes."""
+    """Return the blocks of a vector from `_lay`, as vectors of `sizes` values."""
     cuts = [cut for size in sizes for cut in ([size, 1] if size % 2 else [size])]
     parts = iter(_split(vector, cuts))
     taken = []
@@ -219,13 +220,13 @@ def _split(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
         return []
     if vector.dtype != tf.uint32:
         return tf.split(vector, sizes)
-    # As float32, which costs nothing and which a GPU can split. Nothing is computed with them, so the bits stay.
+    # A GPU can split float32, and the bitcast costs nothing. Nothing is computed, so the bits do not change.
     return [tf.bitcast(p, tf.uint32) for p in tf.split(tf.bitcast(vector, tf.float32), sizes)]
 
 
 class ShardSpan(NamedTuple):
-    """The logical shards from `start` to before `stop`: numbers, as a `range` has them, or int32 scalars of a graph
-    that serves for all spans."""
+    """The logical shards from `start` up to, but not including, `stop`: integers as in a `range`, or int32 scalars in a
+    graph that works for any span."""
 
     start: Any
     stop: Any
@@ -237,14 +238,14 @@ Span = range | ShardSpan
 def in_graph(
     shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor, audit: tf.Tensor | None = None
 ) -> Span:
-    """Return a worker's shards in a graph.
+    """Return a worker's shards, for use in a graph.
 
     Args:
-        shards: those that it has now.
-        is_general: whether the graph serves for any shards, which are told by its arguments.
-        begin: the first one.
-        seeds: [K, L, S, 2] of all of them.
-        audit: int32 [2]: a shard, and how many of the seeds, the last ones, are of that one; None for none.
+        shards: the worker's current shards.
+        is_general: whether the graph works for any shards and takes them from `begin`, `seeds` and `audit`.
+        begin: the worker's first shard.
+        seeds: [K, L, S, 2], the seeds of all shards that the worker computes.
+        audit: int32 [2]: the audited shard, and how many of the L seeds, at their end, belong to it; None for no audit.
     """
     if not is_general:
         return shards
@@ -257,9 +258,9 @@ class WorkerPart(NamedTuple):
 
     Attributes:
         all_reduce: sums tensors over workers; None if this is the only worker.
-        shards: L shards of this worker.
+        shards: the L shards of this worker.
         total_shards: V, the shards of all workers.
-        audit: where the rows are of a shard that another worker computes, too; None where no step is audited.
+        audit: places of the rows if two workers compute a shard, to compare it; None if no step is audited.
     """
 
     all_reduce: AllReduce
@@ -268,18 +269,18 @@ class WorkerPart(NamedTuple):
     audit: AuditPlaces | None = None
 
     def placed(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return [V, M] with this worker's rows, [L, M], in their places and zeros elsewhere."""
+        """Return [V, M] with this worker's rows [L, M] at the places of its shards, and zeros elsewhere."""
         padded = tf.pad(rows, [[self.shards.start, self.total_shards - self.shards.stop], [0, 0]])
         return tf.ensure_shape(padded, [self.total_shards, rows.shape[1]])
 
 
 class AuditRow(NamedTuple):
-    """A shard of a step that two workers have computed.
+    """The digests of a shard that two workers have computed in a step.
 
     Attributes:
-        agreed: whether both digests are equal, or nothing was audited.
-        digests: [2, D * 2] float32, of the shard's own worker and of the other one.
-        exponents: with which they were computed.
+        agreed: whether both digests are equal; also true if no shard was audited.
+        digests: [2, D * 2] float32: from the shard's own worker, and from the other worker.
+        exponents: the exponents with which both were computed.
     """
 
     agreed: tf.Tensor
@@ -288,12 +289,12 @@ class AuditRow(NamedTuple):
 
 
 class AuditPlaces(NamedTuple):
-    """The places of a call's rows. They are computed once for all of its steps, which then need few operations.
+    """The places of a call's rows, computed once for all steps of the call, so that a step needs few operations.
 
     Attributes:
-        beside: how many shards this worker computes beside its own, and after them: 0 or 1.
-        rows: [V + 1] for each row that travels, which of this worker's rows it is; the number of these for another's.
-        pair: [2] the rows of the audited shard; the last row twice where no shard is audited.
+        beside: how many shards of other workers this worker computes, after its own: 0 or 1.
+        rows: [V + 1]: for each row that is sent, its index in this worker's rows; their number if the row is another's.
+        pair: [2]: the two rows of the audited shard; the last row twice if no shard is audited.
     """
 
     beside: tf.Tensor
@@ -302,8 +303,13 @@ class AuditPlaces(NamedTuple):
 
 
 def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlaces:
-    """Return where the rows of a call are, for `audit`, int32 [2]: the shard that another worker computes, too, or -1;
-    and `AuditPlaces.beside`."""
+    """Return the places of a call's rows.
+
+    Args:
+        audit: int32 [2]: the shard that a second worker also computes, or -1; and `AuditPlaces.beside`.
+        shards: this worker's shards.
+        total_shards: V, the shards of all workers.
+    """
     shard, beside = tf.unstack(audit)
     numbers, own = tf.range(total_shards), shards.stop - shards.start
     nobody = own + beside
@@ -313,15 +319,15 @@ def audit_places(audit: tf.Tensor, shards: Span, total_shards: int) -> AuditPlac
 
 
 def place_audited(rows: tf.Tensor, where: AuditPlaces) -> tf.Tensor:
-    """Return [V + 1, M] with this worker's rows in their places and zeros elsewhere, bit for bit.
+    """Return [V + 1, M] with this worker's rows, bit for bit, in their places and zeros elsewhere.
 
-    The last row is that of the audited shard, on the worker that has computed it beside its own.
+    The last row is the audited shard's, on the worker that computed it in addition to its own shards.
     """
     return tf.gather(tf.concat([rows, tf.zeros([1, rows.shape[1]])], 0), where.rows)
 
 
 def compare_audited(digests: tf.Tensor, where: AuditPlaces, exponents: tf.Tensor) -> AuditRow:
-    """Return the digests of an audited shard, by its own worker and by the other one."""
+    """Compare the digests of an audited shard from its own worker and from the other worker."""
     pair = tf.gather(digests, where.pair)
-    own, other = tf.unstack(tf.bitcast(pair, tf.int32))  # numbers may be NaN
+    own, other = tf.unstack(tf.bitcast(pair, tf.int32))  # as float32 they may be NaN, which equals nothing
     return AuditRow(tf.reduce_all(own == other), pair, exponents)

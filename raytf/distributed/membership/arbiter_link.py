@@ -1,9 +1,10 @@
 """A worker's connection with the arbiter of its group (`raytf.driver.arbiter`), which decides on the members.
 
-Lines of JSON over TCP (`arbiter_messages`). A worker joins, or has left a generation, and the arbiter answers with the
-next one; it asks for a pause when somebody wants to join, and says why a worker has to end. Who loses the connection is
-lost, whatever else it can reach: of a network that is cut in two, only the half with the arbiter continues. Heartbeats
-have a connection of their own: the process that sends them would write them into the middle of long lines here.
+The two exchange lines of JSON over TCP (`arbiter_messages`). When a worker joins, or leaves a generation, the arbiter
+answers with the next generation. The arbiter asks for a pause when somebody wants to join or to leave, and reports why
+a worker has to stop. A worker that loses the connection is lost, whatever else it can reach: if a network is cut in
+two, only the half with the arbiter continues. Heartbeats have a connection of their own, because the process that sends
+them would write them into the middle of long lines here.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ __all__ = ["ArbiterAddress", "ArbiterLink", "LeftBehindError", "watch", "worker_
 
 #: Seconds to connect.
 _CONNECT_SECONDS = 30.0
-#: Bytes of a line of the arbiter's, which may name thousands of workers.
+#: Bytes of the longest line from the arbiter, which may name thousands of workers.
 _LINE_BYTES = 1 << 24
-#: Seconds between two signs that a worker waits for the arbiter.
+#: Seconds between two calls of `waits` while a worker waits for the arbiter.
 _WAIT_SECONDS = 1.0
-#: Seconds after which a worker calls again when the arbiter has hung up before it knew who calls.
+#: Seconds before each retry to connect, if the arbiter closed the connection before it knew who the worker is.
 _AGAIN_SECONDS = (0.1, 0.3, 0.9)
 _LOST = "the connection with the driver's arbiter is lost"
 
@@ -57,7 +58,7 @@ class ArbiterAddress:
 
     Attributes:
         address: HOST:PORT.
-        key: the run's secret, 32 random bytes that its processes know, and nobody else. Ray brings it to them.
+        key: the run's secret: 32 random bytes that Ray sends to the run's processes, and that nobody else knows.
     """
 
     address: str
@@ -65,12 +66,12 @@ class ArbiterAddress:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """Return the name of a worker for the arbiter: Ray's id of its node, and its process."""
+    """Return the name by which the arbiter knows a worker: Ray's id of its node, and its process id."""
     return f"{node}-{pid}"
 
 
 def watch(peer: socket.socket, silent_seconds: float) -> None:
-    """Have the kernel end a connection whose other host is gone or cut off; that of a stopped process answers."""
+    """Have the kernel close a connection whose other host is gone or cut off. A stopped process's host answers."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         peer.setsockopt(socket.IPPROTO_TCP, option, 1)
@@ -81,9 +82,9 @@ class _Dialed:
     """A connection with the arbiter, in a role, on which this worker has proved that it knows a secret.
 
     Attributes:
-        peer: the connection, which has a time limit.
-        lines: what comes from there.
-        theirs, own: the challenges of both sides.
+        peer: the socket, which has a timeout.
+        lines: the stream of lines from the arbiter.
+        theirs, own: the arbiter's challenge, and this worker's.
     """
 
     def __init__(self, arbiter: ArbiterAddress, role: str, name: str, secret: bytes):
@@ -100,16 +101,16 @@ class _Dialed:
             raise
 
     def line(self) -> bytes:
-        """Return the next line; raise a ConnectionResetError if the arbiter has hung up."""
+        """Return the next line; raise a ConnectionResetError if the arbiter has closed the connection."""
         line = self.lines.readline(_LINE_BYTES)
         if not line:
-            raise ConnectionResetError("it has hung up")
+            raise ConnectionResetError("it has closed the connection")
         return line
 
 
 @dataclass(frozen=True)
 class _Session:
-    """Connections with an arbiter that knows this worker."""
+    """The connections with an arbiter that has accepted this worker."""
 
     control: _Dialed
     beats: socket.socket
@@ -120,18 +121,18 @@ class _Session:
 
     @classmethod
     def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
-        """Connect; raise OSError, ValueError, KeyError or TypeError if it is not the arbiter, or does not answer."""
+        """Connect; raise OSError, ValueError, KeyError or TypeError if the peer is no arbiter or does not answer."""
         with contextlib.ExitStack() as undo:
             control = _Dialed(arbiter, WORKER, name, arbiter.key)
             undo.callback(control.peer.close)
             key = connection_key(arbiter.key, name, control.theirs, control.own)
             incoming = Seal(key, ARBITER)
             greeting = json.loads(incoming.opened(control.line()))
-            # A driver that stands still answers nothing, but its kernel does.
+            # A stopped driver does not answer, but its kernel does.
             watch(control.peer, SILENT_SECONDS)
             beats = _Dialed(arbiter, HEARTBEATS, name, key)
             undo.callback(beats.peer.close)
-            beats.line()  # it was let in
+            beats.line()  # the arbiter has accepted the connection
             for dialed in (control, beats):
                 dialed.peer.settimeout(None)
             undo.pop_all()
@@ -142,15 +143,15 @@ class ArbiterLink:
     """A connection with the arbiter.
 
     Args:
-        name: of this worker, different from all others of the run.
-        session: connections with the arbiter; see `connect`.
-        waits: called again and again while this worker waits for the arbiter.
-        left_behind: called once the connection is lost, in a thread of its own.
+        name: this worker's name, unique in the run.
+        session: the open connections with the arbiter; `connect` opens them.
+        waits: called repeatedly while this worker waits for the arbiter.
+        left_behind: called in the listening thread when the connection is lost, but not after `close`.
 
     Attributes:
-        member: what this worker knows of its group.
-        found_running: whether there was a generation of workers when this worker came.
-        found_over: what the run has come to, if it was over then; None otherwise.
+        member: this worker's view of its group.
+        found_running: whether a generation of workers existed when this worker connected.
+        found_over: the run's result, if the run was over when this worker connected; None otherwise.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class ArbiterLink:
         self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._is_closed = False
         self._sender = HeartbeatSender([session.beats])
-        session.beats.close()  # the process for heartbeats has it
+        session.beats.close()  # the heartbeat process has its own descriptor
         threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
 
     @classmethod
@@ -178,16 +179,16 @@ class ArbiterLink:
         waits: Callable[[], None] = lambda: None,
         left_behind: Callable[[], None] = lambda: None,
     ) -> ArbiterLink:
-        """Connect with an arbiter; for the other arguments see the class.
+        """Connect with an arbiter; the class describes the other arguments.
 
         Raises:
-            WorkerLostError: it does not answer.
+            WorkerLostError: the arbiter does not answer.
         """
         for seconds in (*_AGAIN_SECONDS, None):
             try:
                 return cls(name, _Session.begin(arbiter, name), waits, left_behind)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                # Where strangers crowd the arbiter's port, it hangs up on who has been there the longest.
+                # If strangers crowd its port, the arbiter closes the oldest unproven connection, which may be this one.
                 if seconds is None or not isinstance(error, (ConnectionResetError, BrokenPipeError)):
                     lost = f"the driver's arbiter at {arbiter.address} does not answer: {error}"
                     raise WorkerLostError(lost) from None
@@ -195,35 +196,35 @@ class ArbiterLink:
         raise AssertionError("unreachable")
 
     def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
-        """Become a member of the next generation, which this worker waits for; see `Member.joining`.
+        """Ask to join the next generation, and wait until it starts; see `Member.joining`.
 
         Raises:
-            WorkerLostError: the arbiter is gone, or wants this worker to end.
+            WorkerLostError: the arbiter is gone, or wants this worker to stop.
         """
         return self._next(self.member.joining(address, wanted, order))
 
     def leave(self, address: str, step: int) -> tuple[Generation, Meeting]:
-        """Leave the present generation, and become a member of the next one; see `Member.leaving`.
+        """Leave the present generation, and wait until the next one starts; see `Member.leaving`.
 
         Raises:
-            WorkerLostError: as `join`; or the generation has ended without this worker.
+            WorkerLostError: as for `join`, or the others continue without this worker.
         """
         return self._next(self.member.leaving(address, step))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
-        """Have members leave for good at the end of a step, once others have come; see `Membership.dismiss`."""
+        """Have members leave for good after a step, once the workers `after` have joined; see `Membership.dismiss`."""
         self._send({"dismiss": list(names), "after": list(after)})
 
     def want(self, wanted: int) -> None:
-        """Set how many workers start together if nobody is left of a generation."""
+        """Set how many workers start together if no worker of a generation is left."""
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """Report that the run is over and what it has come to (JSON), so that workers that join now need not train."""
+        """Report that the run is over, and its result (JSON), so that workers that join now need not train."""
         self._send({"over": result})
 
     def close(self) -> None:
-        """End the connection: this worker is no longer a member."""
+        """Close the connection, so that this worker is no longer a member."""
         self._is_closed = True
         self._sender.end()
         end(self._peer)
@@ -232,7 +233,7 @@ class ArbiterLink:
         self._send(message)
         answer = self._answer()
         if "end" in answer:
-            self._answers.put(answer)  # for whoever asks next
+            self._answers.put(answer)  # the next call must fail, too
         generation = self.member.take(answer)
         rank, number = generation.members.index(self.member.name), generation.number
         key = group_key(self._session.secret, number, generation.members, answer["nonce"])
@@ -240,7 +241,7 @@ class ArbiterLink:
         return generation, Meeting(rank, generation.addresses, key, is_over, is_lost)
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError), self._sending:  # if it is lost, the thread that listens notices
+        with contextlib.suppress(OSError), self._sending:  # the listening thread notices a lost connection
             self._peer.sendall(self._session.outgoing.sealed(encoded(message)))
 
     def _answer(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The driver's work besides Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
+"""The driver's work besides Ray Train: it listens to the workers, writes the ledger, and exports the run's figures."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from raytf.training.process.monitor_client import MonitorClient
 _POLL_SECONDS = 0.3
 #: Seconds to wait for the monitor's answer, during the run and at its end.
 _READ_SECONDS, _LAST_READ_SECONDS = 30.0, 5.0
-#: Seconds between two signs of life in the run's folder, for who watches from elsewhere.
+#: Seconds between two signs of life in the run's folder, for people who watch the run from another machine.
 _SIGN_SECONDS = 1.0
-#: Seconds between two writes of the ledger; a driver that is killed loses at most this much of it.
+#: Seconds between two writes of the ledger. A driver that is killed loses the events since the last write.
 _FLUSH_SECONDS = 3.0
 
 
 class RunLedger(ledger.Ledger):
-    """The ledger of this driver, and the figures of the run.
+    """The ledger of this driver, with the figures of the run.
 
     Attributes:
-        clock: the times of all events are by this clock.
+        clock: the clock that times all events.
     """
 
     def __init__(self, run: Storage, term: int):
@@ -55,7 +55,7 @@ class RunLedger(ledger.Ledger):
         self.clock = ledger.EventClock.of_now()
         self.figures = RunFigures(self.clock)
         self._has_earlier = False
-        #: The latest status, and the time when it came, until a sign of life has reported it.
+        #: The latest status, and the time when it arrived: None once a sign of life has reported the status.
         self._status: Status | None = None
         self._heard: float | None = None
 
@@ -65,22 +65,22 @@ class RunLedger(ledger.Ledger):
         self.figures.add(events)
 
     def show(self, status: Status) -> None:
-        """Take the latest status, for the next sign of life; one that was taken before is none."""
+        """Keep the latest status for the next sign of life, unless it equals the status before it."""
         if status != self._status:
             self._status, self._heard = status, self.clock()
 
     def sign_latest(self) -> None:
-        """Write a sign of life, if there was a status since the last one."""
+        """Write a sign of life if a new status has arrived since the last one."""
         heard, self._heard = self._heard, None
         if heard is not None and self._status is not None:
             self.sign({"time": heard, "kind": "progress", **self._status.row()})
 
     def note(self, event: RunEvent) -> None:
-        """Add something that this process itself sees happen, with the present time."""
+        """Add an event that this process itself observes, with the current time."""
         self.add([{"time": self.clock(), "kind": event.kind, **event.fields()}])
 
     def read_earlier(self) -> None:
-        """Add what earlier drivers of the run wrote to the figures, if storage can be read."""
+        """Add the events of the run's earlier drivers to the figures, once, if storage can be read."""
         if not self._has_earlier:
             self._has_earlier = True
             with contextlib.suppress(StorageError):
@@ -89,7 +89,7 @@ class RunLedger(ledger.Ledger):
 
 @contextlib.contextmanager
 def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread during the `with` statement, and 5 s longer at most; the event tells it to end."""
+    """Run `work` in a thread during the `with` statement. Then set the event to stop it, and wait up to 5 s."""
     stop = threading.Event()
     thread = threading.Thread(target=work, args=(stop,), daemon=True, name=name)
     thread.start()
@@ -105,8 +105,8 @@ def booked(run: Storage, config: TrainConfig, term: int) -> Iterator[RunLedger]:
     """Keep a ledger, written every few seconds in the background, until the `with` statement ends.
 
     Args:
-        config: of the run; the first event has its settings.
-        term: of this driver: see `ledger.latest_term`.
+        config: the settings of the run; the first event records those that differ from their defaults.
+        term: the term of this driver; see `ledger.latest_term`.
     """
     book = RunLedger(run, term)
     book.note(Driver("started", os.getpid(), socket.gethostname(), settings=config.changed, versions=_versions()))
@@ -142,13 +142,13 @@ def _versions() -> dict[str, str]:
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
-    """Add how long the run took, where its time went, its goodput and its speed, unless the ledger cannot be read."""
+    """Add the run's duration, its time by category, its goodput and its speed, unless the ledger cannot be read."""
     book.flush()
     document["samples_per_second"] = 0.0
     with contextlib.suppress(StorageError):
         spans = timeline.timeline(ledger.read(run))
         seconds = timeline.account(spans)
-        records = document["samples"] / document["steps"] if document["steps"] else 0.0  # of a step, on average
+        records = document["samples"] / document["steps"] if document["steps"] else 0.0  # per step, on average
         document["samples_per_second"] = timeline.steps_per_second(spans) * records
         document["seconds"] = seconds
         document["wall_seconds"] = sum(seconds.values())
@@ -159,15 +159,15 @@ def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
 def monitoring(
     attempts: Sequence[str], void: VoidStates | None = None, epoch: Callable[[], float] = time.time
 ) -> Iterator[MonitorClient]:
-    """Run a Monitor until the `with` statement ends. If its process dies earlier, it comes back with the same state
-    within a second or two; calls wait for that.
+    """Run a Monitor until the `with` statement ends. If its process dies earlier, Ray restarts it with the same
+    state within a second or two; calls wait for the restart.
 
     Args:
         attempts: names of the run's worker groups so far.
-        void: states of the run that count no more.
-        epoch: the clock of events, in seconds of the epoch.
+        void: states of the run that are no longer valid.
+        epoch: the clock that times events, in seconds since the epoch.
     """
-    # On the driver's node: on another node it could die while the run lives, and would not find its state.
+    # Keep it on the driver's node: on another node it could die while the run continues, and lose its state.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with monitor_actor.held() as known:
@@ -178,11 +178,11 @@ def monitoring(
             yield MonitorClient(actor)
         finally:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)  # keepers hold a handle to it, and end a minute after it
+                ray.kill(actor)  # keepers hold a handle to it, and exit a minute after it
 
 
 def _task() -> str:
-    """Return Ray's id of the current task; a call that Ray sends again has the same one."""
+    """Return Ray's ID of the current task. A call that Ray retries keeps its ID."""
     return ray.get_runtime_context().get_task_id() or ""
 
 
@@ -191,10 +191,10 @@ def _is_another() -> bool:
 
 
 class MonitorReader:
-    """Reads a Monitor, each message and event exactly once, even if a call fails or the Monitor's process dies.
+    """Reads each message and event of a Monitor exactly once, even if a call fails or the Monitor's process dies.
 
     Args:
-        book: the ledger, to which the events go.
+        book: the ledger to which events are added.
     """
 
     def __init__(self, monitor: MonitorClient, book: RunLedger):
@@ -203,13 +203,13 @@ class MonitorReader:
         self._received = self._noted = 0
 
     def read(self, seconds: float) -> tuple[Status | str, list[str | ProgramOutput]]:
-        """Return the latest status, or the stage while there is none, and the messages since the last call.
+        """Return the latest status (or the stage, until there is a status), and the messages since the last call.
 
         Args:
-            seconds: to wait for an answer.
+            seconds: how long to wait for an answer.
 
         Raises:
-            RayError: there was no answer in this time.
+            RayError: no answer arrived in this time.
         """
         if not self._lock.acquire(timeout=seconds):
             raise ray.exceptions.GetTimeoutError("another thread is reading the monitor")
@@ -226,13 +226,13 @@ class MonitorReader:
 
 @contextlib.contextmanager
 def listening(reader: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
-    """Pass what workers and controller report on to the user, the status file and the ledger."""
+    """Forward the reports of the workers and the controller to the user, the status file and the ledger."""
 
     def show(seconds: float = _READ_SECONDS) -> None:
         status, messages = reader.read(seconds)
         if isinstance(status, Status):
             status_file.show(status)
-        # The reader of the output may be gone (`| head`), on which rich ends the program.
+        # The reader of the output may have exited (`| head`); rich then raises SystemExit.
         with contextlib.suppress(OSError, SystemExit):
             for message in messages:
                 _deliver(message, display)
@@ -260,12 +260,12 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
             show(_LAST_READ_SECONDS)
 
 
-#: Topics that were explained in this process.
+#: Topics that this process has already explained.
 _explained: set[str] = set()
 
 
 def _deliver(message: str | ProgramOutput, display: Display) -> None:
-    """Show a line of raytf's, or hand the program what its own code has printed or warned of."""
+    """Show a message of raytf, or deliver output and warnings of the program's own code in this process."""
     if isinstance(message, Explained):
         if message.topic in _explained:
             return
@@ -275,14 +275,14 @@ def _deliver(message: str | ProgramOutput, display: Display) -> None:
         return
     try:
         message.deliver()
-    except Warning as error:  # a filter that was set while the run trains makes it an error
+    except Warning as error:  # a warning filter that was set during the run turns it into an error
         display.say(f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
 def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None]:
-    """Export the run's figures to Ray's metrics and TensorBoard every few seconds, apart from `listening`: this one may
-    wait for storage."""
+    """Export the run's figures to Ray's metrics and TensorBoard every few seconds. Its thread is not that of
+    `listening`, since it may wait for storage."""
 
     def export(stop: threading.Event) -> None:
         book.read_earlier()

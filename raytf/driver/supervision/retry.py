@@ -1,4 +1,4 @@
-"""Decide, after each failure of a run, whether and when to try again, and on which nodes. No Ray here."""
+"""Decisions after each failure of a run: whether and when to retry, and which nodes to avoid. Nothing here uses Ray."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from dataclasses import dataclass, field
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.runs.events import FaultEvent, short
 
-#: Failures in a row without a new step after which a run stops: the next would be the same. Deaths do not count.
+#: Failures in a row without a new step after which a run stops, since the next attempt would fail, too. Deaths of
+#: workers and losses of nodes do not count.
 FRUITLESS_FAILURES = 5
-#: The same for deaths of Ray Train's controllers: what kills three of them will kill the fourth.
+#: The same limit for deaths of Ray Train's controllers: what kills three of them will kill the fourth.
 FRUITLESS_CONTROLLERS = 3
 #: Errors of the job in a row without a new step after which a run stops, even if they differ.
 FRUITLESS_ERRORS = 3
-#: Seconds before the second attempt in a row without a new step, doubled for each further one, and the most.
+#: Seconds of the pause after the second failure in a row without a new step, and of the longest pause. Each further
+#: failure doubles the pause.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-#: The most after deaths: if faults are frequent, each second of a pause is one in which the next fault can come.
+#: Seconds of the longest pause after a death: if faults are frequent, the next one can come during a long pause.
 LONGEST_DEATH_PAUSE = 10.0
-#: Steps by which two attempts may differ in where they see the same error: it shows at the end of a call of several.
+#: Steps by which two attempts may differ and still count as failing at the same step: a call runs several steps, and an
+#: error appears only at its end.
 _SAME_STEP = 32
-#: Faults that exclude a node, and seconds after which a fault is forgotten.
+#: Faults after which a node is excluded, and seconds after which a fault is forgotten.
 FAULTS, MEMORY_SECONDS = 3, 3600.0
-#: An excluded node must have this many times the faults of the median of the other nodes.
+#: A node is excluded for its faults only if it has at least this many times the median of the other nodes.
 _MORE = 3.0
 
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """Whether to make another attempt, after how many seconds, and why."""
+    """The decision whether to retry, after how many seconds, and why."""
 
     retry: bool
     pause: float
@@ -41,11 +44,11 @@ class RetryVerdict:
 
 
 class Retry:
-    """Decides after each failure of one run.
+    """Decides, after each failure of a run, whether to retry.
 
-    Failures of infrastructure are retried again and again, after a pause that doubles while the run makes no new step.
-    An error of the job's own code is retried once, since a callback may depend on outside conditions, but not if it
-    raises the same at the same step again, nor if the run has not made a single step.
+    A failure of infrastructure is retried, after a pause that doubles while the run makes no new step. An error of the
+    job's own code is retried, since a callback may depend on outside conditions, unless the run has not made a single
+    step or the previous error was the same at the same step. Both stop at the limits above.
     """
 
     def __init__(self) -> None:
@@ -54,11 +57,11 @@ class Retry:
         self._last_error: Failure | None = None
 
     def go_back(self) -> None:
-        """Start counting anew, since the run goes back."""
+        """Reset the counts of failures, because the run goes back to an earlier step."""
         self._reached, self._failures, self._fruitless = -1, 0, 0
 
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
-        """Decide what to do after a failure of a run that has reached a global step at the latest."""
+        """Decide whether to retry after a failure of a run whose latest global step is `reached`."""
         if failure.is_final:
             return RetryVerdict(False, 0.0, failure.text)
         is_new = reached > self._reached
@@ -106,14 +109,13 @@ def _without_numbers(text: str) -> str:
 
 # -- supervisor --------------------------------------------------------------------------------------------------------
 #
-# A `Supervisor` decides for a run, from what failed and what is known about it, and writes the ledger's event and the
-# user's line.
+# A `Supervisor` decides what to do after a failure of a run, and returns the ledger's event and the user's message.
 
 
 @dataclass(frozen=True)
 class Scene:
     """The state of a run when an attempt has failed: the latest global step that was ever reported, the node of each
-    rank, and the node of each rank whose node has notice."""
+    rank, and, for each rank on a node with a preemption notice, that node."""
 
     reached: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the supervisor decided after a failure; `message` is empty if the error itself says everything."""
+    """The supervisor's decision after a failure; `message` is empty if the error itself says everything."""
 
     retry: bool
     pause: float
@@ -131,17 +133,17 @@ class Decision:
 
 
 class Supervisor:
-    """Decides after each failure of one run.
+    """Decides, after each failure of a run, whether and when to start another attempt.
 
-    Copies of it that are sent to the same process become one object there: Ray Train sends each policy separately.
+    Ray Train sends each policy separately, so copies of a supervisor that reach the same process become one object.
 
     Args:
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        exclusion: which nodes to avoid.
+        exclusion: decides which nodes to avoid.
         resumes_at: when the next attempt may start, by the clock.
-        survivors: workers that go on without those that are lost; 0 where all start again.
+        survivors: number of workers that continue without the lost workers; 0 if all workers start again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -154,7 +156,7 @@ class Supervisor:
         self._reached = 0
 
     def decide(self, failure: Failure, scene: Scene, has_budget: Callable[[], bool] = lambda: True) -> Decision:
-        """Decide what to do after the end of an attempt.
+        """Decide what to do after a failed attempt.
 
         Args:
             has_budget: returns whether the user allows one more attempt, and counts it.
@@ -170,7 +172,7 @@ class Supervisor:
         fault = FaultEvent(failure.cause, failure.ranks, nodes, failure.text, goes_on)
         if goes_on:
             if failure.computes_wrongly and self.exclusion.computes_wrongly(nodes):
-                # The run goes back, and makes the steps since then once more; with each node once at most.
+                # The run goes back and repeats the steps since then, at most once for each node.
                 self._reached = 0
                 self._retry.go_back()
             if failure.is_unreachable:
@@ -186,7 +188,7 @@ class Supervisor:
     def _go_on(self, pause: float, fault: FaultEvent, cause: Cause, message: str = "") -> Decision:
         now = self._clock()
         self.resumes_at = now + pause
-        # A node that went as announced, or on which the job's own code failed, is not at fault.
+        # A node that was preempted as announced, or on which the job's own code failed, is not at fault.
         if not fault.preemption and cause is not Cause.ERROR:
             self.exclusion.fault(fault.nodes, now)
         return Decision(True, pause, fault, message or f"{fault.failure}; starting again")
@@ -204,7 +206,7 @@ def _of_this_process(name: str) -> Supervisor:
 
 
 def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
-    """Return the nodes to blame: those of the ranks to blame, and those that a worker has named."""
+    """Return the nodes to blame: the nodes of the ranks to blame, and the nodes that a worker has named."""
     return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.nodes)
 
 
@@ -219,7 +221,7 @@ def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailu
 def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
     """Return whether workers were lost because their nodes had notice, which does not count as a failure.
 
-    The survivors miss a peer before Ray knows which one has died; then it is assumed to be on the node with notice.
+    Survivors may miss a peer before Ray knows which worker died. That worker is assumed to be on a node with notice.
     """
     if failure.cause is Cause.ERROR or not noticed:
         return False
@@ -233,11 +235,11 @@ def _preemption(noticed: Mapping[int, str]) -> FaultEvent:
 
 
 class NodeExclusion:
-    """Counts the faults of nodes.
+    """Counts the faults of nodes, and decides which nodes to avoid.
 
-    A node is excluded after three faults within an hour, unless the other nodes have faults too: then the node is not
-    the reason. It comes back when its faults are an hour old. A node that other workers cannot reach is excluded at
-    once, and comes back in the same way; one that computes wrongly is excluded at once and for the whole run.
+    A node is excluded after three faults within an hour, unless the other nodes have faults, too, so that the node is
+    not the reason. It is used again when its faults are an hour old. A node that other workers cannot reach is excluded
+    at once, and used again in the same way. A node that computes wrongly is excluded at once, for the whole run.
     """
 
     def __init__(self) -> None:
@@ -246,29 +248,28 @@ class NodeExclusion:
         self._unreachable: set[str] = set()
 
     def fault(self, nodes: Collection[str], now: float) -> None:
-        """Count a failure of workers on these nodes, at a time of a clock that only goes forward."""
+        """Count a failure of workers on these nodes, at the time `now` of a monotonic clock."""
         for node in nodes:
             self._faults.setdefault(node, []).append(now)
 
     def is_unreachable(self, nodes: Collection[str], now: float) -> None:
-        """Exclude nodes whose workers and others cannot reach each other: the next workers there could not, either."""
+        """Exclude nodes whose workers and others cannot reach each other: new workers there could not, either."""
         self._unreachable.update(nodes)
         for _ in range(FAULTS):
             self.fault(nodes, now)
 
     def computes_wrongly(self, nodes: Collection[str]) -> bool:
-        """Exclude nodes on which an audit has seen workers compute wrongly; return whether that is new of one of
-        them."""
+        """Exclude nodes on which an audit saw workers compute wrongly; return whether this is new for any of them."""
         is_new = not self._wrong.issuperset(nodes)
         self._wrong.update(nodes)
         return is_new
 
     def why(self, node: str, now: float) -> str:
-        """Return why a node is excluded, for people."""
+        """Return the reason for which a node is excluded, as text for the user."""
         if node in self._wrong:
             return "a worker on it computed wrongly"
         if node in self._unreachable:
-            return "other workers and those on it cannot reach each other"
+            return "its workers and the other workers cannot reach each other"
         return f"workers failed on it {self.count(node, now)} times within an hour"
 
     def count(self, node: str, now: float) -> int:
@@ -289,20 +290,20 @@ class NodeExclusion:
 
 
 class KernelFailures:
-    """Kernels that failed, by node: on one node it may be the GPU; on a second one within an hour, it is the code."""
+    """The nodes where kernels failed. On one node the GPU may be at fault; on two within an hour, the code is."""
 
     def __init__(self) -> None:
         self._failed_at: dict[str, float] = {}
 
     def failed(self, nodes: Collection[str], now: float) -> bool:
-        """Note that kernels failed on these nodes; returns whether they have now failed on two nodes."""
+        """Record that kernels failed on these nodes; return whether they failed on two nodes within an hour."""
         self._failed_at |= dict.fromkeys(nodes, now)
         return sum(now - at < MEMORY_SECONDS for at in self._failed_at.values()) > 1
 
 
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
-    """Return the nodes without the unwanted ones, which are left out one after another, the most unwanted first, as
-    long as they can run `least` workers."""
+    """Return the nodes without the unwanted ones, of which the worst come first. An unwanted node is kept if the
+    remaining nodes could not run `least` workers without it."""
     kept = set(nodes)
     for node in unwanted:
         if node in kept and count(kept - {node}) >= least:

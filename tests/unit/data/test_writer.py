@@ -231,7 +231,7 @@ def test_a_converted_folder_is_one_for_load_images(tmp_path, to):
     for one, other in ((before.train, after.train), (before.test, after.test)):
         ids = np.arange(one.records)
         assert [a.tobytes() for a in one.take(ids)] == [b.tobytes() for b in other.take(ids)]
-    assert "made before" in raytf("convert", str(folder), str(tmp_path / "out"), "--to", to)
+    assert "already converted" in raytf("convert", str(folder), str(tmp_path / "out"), "--to", to)
 
 
 def test_convert_is_killed_and_goes_on_with_the_same_bytes(tmp_path):
