@@ -17,11 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
+from raytf._process import in_thread
 from raytf.errors import StorageError
 from raytf.storage import conditional_writes, local_files, s3, uris
 from raytf.storage.azure import Azure, AzureObjects
@@ -456,20 +457,8 @@ def within(seconds: float, call: Callable[[], T], where: str) -> T:
     Raises:
         StorageError: storage did not answer.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    answer = in_thread(call, "storage-preflight")
+    wait([answer], seconds)
+    if not answer.done():
         raise StorageError(f"{where} did not answer within {seconds:.0f} s. {FIX['unreachable']}", "unreachable")
-    return results[0]
+    return answer.result()

@@ -31,7 +31,7 @@ _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 _EC2_MODEL = "data/ec2/2016-11-15/service-2.json.gz"
 _EC2_TYPES = {"string": "str", "integer": "int", "long": "int", "boolean": "bool", "double": "num", "float": "num"}
-#: Structure -> fields that Ray adds to EC2's, or whose value it turns into what EC2 takes.
+#: EC2 structure -> fields that Ray adds to it, or whose values Ray converts before it calls EC2.
 _RAYS = {"RunInstancesRequest": {"SubnetIds": "any"}, "LaunchTemplateSpecification": {"Version": "any"}}
 
 

@@ -201,7 +201,7 @@ class CheckpointPolicy:
             raise ConfigError(f"--keep-best {goal.metric}: there is no such metric. Expected one of {', '.join(logs)}.")
 
     def better(self, state: TrainingState, rivals: Iterable[Scored]) -> Scored:
-        """Return the metric and its value at a state if that is better than all rivals; None if it is not, or unknown.
+        """Return the metric and its value at a state if this value beats those of all rivals, otherwise None.
 
         Args:
             rivals: metrics and values of the states that are on storage or being saved; those of another metric are

@@ -43,8 +43,8 @@ class CallbackState:
 
 
 class MovingCallbacks(Callbacks):
-    """Callbacks of ranks that meet again; see `Callbacks`. `pack` packs their files, None where they are too large;
-    `known` and `batches` are what the other ranks know of them already."""
+    """Callbacks of ranks that meet again; see `Callbacks`. `pack` packs their files and returns None if these are too
+    large. `known` is the state of the callbacks, and `batches` their batch hooks, as the other ranks know them."""
 
     def __init__(
         self,
