@@ -245,7 +245,7 @@ def test_key_pairs(front, aws, here, tmp_path):
         ({"L-3819A6DF": 0.0}, Severity.ERROR, "is 0 vCPUs, but one g6.xlarge needs 4"),
         ({"L-3819A6DF": 8.0}, Severity.WARNING, "is 8 vCPUs, but the cluster may need 32"),
         ({"L-DB2E81BA": 2.0}, Severity.ERROR, "Running On-Demand G and VT instances"),
-        ({"L-1216C47A": 1.0}, Severity.ERROR, "one m7i.large takes 2"),
+        ({"L-1216C47A": 1.0}, Severity.ERROR, "one m7i.large needs 2"),
     ],
 )
 def test_quotas(front, aws, quotas, severity, said):
