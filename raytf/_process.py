@@ -68,7 +68,8 @@ def load_tensorflow() -> None:
 def uncollected() -> Iterator[None]:
     """Disable the cyclic garbage collector during an import, and keep it away from the imported objects later.
 
-    It would find nothing, but take a fifth of TensorFlow's 3 to 4 seconds, and a third of tracing a step after that.
+    The collector would find nothing, but take a fifth of the 3 to 4 seconds of importing TensorFlow, and a third of the
+    time to trace a step after that.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -126,7 +127,7 @@ class EndingSignal:
 @contextmanager
 def as_interrupts(ending: EndingSignal) -> Iterator[None]:
     """Raise KeyboardInterrupt for SIGTERM and SIGHUP during the `with` block, unless they are handled or ignored
-    already. A second signal ends the process. In other threads than the main thread, this does nothing.
+    already. A second signal ends the process. In threads other than the main thread, this does nothing.
 
     Ray does not propagate any other exception that a signal handler raises.
     """
@@ -155,7 +156,7 @@ def held_back() -> Iterator[None]:
     """Delay SIGINT, SIGTERM and SIGHUP until the end of the `with` block; a second signal ends the process.
 
     An exception that a handler raises aborts the process if it passes through native code that calls Python, as Ray's
-    start does. In other threads than the main thread, this does nothing.
+    start does. In threads other than the main thread, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -177,7 +178,7 @@ def held_back() -> Iterator[None]:
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a live local process started (ticks since boot), or None. Its pid alone may be reused."""
+    """Return when a live local process started (ticks since boot), or None. With the pid, it identifies the process."""
     try:
         with open(f"/proc/{int(pid)}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -187,6 +188,6 @@ def process_start(pid: int) -> str | None:
 
 
 def process_age() -> float:
-    """Return this process's age in seconds, regardless of changes of the machine's clock."""
+    """Return this process's age in seconds, regardless of changes to the machine's clock."""
     ticks = int(process_start(os.getpid()) or 0)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

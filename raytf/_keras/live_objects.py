@@ -41,7 +41,7 @@ def registered() -> dict[str, Any]:
 
 
 def register(known: dict[str, Any]) -> None:
-    """Register what `registered` returned in another process."""
+    """Register the classes and functions that `registered` returned in another process."""
     if not known:
         return
     import keras

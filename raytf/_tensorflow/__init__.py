@@ -79,7 +79,7 @@ def kernels(kind: str) -> list[Any]:
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """Return the graph of a function that operations of `graph` call by its name."""
+    """Return the graph of the function that operations of `graph` call by this name."""
     from tensorflow.python.framework import function_def_to_graph
 
     function = graph._get_function(name)
@@ -199,8 +199,8 @@ def writer_folder(writer: Any) -> tuple[str | None, str]:
 
 
 def default_writer() -> tuple[Any, Any]:
-    """Return this thread's default summary writer and default step.
-    The writer is None if the program has set none, or if its folder was not recorded."""
+    """Return this thread's default summary writer and default step. The writer is None if the program has set none, or
+    if the writer's folder was not recorded."""
     module = sys.modules.get(_SUMMARIES)
     if module is None:
         return None, None

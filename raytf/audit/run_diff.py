@@ -28,7 +28,7 @@ _ANSWERS = ("validation data", "test data", "model compiled metrics")
 #: Keys of the identity whose values are hashes; the architecture file describes the same in words.
 _HASHES = ("model architecture", "model structure")
 _ARCHITECTURE = "architecture.json"
-#: The text of `raytf.training.run_identity.contents` for arrays. Runs do not record the blocks of other data.
+#: Matches the result of `raytf.training.run_identity.contents` for arrays. Runs do not record the blocks of other data.
 _ARRAYS = re.compile(r"\d+ records, CRC-32 ")
 _SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed")
 

@@ -26,13 +26,13 @@ from raytf.storage.storage import Storage
 
 #: The folder with the files from which callbacks continue.
 _OF_CALLBACKS = "files"
-#: Prefixes of a checkpoint's tensors that steps compute; the others belong to callbacks.
+#: Prefixes of the tensors that a replay compares. It ignores, for example, the tensors of callbacks and metrics.
 _COMPUTED = ("model/", "optimizer/", "reduction/")
 #: Environment variable in which `raytf replay` passes its plan to `fit`; the program need not know about it.
 VARIABLE = "RAYTF_REPLAY"
 #: Name of the run that recomputes steps.
 RUN = "replay"
-#: Settings that a replay turns off: they only write elsewhere, or end a run early.
+#: Settings that a replay turns off, because they do not affect the values of its steps.
 _WITHOUT: dict[str, Any] = {
     "track": None,
     "keep_best": None,
@@ -43,10 +43,10 @@ _WITHOUT: dict[str, Any] = {
 
 
 def words_of(run: Storage, program: str, usage: str) -> list[str]:
-    """Return the words of the command that trains a run, which the user passes.
+    """Return the words of the user's training command, with `python` replaced by this interpreter.
 
     Args:
-        run: its folder, whose recorded command is shown but never run.
+        run: the folder of the run, whose recorded command is shown but never run.
         program: the command, as one text for a shell.
         usage: the user's own command up to `--`.
     """
@@ -119,7 +119,10 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
 
 
 def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
-    """Return how a checkpoint (default: any of the step) differs from the one in `again`; empty if equal or missing."""
+    """Return how a checkpoint of `run` (default: any of the step) differs from the one of the same step in `again`.
+
+    Empty if both are equal, or `run` has no such checkpoint.
+    """
     name = name or _at(run, step)
     if name is None:
         return ""
@@ -132,7 +135,7 @@ def not_computed(run: Storage, again: Storage, step: int, name: str | None = Non
         return f"checkpoint {name} cannot be compared: {error}"
     names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
     wrong = [key for key in names if _bits(ours.get(key)) != _bits(theirs.get(key))]
-    return f"checkpoint {name} differs from its recomputed steps: {', '.join(wrong[:5])}" if wrong else ""
+    return f"checkpoint {name} differs from the recomputed one in {', '.join(wrong[:5])}" if wrong else ""
 
 
 def _at(run: Storage, step: int) -> str | None:
@@ -161,8 +164,8 @@ class ReplayPlan:
         run: URI of the run's folder.
         step: the last step.
         workers: number of workers.
-        folder: contains the replay, as `RUN`.
-        dump: folder for the values of the step; empty for none.
+        folder: the storage of the replay, which is the run `RUN` there.
+        dump: the folder to write the values of the step to; empty to write none.
     """
 
     run: str
@@ -204,11 +207,11 @@ def _plan(environment: Mapping[str, str]) -> ReplayPlan | None:
 
 
 def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise if a program that recomputes steps is about to train another run than the requested one."""
+    """Raise if a program that recomputes steps is about to train an unfinished run other than the requested one."""
     if is_requested(environment) and not run.exists(run_log.RESULT):
         raise ConfigError(
-            f"the program trains {run.locate('')}, which has not finished, before the run whose steps are to be "
-            "recomputed. Pass a command after `--` that trains that run, with the same --storage and --run."
+            f"the program trains {run.locate('')}, which has not finished, before the run to recompute. Pass "
+            "a command after `--` that trains only the run to recompute, with its --storage and --run."
         )
 
 
@@ -238,13 +241,13 @@ class StepComparison:
     """The result of a comparison.
 
     Attributes:
-        same: number of steps with equal digests, up to the first step that differs.
-        unknown: number of steps without digests on both sides that can be compared.
+        same: number of steps with equal digests before the first step that differs.
+        unknown: number of steps whose digests are missing on one side, or cannot be compared.
         differs: the first step that differs; None if all are equal.
         difference: the difference at that step.
         why: why digests cannot be compared, for people; empty if all could be compared.
         losses: how many of the unknown steps have a loss on both sides.
-        farthest: the step among these whose losses differ most, with both losses; None if all are equal.
+        farthest: the step among the unknown steps whose losses differ most, with both losses; None if all are equal.
     """
 
     same: int
@@ -269,7 +272,7 @@ def read_noted(run: Storage) -> NotedSteps:
 
 
 def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepComparison:
-    """Compare recorded and recomputed digests up to the first difference; where there are none, compare losses."""
+    """Compare recorded and recomputed digests up to the first difference. Compare the losses of steps without them."""
     same, unknown, why = 0, list[int](), ""
     differs, difference = None, None
     for step in steps:
@@ -309,7 +312,7 @@ def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
         return "an older raytf computed the digests of one of the two in another way"
     if noted.kind != again.kind:
         run, here = ("on GPUs", "on CPUs") if noted.kind == DigestKind.DEVICE else ("on CPUs", "on GPUs")
-        return f"the run computed {run} and this machine computes {here}, whose last bits differ"
+        return f"the run computed {run} and this machine computes {here}, so the last bits differ"
     if noted.shards != again.shards:
         return f"the run has {noted.shards} logical shards, but the program requests {again.shards}"
     added, gone = set(again.tensors) - set(noted.tensors), set(noted.tensors) - set(again.tensors)

@@ -30,11 +30,11 @@ from raytf.checkpoint.slot_ledger import Generation, HeldShare, SlotAnswer, Slot
 from raytf.errors import CheckpointError
 
 _NAMESPACE = "raytf"
-#: How long keepers wait for another driver of their run, and how often they check whether there is one.
+#: Seconds that a keeper waits for a new driver after its run's driver has died, and seconds between two checks.
 ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 #: Bytes of the node's memory that snapshots leave to other processes.
 _LEAVE_BYTES = 1 << 30
-#: Seconds to wait for a keeper's answer, and more seconds if it is late but its node's raylet answers.
+#: Seconds to wait for a keeper's answer, and additional seconds if it is late but its node's raylet answers.
 SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
 _READ_SECONDS = 600.0
 
@@ -56,7 +56,7 @@ class Keeper:
         """Return memory for two snapshots of one rank's share of the state: see `SlotLedger`.
 
         Args:
-            request: a request that is repeated, because its answer was late, gets the same memory.
+            request: the request. If it is repeated because its answer was late, it gets the same memory.
             monitor: an actor that lives as long as the run's driver.
         """
         with self._lock:
@@ -72,7 +72,8 @@ class Keeper:
             return replace(answer, paths=tuple(map(self._path, answer.slots)))
 
     def tidy(self, attempt: str) -> bool:
-        """Drop snapshots of earlier attempts once this one has a whole one. Return whether none are left to drop."""
+        """Drop the snapshots of earlier attempts that are no longer needed. Return whether `attempt` has none left to
+        drop."""
         with self._lock:
             self._close(self._ledger.tidy(self._held()))
             return self._ledger.is_tidy(attempt)
@@ -82,7 +83,7 @@ class Keeper:
             return list(self._held().values())
 
     def newest(self, attempt: str) -> int | None:
-        """Return the newest step that is held whole for an attempt. The call also shows that the run continues."""
+        """Return the newest step whose whole state is held for an attempt. A call shows that the run continues."""
         with self._lock:
             if self._ledger.is_current(attempt):
                 self._seen_at = time.monotonic()
@@ -138,7 +139,7 @@ def _mapped(fd: int) -> Any:
 
 
 def keeper(run_uri: str) -> Any:
-    """Return the handle of this node's keeper for a run, which is started if there is none, without waiting."""
+    """Return the handle of this node's keeper for a run. If there is none, start it without waiting for it."""
     node = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(Keeper)
@@ -150,7 +151,7 @@ def keeper(run_uri: str) -> Any:
             num_cpus=0,
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            # With the environment of the requesting worker, it would use up that worker's warm process.
+            # With the environment of the requesting worker, the keeper would use up that worker's warm process.
             runtime_env={"env_vars": {worker_process.HOOK: ""}},
         )
         .remote()

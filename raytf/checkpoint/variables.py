@@ -28,7 +28,8 @@ def variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
-    """Return an uncompiled model's variables, without metrics; with an optimizer, also its variables and `own_of`'s."""
+    """Return name -> variable for a model that is not compiled, without metrics. With an optimizer, also return the
+    optimizer's variables and the variables that `own_of` returns."""
     if optimizer is None:
         return _named(model, [], [], [])
     return _named(model, optimizer.variables, own_of(model), [])
@@ -36,7 +37,8 @@ def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = N
 
 @contextlib.contextmanager
 def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]:
-    """Yield the TensorFlow variables inside Keras's, and restore their values at exit; memory holds both until then."""
+    """Yield the TensorFlow variables inside Keras variables, and restore their values at exit. Until then, memory holds
+    a copy of the values."""
     inner = [variable.value for variable in changing]
     before = [tf.identity(each) for each in inner]
     try:
@@ -51,7 +53,7 @@ _OWN = "_raytf_own"
 
 
 def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
-    """Add variables to a model's state that are neither weights nor of its optimizer or named metrics."""
+    """Add variables to a model's state that belong neither to its weights nor to its optimizer or named metrics."""
     vars(model)[_OWN] = list(own)
 
 
@@ -139,8 +141,8 @@ class Variables:
     """The values of variables.
 
     On a CPU, the values are the variables' own buffers. On another device, they stay there until they are fetched, one
-    by one. If the device has memory for a second copy, training continues during the fetch, because TensorFlow writes
-    the update of a variable whose values are held to new memory (copy on write). Otherwise the next step has to wait.
+    by one. If the device has memory for a second copy, training continues during the fetch: while the old values of a
+    variable are held, TensorFlow writes an update to new memory (copy on write). Otherwise the next step has to wait.
 
     Args:
         named: variables.
@@ -237,7 +239,7 @@ class Copies:
         return targets
 
     def give_back(self, tensors: dict[str, np.ndarray]) -> None:
-        """Reuse copies that the caller no longer needs for the next `take`; incomplete sets are ignored."""
+        """Take back copies that the caller no longer needs. The next `take` reuses them if the set is complete."""
         if all(name in tensors for name in self._names):
             self._spare = {name: tensors[name] for name in self._names}
 

@@ -112,11 +112,11 @@ class JobServer:
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
-        """Stop a job with SIGTERM, and SIGKILL some seconds later."""
+        """Stop a job with SIGTERM, and with SIGKILL some seconds later."""
         self._ask(lambda: self._client.stop_job(name))
 
     def follow(self, name: str, show: Callable[[str], None]) -> Follower:
-        """Start to show a job's log in a thread."""
+        """Start a thread that shows a job's log."""
         return Follower(lambda: self._client.tail_job_logs(name), show)
 
     def _details(self, name: str) -> JobSighting:
@@ -183,13 +183,13 @@ class Follower:
         self.renew()
 
     def renew(self) -> None:
-        """Reconnect, since the connection may lead to a machine that no longer exists."""
+        """Reconnect, because the connection may lead to a machine that no longer exists."""
         with self._lock:
             self._round += 1
         threading.Thread(target=self._run, args=(self._round,), daemon=True, name="raytf-log").start()
 
     def finish(self, log: str) -> None:
-        """Show the rest of the whole log, and stop."""
+        """Show the part of the whole log that was not shown yet, and stop."""
         with self._lock:
             self._round += 1
             self._put(log[self._shown :])

@@ -55,7 +55,7 @@ def filled_run(text: str) -> Storage:
     if not within(PREFLIGHT_SECONDS, run.list, run.locate("")):
         raise ConfigError(
             f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
-            "lists them."
+            "lists all runs."
         )
     return run
 

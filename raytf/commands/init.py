@@ -87,7 +87,7 @@ def main(flags: Init) -> None:
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
     if wheel is not None:
-        say(f"{wheel} contains the installed raytf, because this version is not released")
+        say(f"{wheel} contains this raytf, which is not released")
     say(f"next: cd {flags.folder} && python job.py")
     if flags.cluster is not None:
         say("      fill in what the first lines of cluster.yaml name, then: raytf check cluster.yaml")

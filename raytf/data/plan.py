@@ -11,7 +11,7 @@ import numpy as np
 
 
 def assign(shards: int, world_size: int) -> list[range]:
-    """Return contiguous ranges of logical shards, one for each rank; the largest has ceil(V/W) shards."""
+    """Return contiguous ranges of the V logical shards, one for each of W ranks; the largest has ceil(V/W) shards."""
     bounds = [shards * r // world_size for r in range(world_size + 1)]
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
@@ -67,7 +67,7 @@ class StepPlan:
 
     @property
     def full_steps(self) -> int:
-        """Steps of an epoch in which every shard is full."""
+        """The number of steps of an epoch in which every shard is full."""
         return self.records // self.global_batch_size
 
     @cached_property
@@ -118,8 +118,8 @@ class StepPlan:
     def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
         """Return the end (exclusive) of a call that starts at `step`.
 
-        A call has up to `limit` full steps of one epoch, or a single step that is not full. It ends at multiples of
-        `boundary` (the checkpoint cadence) and at `total`.
+        A call has up to `limit` full steps of one epoch, or a single step that is not full. It does not continue past a
+        multiple of `boundary` (the checkpoint cadence), nor past `total`.
         """
         epoch, inside = self.locate(step)
         start = self.epoch_start(epoch)
@@ -134,7 +134,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class BatchPlan(StepPlan):
-    """The division of epochs into ready-made batches, one for each step, which the shards divide.
+    """The division of epochs into ready-made batches, one for each step. The shards divide the records of a batch.
 
     Attributes:
         records: records in a pass over the data; if unknown before reading, the number if all batches were full.
@@ -201,5 +201,5 @@ class BatchPlan(StepPlan):
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The boundaries [steps + 1] of the batches, whose sizes are known, among the epoch's records."""
+        """The boundaries [steps + 1] of the batches among the epoch's records. Requires known `rows`."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(self.rows, np.int64))])

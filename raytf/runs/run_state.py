@@ -13,7 +13,7 @@ from raytf.errors import ConfigError
 from raytf.runs.events import INTERRUPTED
 from raytf.runs.ledger import Event
 
-#: Kinds of events that show what the workers do; the last one decides between RUNNING and WAITING.
+#: Kinds of events that show what the workers do. The newest such event decides between RUNNING and WAITING.
 _DOING = ("waiting", "group", "attempt", "phase", "progress")
 _GONE = "the driver disappeared without recording its end"
 
@@ -39,10 +39,10 @@ class Run:
         step: completed global steps; None if unknown, and for a search.
         checkpoints: number of complete checkpoints, which are the folders with a manifest.
         metric, best, epoch, last: the metric that judges the run, its best value so far, the epoch with that value
-            (from 0), and the last epoch's value; None before the first epoch ends.
+            (from 0), and the last epoch's value; None if no epoch has ended, or no metric can judge the run.
         bytes: total size of its files.
         modified: Unix time of the last change to one of its files, by the storage's clock.
-        problems: problems with its files, a line each. Only `raytf verify` reads every file.
+        problems: problems with its files, one line each. Only `raytf verify` reads every file.
         why: why it failed, was stopped or was killed; otherwise empty.
         total: planned global steps; None if unknown.
         saved: step of the newest checkpoint; None if there is none.
@@ -130,14 +130,14 @@ def of(
 
 def main_goal(epochs: Sequence[dict[str, Any]]) -> MetricObjective | None:
     """Return the metric to judge a run by. Its name must show whether high or low values are good. Metrics of the
-    validation come first, and the loss only if there is no other.
+    validation come before metrics of the training, and losses come last in both groups.
 
     Args:
         epochs: the logs of the epochs.
     """
     goals = []
     for name in dict.fromkeys(name for entry in epochs for name, value in entry.items() if isinstance(value, float)):
-        with contextlib.suppress(ConfigError):  # its name does not show which values are good, such as a learning rate
+        with contextlib.suppress(ConfigError):  # the name, such as learning_rate, does not show which values are good
             goals.append(MetricObjective.of(name))
     ranked = sorted(goals, key=lambda g: (not g.metric.startswith("val_"), g.metric.endswith("loss")))
     return ranked[0] if ranked else None

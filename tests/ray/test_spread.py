@@ -67,7 +67,7 @@ def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: si
     [
         (("--fault", "raises"), EXIT_FAILED, "error: part 3 raised ZeroDivisionError: no darts (/"),
         (("--fault", "refuses"), EXIT_REFUSED, "error: there are no darts"),
-        (("--fault", "exits"), EXIT_REFUSED, "error: part 3 has ended 5 workers, one after another; the last one: "),
+        (("--fault", "exits"), EXIT_REFUSED, "error: 5 workers died while they computed part 3; the last one: "),
         (("--fault", "unpicklable"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers: "),
         (("--fault", "unpicklable-part"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers"),
         (("--workers", "0"), EXIT_REFUSED, "error: --workers 0: expected a number"),

@@ -106,7 +106,7 @@ def stateful() -> keras.Model:
 
 def test_a_stateful_rnn_is_refused():
     x, y = np.zeros((64, 4, 2), np.float32), np.zeros((64, 1), np.float32)
-    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN .*Leave out stateful=True"):
+    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN .*Remove stateful=True"):
         build(stateful, (x[:2], y[:2], None), [ArraySource(x, y)], ComputeSection(), 0)
 
 

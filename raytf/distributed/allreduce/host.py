@@ -49,7 +49,7 @@ from raytf.distributed.sockets import Callers, close_in_children
 
 #: Bytes of each process's part of the memory. Longer vectors are added in pieces, which fit in the CPU caches.
 CHUNK_BYTES = 1 << 22
-#: From this many bytes on, more than two processes add one part each. For fewer bytes, one wait less is faster.
+#: From this many bytes on, more than two processes add one part each. For fewer bytes, it is faster to save one wait.
 _PARTS_BYTES = 1 << 16
 #: Seconds for all processes to connect, on a loaded machine.
 _MEET_SECONDS = 60.0
@@ -73,7 +73,7 @@ def host_identity() -> str | None:
 
 
 class HostSum:
-    """This process's part in sums over the processes of its host. Each must make the same calls in the same order.
+    """This process's part in sums over the processes of its host. All must make the same calls in the same order.
 
     Args:
         name: name of the meeting point, 60 random bits that all processes know.
@@ -148,7 +148,7 @@ class HostSum:
         self._peers = []
 
     def _add(self, mine: Parts, total: Parts, size: int) -> None:
-        # Slots are used in turn: after the last meeting, all processes have read the slot that is written next.
+        # Two sets of slots are used in turn: at the last meeting, all processes had read the set that is written next.
         dtype = mine[0].dtype
         slots = self._next_slots(dtype, size)
         copy_in(mine, slots[self.number])
@@ -281,7 +281,7 @@ class HostSum:
             if received == mark:
                 return
             if received:
-                raise OrderError(f"{process} adds different numbers than this process, which is a bug")
+                raise OrderError(f"{process} does not add as many values as this process, which is a bug")
             raise PeerLostError("Collective: a worker of this host is gone")
 
 
@@ -320,7 +320,7 @@ class _Process:
 
 
 def _status_of(number: int) -> tuple[str, str]:
-    """Return a process's state and start time, which identifies it if its pid is reused. Empty if not visible."""
+    """Return a process's state and start time; with its pid, the start time identifies it. Empty if not visible."""
     try:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
         return fields[0], fields[19]

@@ -229,7 +229,7 @@ class NetworkSum:
         sequence, count, kind, _ = _HEAD.unpack(self._theirs[n][: _HEAD.size].tobytes())
         if (sequence, count, kind) != (self._sequence, length, dtype.num):
             raise OrderError(
-                f"{self._names[n]} adds different numbers than this process ({count} bytes of type {kind} as sum "
+                f"{self._names[n]} is at a different sum than this process ({count} bytes of type {kind} as sum "
                 f"{sequence} instead of {length} of type {dtype.num} as {self._sequence}), which is a bug"
             )
 

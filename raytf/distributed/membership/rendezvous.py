@@ -27,7 +27,7 @@ _BACKLOG = 4096
 
 #: Listening sockets that no meeting has used yet, by HOST:PORT.
 _listening: dict[str, socket.socket] = {}
-#: The purpose of a connection.
+#: The purposes of connections.
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
@@ -137,8 +137,8 @@ def mine() -> Meeting:
 
 # A rank calls all lower ranks in order, then answers all higher ranks, and then waits for the answers to its calls.
 # `MeetingPoint` takes events and returns the next action, or raises an error that ends the meeting. It uses neither
-# sockets nor clocks: the time is passed with each event. `_Links` carries out the actions, and `tests.stress.simulate`
-# tests them in a simulated world.
+# sockets nor clocks: the time is passed with each event. `_Links` carries out the actions. `tests.stress.simulate` runs
+# `MeetingPoint` in a simulated world.
 
 
 class UnreachedError(ConnectionError):
@@ -189,8 +189,8 @@ class MeetingPoint:
         del self._uncalled[0]
 
     def not_reached(self, error: OSError, now: float, is_over: bool) -> None:
-        """Record that the connection `to_call` failed. Unless this raises an error as `poll` does, the caller retries,
-        because a host that refuses may not listen yet."""
+        """Record that the connection `to_call` failed, or raise an error as `poll` does. Without an error, the caller
+        retries, because a host that refuses connections may not listen yet."""
         self._check_over(is_over)
         if now >= self._deadline or not isinstance(error, ConnectionRefusedError):
             self._give_up({self._uncalled[0][0]}, f"cannot be reached: {error}")
@@ -216,7 +216,7 @@ class MeetingPoint:
             raise ConnectionError(f"{self._names({rank})} is not of this group")
 
     def lose(self, rank: int, text: str) -> NoReturn:
-        """Raise a ConnectionError because the connection to a rank, which counts as reached, has ended."""
+        """Raise a ConnectionError because the connection to a rank has ended. The rank counts as reached."""
         raise ConnectionError(f"{self._names({rank})} {text}")
 
     def poll(self, now: float, is_over: bool) -> None:
@@ -364,7 +364,7 @@ class _Links:
                 time.sleep(0.01)
 
     def _connected(self, rank: int) -> socket.socket:
-        """Return a connection to a rank. Poll for the generation's end, as a host that is cut off never answers."""
+        """Return a connection to a rank. Poll meanwhile, because a host that is cut off never answers."""
         host, port = parsed(self._meeting.addresses[rank])
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         peer = socket.socket(family, kind, protocol)

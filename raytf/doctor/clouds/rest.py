@@ -1,4 +1,4 @@
-"""REST clients of Google Cloud and Azure: they use Ray's credentials, and try each request once, within seconds.
+"""REST clients of Google Cloud and Azure. They send each request once, and wait for its answer for a few seconds.
 
 Neither cloud's library is needed, only a token from `gcloud`, from application credentials, or from `az`.
 """
@@ -20,7 +20,7 @@ from raytf.doctor.document import Document
 from raytf.doctor.local_environment import tool_output
 
 _SECONDS = 8.0
-#: The most pages of a list.
+#: The maximum number of pages to read of a list.
 _PAGES = 20
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 #: API -> its URL, unless gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... set another.
@@ -38,7 +38,7 @@ class RestError(Exception):
     """An error that an API returned, or the lack of an answer.
 
     Attributes:
-        status: the HTTP status, or 0 if there was no answer.
+        status: the HTTP status, or 0 if there was no complete answer.
         reason: the API's own name of the error, such as PERMISSION_DENIED or AuthorizationFailed.
     """
 
@@ -57,7 +57,7 @@ class RestError(Exception):
 
 @dataclass(frozen=True)
 class _Bearer(AuthBase):
-    """A token for `requests`. It is not passed as a header, which a `.netrc` entry for the host would replace."""
+    """Adds a token to a request. A plain header would be replaced if a `.netrc` has an entry for the host."""
 
     token: str
 
@@ -89,7 +89,7 @@ class RestClient:
         return self._ask(path, query, None)
 
     def find(self, path: str, **query: str) -> Any:
-        """Return the JSON at a path, or None for a 404. Raises like `get` otherwise."""
+        """Return the JSON at a path, or None for a 404. Raise the same errors as `get` otherwise."""
         try:
             return self.get(path, **query)
         except RestError as problem:
@@ -170,7 +170,7 @@ class GoogleAccount:
     """A project of Google Cloud.
 
     Attributes:
-        source: where the token is from.
+        source: where the token comes from.
         environ: the environment, which may override endpoints.
         payer: the project whose API quota is used; empty for the token's own.
     """
@@ -248,7 +248,7 @@ def _application_token(file: Path) -> tuple[str, str] | None:
         import google.auth
         import google.auth.transport.requests as transport
     except ImportError:
-        return None  # gcloud may have one
+        return None  # gcloud may have a token
     try:
         credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=[_SCOPE])
         credentials.refresh(transport.Request())

@@ -1,4 +1,4 @@
-"""Decide from heartbeats, evidence and time which rank makes no progress. Uses neither Ray nor TensorFlow.
+"""Decides from heartbeats, evidence and time which rank makes no progress. Uses neither Ray nor TensorFlow.
 
 Every rank sends a heartbeat with its activity once a second. A rank whose heartbeats stop is examined from outside
 before it is blamed. A rank that sends heartbeats is blamed if its own work takes too long. A rank that only waits for
@@ -120,8 +120,8 @@ class HangDetector:
     A rank that waits for data, computes or waits in a collective may take as long as `seconds`, 20 usual steps or three
     usual calls, whichever is longest. Activities without a usual length (compiling, callbacks, validation, saving,
     restoring) may take ten or twenty times `seconds` without progress. Each validation batch, for example, is progress.
-    A step at which the run has hung before gets twice the time, so that a run gets past a source that really is that
-    slow.
+    Each hang at the same step doubles the time for the steps up to it, so that a run gets past a source that really is
+    that slow.
 
     Args:
         seconds: time within which to find a hang; 0 to never find one.
@@ -240,7 +240,7 @@ class HangDetector:
 def blamed_for_loss(
     sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
 ) -> list[HeartbeatState]:
-    """Return the ranks to examine after others have lost a peer: those not in `answered` (error or death known) that
-    have been silent for more than `seconds`."""
+    """Return the heartbeats of the ranks to examine after others have lost a peer: the ranks that have been silent for
+    more than `seconds`, without the ranks in `answered`, whose error or death is known."""
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.beat.rank not in answered and s.age > seconds]

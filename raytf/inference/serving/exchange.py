@@ -2,7 +2,7 @@
 
 Ray Serve forwards messages as fast as they arrive and queues them in memory, so the receiver must set the pace. The
 replica sends a `+` for each piece of the body that it can take, then a line of JSON (status and length of the answer),
-then the answer in pieces. For each piece, the proxy adds a byte to the body of its request.
+then the answer in pieces. For each piece of the answer that it receives, the proxy adds a byte to its request's body.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class LaterFile:
         return [os.fstat(self._file.fileno()).st_size, False]
 
     def cut(self, position: list[Any]) -> None:
-        """Truncate the file to a position and continue there, since later output is written again."""
+        """Truncate the file to a position and continue there, because later output is written again."""
         size, is_closed = position
         if self._file is None:
             path = _opened_at(self._place)
@@ -183,7 +183,7 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
         if folder is None:
             raise TypeError(
                 "cannot pickle this summary writer, because its folder is known only in a program that `raytf run` "
-                "runs. Create it in the callback's on_train_begin"
+                "runs. Create the writer in the callback's on_train_begin"
             )
         sent.append(value)
         return _later_writer, (place_of(folder), suffix)

@@ -158,7 +158,7 @@ def test_a_state_with_nan_is_not_saved(run):
     ranks = Ranks(run, world_size=1)
     ranks.commits[0].begin(DurableSave(1, {"w": np.array([1, np.nan])}, finite=["w"]))
     assert ranks.finish() is Event.FAILED
-    assert "w holds NaN" in ranks.said[0]
+    assert "w has NaN" in ranks.said[0]
 
 
 def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):

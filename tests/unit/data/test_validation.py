@@ -189,7 +189,7 @@ def test_converted_parts_whose_classes_differ_are_named(tmp_path, to):
         write(Storage(str(tmp_path / "c" / split)), source, FileLayout(to, 9, 3), "me")
     train, test = check(str(tmp_path / "c"))
     assert (train.problems, [place for place, _ in test.problems]) == ([], [str(tmp_path / "c" / "test")])
-    assert test.problems[0][1].startswith("label 0 is 'cat' here, and is 'bird' in")
+    assert test.problems[0][1].startswith("label 0 is 'cat' here, but is 'bird' in")
 
 
 def test_other_formats_tell_what_is_wrong(tmp_path):
